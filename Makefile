@@ -1,0 +1,50 @@
+# Everything starts here: `make run` needs only Python 3.11 or 3.12 and does its own set-up. `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+# More overrides or options: make run ARGS="runner.max_steps=2", make test ARGS="-k channel"
+ARGS ?=
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.PHONY: help setup run test test-slow test-all lint format bench check-wheel build clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo '  ARGS="..." adds overrides or options; PYTHON=/path/to/python3.11 chooses the interpreter.'
+
+setup: ## Make .venv with pinned dependencies; quick when nothing changed
+	@bash scripts/setup.sh
+
+run: setup ## Set up, then train on LIBERO's ten long-horizon tasks
+	$(BIN)/python train.py task=embodied env=libero_10 $(ARGS)
+
+test: setup ## Set up, then run the tests, without the slow ones
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup ## The slow tests only
+	$(TEST_ENV) $(BIN)/python -m pytest -m slow $(ARGS)
+
+test-all: setup ## All tests
+	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff (lint and format) and pyright
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: setup ## Let ruff sort imports and format
+	$(BIN)/ruff check --select I --fix
+	$(BIN)/ruff format
+
+bench: setup ## Run the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+check-wheel: setup ## Prove the wheel: build it, install it elsewhere, run it
+	@bash scripts/check_wheel.sh
+
+build: setup ## Build wheel and sdist into dist/
+	$(BIN)/python -m build --no-isolation
+
+clean: ## Remove .venv, caches and build products; results/, runs/ and videos/ stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Hydra's YAML files: the one place where defaults live."""

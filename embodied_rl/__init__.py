@@ -1,0 +1,16 @@
+"""Reinforcement learning for vision-language-action policies in real simulators.
+
+::
+
+                     observations                    finished trajectories
+      env worker ───────────────► rollout worker      ┌───────────────► actor (FSDP2)
+      (simulators) ◄───────────── (policy, no grad)   │                    │ update
+           │          action chunks       ▲           │                    │
+           └──────────────────────────────┼───────────┘                    │
+                                          └──────── weights, versioned ◄───┘
+
+Start reading at ``launch.py`` (who talks to whom), then ``runners/embodied.py`` (the training loop) and
+``contracts.py`` (every message on the arrows above).
+"""
+
+__version__ = "0.1.0"

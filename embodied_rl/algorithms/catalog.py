@@ -1,0 +1,59 @@
+"""Advantage estimators and policy losses by name. Imports no torch: the config's checks use it.
+
+A new algorithm is one function and one line here. ``options`` are the hyperparameters that the function reads, by their
+names under ``algorithm.``: the caller hands over those and no others, and the config's checks refuse the rest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One algorithm: where it is and what it asks for."""
+
+    function: str
+    """``module:function``, imported at the first :meth:`load`."""
+    options: tuple[str, ...]
+    """Names of its keyword hyperparameters."""
+    needs_values: bool = False
+    """It needs a policy with a value head."""
+    needs_groups: bool = False
+    """It compares the envs of a group with each other, so groups must have two members or more."""
+
+    def load(self) -> Callable[..., Any]:
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+ADVANTAGES: Mapping[str, Entry] = {
+    "gae": Entry(function="embodied_rl.algorithms.advantages:gae", options=("gamma", "gae_lambda"), needs_values=True),
+    "grpo": Entry(function="embodied_rl.algorithms.advantages:grpo", options=("norm_std",), needs_groups=True),
+}
+"""``algorithm.adv_type``; each is a function ``(AdvantageInputs, *, <options>) -> AdvantageEstimate``."""
+
+POLICY_LOSSES: Mapping[str, Entry] = {
+    "ppo": Entry(
+        function="embodied_rl.algorithms.losses:ppo_policy_loss",
+        options=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
+    ),
+}
+"""``algorithm.loss_type``; each is a function (logprobs, old_logprobs, advantages, mask, <options>) -> unit losses."""
+
+
+def lookup(table: Mapping[str, Entry], key: str, name: str) -> Entry:
+    """The entry called ``name``; ``key`` is the config key that names it, for the message.
+
+    Raises:
+        ValueError: no such entry; the message suggests the nearest.
+    """
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"algorithm.{key}: got {name!r}, expected one of {', '.join(sorted(table))}{hint}")

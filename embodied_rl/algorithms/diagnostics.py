@@ -1,0 +1,74 @@
+"""Numbers about an update that combine exactly over micro-batches and ranks.
+
+A mean is kept as (sum, count) and a maximum as itself, so adding up parts gives what the whole would have given.
+Nothing is read from the device until :meth:`Diagnostics.result`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+class Diagnostics:
+    """Named means and maxima."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, Tensor] = {}
+        """Name -> [2] float64: sum, count."""
+        self._maxima: dict[str, Tensor] = {}
+        """Name -> [] float64."""
+
+    @torch.no_grad()
+    def add_mean(self, name: str, units: Tensor, mask: Tensor) -> None:
+        """Add the units where ``mask`` (same shape, bool) is true to the mean called ``name``."""
+        total = units.double().masked_fill(~mask, 0.0).sum()
+        self._add(name, torch.stack((total, mask.sum().double())))
+
+    @torch.no_grad()
+    def add_max(self, name: str, units: Tensor, mask: Tensor) -> None:
+        """Let the units where ``mask`` is true compete for the maximum called ``name``."""
+        # An empty micro-batch has no maximum; torch would raise.
+        largest = units.double().masked_fill(~mask, -torch.inf).flatten()
+        self._compete(name, torch.cat((largest, largest.new_full((1,), -torch.inf))).max())
+
+    def merge(self, other: Diagnostics) -> None:
+        """Add another part's numbers, for instance the next micro-batch's."""
+        for name, pair in other._means.items():
+            self._add(name, pair)
+        for name, value in other._maxima.items():
+            self._compete(name, value)
+
+    def reduce(self, reduce_sum: Reduce, reduce_max: Reduce) -> None:
+        """Combine over ranks with two collectives; every rank must hold the same names.
+
+        Args:
+            reduce_sum: sums a float64 tensor over ranks.
+            reduce_max: takes the elementwise maximum over ranks.
+        """
+        for table, combine in ((self._means, reduce_sum), (self._maxima, reduce_max)):
+            names = sorted(table)
+            if names:
+                table.update(zip(names, combine(torch.stack([table[name] for name in names])), strict=True))
+
+    def result(self) -> dict[str, float]:
+        """Name -> number. A name without a single unit is left out: it has no value."""
+        numbers: dict[str, float] = {}
+        for name, pair in self._means.items():
+            total, count = pair.tolist()
+            if count:
+                numbers[name] = total / count
+        for name, value in self._maxima.items():
+            if (largest := value.item()) != -torch.inf:
+                numbers[name] = largest
+        return numbers
+
+    def _add(self, name: str, pair: Tensor) -> None:
+        self._means[name] = self._means[name] + pair if name in self._means else pair
+
+    def _compete(self, name: str, value: Tensor) -> None:
+        self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value

@@ -1,0 +1,82 @@
+"""What every channel does, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Protocol
+
+
+class ChannelClosed(RuntimeError):
+    """Somebody closed the channel; nothing goes in or out any more, messages still waiting are given up."""
+
+    def __init__(self, name: str, error: str | None) -> None:
+        super().__init__(f"channel {name!r} was closed" + (f" because of an error:\n{error}" if error else ""))
+        self.name, self.error = name, error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception's default is to call the class with the message only.
+        return ChannelClosed, (self.name, self.error)
+
+
+class ChannelTimeout(TimeoutError):
+    """A put found no room, or a get no message, within its timeout."""
+
+
+class Channel(Protocol):
+    """Bounded FIFO lanes of messages, one lane a key.
+
+    A message is any nesting of dataclasses, dicts, lists, tuples, torch tensors on the CPU, numpy arrays and picklable
+    values. What is received is a copy of what the message was when it was put, and belongs to the receiver.
+    """
+
+    name: str
+
+    async def put(self, item: Any, *, key: Hashable = 0, timeout: float | None = None) -> None:
+        """Append ``item`` to the key's lane, waiting while the lane is full.
+
+        Args:
+            timeout: seconds to wait for room; None waits for ever.
+
+        Raises:
+            ChannelTimeout, ChannelClosed.
+            KeyError: the key was not declared.
+            TypeError: the item cannot be sent; the message says what in it cannot.
+        """
+        ...
+
+    async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
+        """Take the oldest message of the key's lane, waiting while there is none. Raises as ``put`` does."""
+        ...
+
+    async def get_batch(self, n: int, *, key: Hashable = 0, timeout: float | None = None) -> list[Any]:
+        """Take exactly ``n`` messages of the key's lane, oldest first; ``timeout`` is for all of them together.
+
+        ``n`` may exceed the capacity. If the timeout strikes part way, those already taken are not lost: the next get
+        of this process returns them first.
+        """
+        ...
+
+    def close(self, error: str | None = None) -> None:
+        """End every put and get, blocked or future, in every process, with :class:`ChannelClosed` and ``error``.
+
+        Any process may close, any number of times; the first error text counts.
+        """
+        ...
+
+    def depth(self) -> dict[Hashable, int]:
+        """Messages waiting in each lane."""
+        ...
+
+
+def check_capacity(name: str, capacity: int) -> None:
+    if capacity < 1:
+        raise ValueError(f"channel {name!r}: got capacity {capacity}, expected at least 1 message a key")
+
+
+def check_count(name: str, n: int) -> None:
+    if n < 1:
+        raise ValueError(f"channel {name!r}: got get_batch({n}), expected at least 1 message")
+
+
+def show_depths(depths: Mapping[Hashable, int]) -> str:
+    return ", ".join(f"{key!r}: {waiting}" for key, waiting in depths.items()) or "none"

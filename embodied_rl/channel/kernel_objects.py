@@ -1,0 +1,141 @@
+"""Linux objects without a name, shared by inheritance: the kernel frees them with the last process that has them.
+
+Every object here is a few file descriptors (``fds``), and is made again from them in another process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import struct
+import termios
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+_TOKEN = struct.Struct("<QQ")
+_LENGTH = struct.Struct("<Q")
+_PAGE = mmap.PAGESIZE
+
+
+class TokenQueue:
+    """A FIFO of (slot, bytes) pairs in a pipe.
+
+    A pipe passes up to 4096 bytes on as a whole, so any number of processes may push and pop without a lock, which a
+    killed process would keep for ever.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.fds = read_fd, write_fd
+
+    @classmethod
+    def create(cls, limit: int) -> TokenQueue:
+        """A queue in which ``limit`` tokens always fit, so that a push never blocks.
+
+        Raises:
+            ValueError: so large a pipe is not allowed.
+        """
+        queue = cls(*os.pipe())
+        read_fd, write_fd = queue.fds
+        # Several poppers may wake for one token; those who come late must not block in the read.
+        os.set_blocking(read_fd, False)
+        needed = limit * _TOKEN.size + _PAGE  # a page that is read in part still counts as full
+        try:
+            if fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ) < needed:
+                fcntl.fcntl(write_fd, fcntl.F_SETPIPE_SZ, needed)
+        except OSError as error:
+            for fd in queue.fds:
+                os.close(fd)
+            raise ValueError(f"{limit} tokens need a pipe of {needed} bytes: {error}") from error
+        return queue
+
+    def push(self, slot: int, nbytes: int) -> None:
+        os.write(self.fds[1], _TOKEN.pack(slot, nbytes))
+
+    def pop(self) -> tuple[int, int] | None:
+        """The oldest token, or None where there is none."""
+        try:
+            slot, nbytes = _TOKEN.unpack(os.read(self.fds[0], _TOKEN.size))
+        except BlockingIOError:
+            return None
+        return slot, nbytes
+
+    def __len__(self) -> int:
+        waiting = bytearray(4)
+        fcntl.ioctl(self.fds[0], termios.FIONREAD, waiting)
+        return int.from_bytes(waiting, "little") // _TOKEN.size
+
+
+class SlotMemory:
+    """Memory slots in one anonymous sparse file, each a terabyte of the file.
+
+    Only pages that were written exist, so a slot is as large as its largest message, without anybody saying how large.
+    """
+
+    SLOT_BYTES = 1 << 40
+
+    def __init__(self, fd: int) -> None:
+        self.fds = (fd,)
+        self._windows: dict[int, NDArray[np.uint8]] = {}
+
+    @classmethod
+    def create(cls, name: str, slots: int) -> SlotMemory:
+        fd = os.memfd_create(name)
+        os.ftruncate(fd, slots * cls.SLOT_BYTES)
+        return cls(fd)
+
+    def window(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """The slot's first ``nbytes`` bytes or more. A window is unmapped when nobody refers to it any more."""
+        window = self._windows.get(slot)
+        if window is None or window.nbytes < nbytes:
+            # A power of two, so that messages that grow slowly do not map again and again.
+            size = max(_PAGE, 1 << (nbytes - 1).bit_length())
+            mapped = mmap.mmap(self.fds[0], size, offset=slot * self.SLOT_BYTES)
+            window = self._windows[slot] = np.frombuffer(mapped, np.uint8)
+        return window
+
+
+class ClosedFlag:
+    """Whether, and because of which error, a channel is closed: a slot of the memory for the text, an event to wait on."""
+
+    TEXT_BYTES = 64 * 1024
+
+    def __init__(self, memory: SlotMemory, slot: int, event_fd: int) -> None:
+        self.fds = (event_fd,)
+        self._memory_fd = memory.fds[0]
+        self._window = memory.window(slot, self.TEXT_BYTES)
+        self._threads = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._window[0])
+
+    @property
+    def error(self) -> str | None:
+        (length,) = _LENGTH.unpack_from(self._window, 8)
+        return bytes(self._window[16 : 16 + length]).decode(errors="replace") or None
+
+    def set(self, error: str | None) -> None:
+        """Set the flag, unless it is set, and wake every waiter. Of a long text the end is kept, as in tracebacks."""
+        text = (error or "").encode()[16 - self.TEXT_BYTES :]
+        # A file lock is the process's, so threads need their own; the kernel releases it if the process is killed.
+        with self._threads:
+            fcntl.lockf(self._memory_fd, fcntl.LOCK_EX)
+            try:
+                if not self:
+                    _LENGTH.pack_into(self._window, 8, len(text))
+                    self._window[16 : 16 + len(text)] = np.frombuffer(text, np.uint8)
+                    self._window[0] = 1
+            finally:
+                fcntl.lockf(self._memory_fd, fcntl.LOCK_UN)
+        os.eventfd_write(self.fds[0], 1)
+
+
+def wait_readable(fds: tuple[int, ...], seconds: float | None) -> None:
+    """Sleep until one of ``fds`` can be read or the time is over."""
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    poller.poll(None if seconds is None else min(seconds * 1000 + 1, 2**31 - 1))

@@ -1,0 +1,294 @@
+"""Every message between workers.
+
+Letters in shapes: N envs of one pipeline stage, C steps in a chunk, T chunks in a rollout, A action dimensions,
+S state dimensions, V values per chunk (1 at chunk level, C at action level), B flat samples.
+
+All messages are frozen. Constructors check shapes and dtypes and say what they got and what they expected; they never
+move a tensor to another device and never copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+class ContractError(ValueError):
+    """A message whose shape or dtype is not what its consumer expects."""
+
+
+def _check(owner: object, name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype | None) -> None:
+    """Raise unless ``tensor`` has ``shape`` (None matches any size) and ``dtype`` (None matches any)."""
+    matches = tensor.ndim == len(shape) and all(
+        want is None or got == want for got, want in zip(tensor.shape, shape, strict=True)
+    )
+    if matches and dtype in (None, tensor.dtype):
+        return
+    expected = "[" + ", ".join("*" if size is None else str(size) for size in shape) + "]"
+    raise ContractError(
+        f"{type(owner).__name__}.{name}: got shape {list(tensor.shape)} {tensor.dtype}, expected {expected}"
+        + (f" {dtype}" if dtype else "")
+    )
+
+
+def _check_leading(owner: object, name: str, tensors: Mapping[str, Tensor], *sizes: int) -> None:
+    for key, tensor in tensors.items():
+        if tuple(tensor.shape[: len(sizes)]) != sizes:
+            raise ContractError(
+                f"{type(owner).__name__}.{name}[{key!r}]: got shape {list(tensor.shape)}, "
+                f"expected it to start with {list(sizes)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvObs:
+    """What the policy sees. Producer: env worker. Consumer: rollout worker, then the policy's ``act``.
+
+    Example: four LIBERO envs give ``images={"agentview": [4,128,128,3], "wrist": [4,128,128,3]}``, ``state`` [4,8].
+    """
+
+    env_ids: Tensor
+    """[N] int64, the env's index over all workers and stages, starting at 0."""
+    images: Mapping[str, Tensor]
+    """Camera name -> [N,H,W,3] uint8, upright RGB. Empty for state-only envs."""
+    state: Tensor
+    """[N,S] float32 proprioception (metres, radians), or the whole state for state-only envs."""
+    instructions: tuple[str, ...]
+    """N task descriptions in natural language."""
+
+    def __post_init__(self) -> None:
+        n = self.env_ids.shape[0] if self.env_ids.ndim else -1
+        _check(self, "env_ids", self.env_ids, (None,), torch.int64)
+        _check(self, "state", self.state, (n, None), torch.float32)
+        for camera, image in self.images.items():
+            _check(self, f"images[{camera!r}]", image, (n, None, None, 3), torch.uint8)
+        if len(self.instructions) != n:
+            raise ContractError(f"EnvObs.instructions: got {len(self.instructions)} texts for {n} envs")
+
+    def __len__(self) -> int:
+        return self.env_ids.shape[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRequest:
+    """One stage's turn for the policy. Producer: env worker. Consumer: rollout worker."""
+
+    obs: EnvObs
+    """What to act on: the first observation of the next chunk."""
+    final_obs: EnvObs | None = None
+    """Last observations of the episodes that ended in the previous chunk (a subset of the envs), where ``obs`` already
+    belongs to a new episode; the policy returns their values for bootstrapping. None when no episode did."""
+    values_only: bool = False
+    """True after the last chunk of a rollout: no action is wanted, only the values of ``obs`` and ``final_obs``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEnd:
+    """A lane has no further request in this rollout. Producer: env worker. Consumer: rollout worker."""
+
+    final: bool
+    """No further rollout either: the rollout worker's ``serve`` ends when every lane has said so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionChunk:
+    """The policy's answer. Producer: rollout worker. Consumer: env worker, which also records it for the actor."""
+
+    env_ids: Tensor
+    """[N] int64, equal to those of the request."""
+    actions: Tensor
+    """[N,C,A] float32 in the policy's convention, [-1, 1]."""
+    logprobs: Tensor | None = None
+    """[N,C,A] float32 log-probability of each action token (or dimension) under the behaviour policy."""
+    values: Tensor | None = None
+    """[N,V] float32, or None for a policy without value head."""
+    bootstrap_values: Tensor | None = None
+    """[N] float32: the value of the state the *previous* chunk led to in its own episode, V(final_obs) where an episode
+    ended there, else V(obs). None without value head."""
+    replay_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """Opaque to everybody but the model: what ``evaluate`` needs to compute the same log-probabilities again. Each [N,...]."""
+    policy_version: int
+    """Version of the weights that chose the actions."""
+
+    def __post_init__(self) -> None:
+        n = self.env_ids.shape[0]
+        _check(self, "actions", self.actions, (n, None, None), torch.float32)
+        if self.logprobs is not None:
+            _check(self, "logprobs", self.logprobs, tuple(self.actions.shape), torch.float32)
+        if self.values is not None:
+            _check(self, "values", self.values, (n, None), torch.float32)
+        if self.bootstrap_values is not None:
+            _check(self, "bootstrap_values", self.bootstrap_values, (n,), torch.float32)
+        _check_leading(self, "replay_inputs", self.replay_inputs, n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkResult:
+    """What C simulator steps did. Producer: ``envs/chunked.py``. Consumer: env worker."""
+
+    rewards: Tensor
+    """[N,C] float32; 0 where not valid."""
+    terminated: Tensor
+    """[N,C] bool: the episode ended at this step by success or failure."""
+    truncated: Tensor
+    """[N,C] bool: the episode ended at this step by its horizon, not by the task."""
+    valid: Tensor
+    """[N,C] bool: the step was taken, that is, up to and including the first done of the episode."""
+    next_obs: EnvObs
+    """What the policy sees next; of a new episode where the env was reset at the chunk's end."""
+    final_obs: EnvObs | None
+    """Last observations of the episodes that ended and were reset (a subset of the envs), or None."""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.next_obs), self.rewards.shape[-1])
+        _check(self, "rewards", self.rewards, shape, torch.float32)
+        for name in ("terminated", "truncated", "valid"):
+            _check(self, name, getattr(self, name), shape, torch.bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One stage's finished rollout, or the part of it one actor rank trains on. Producer: env worker. Consumer: actor.
+
+    Example: 10 chunks of 8 steps in 4 envs give ``rewards`` [10,4,8] and ``logprobs`` [10,4,8,7].
+    """
+
+    env_ids: Tensor
+    """[N] int64."""
+    group_ids: Tensor
+    """[N] int64: envs of equal id started from the same state and form one GRPO group; unique in the training step."""
+    rollout_epoch: int
+    """Which of the training step's ``algorithm.rollout_epoch`` rollouts this is."""
+    rewards: Tensor
+    """[T,N,C] float32."""
+    terminated: Tensor
+    """[T,N,C] bool."""
+    truncated: Tensor
+    """[T,N,C] bool."""
+    valid: Tensor
+    """[T,N,C] bool."""
+    logprobs: Tensor
+    """[T,N,C,A] float32."""
+    values: Tensor | None
+    """[T,N,V] float32."""
+    bootstrap_values: Tensor | None
+    """[T,N] float32: the value of the state that follows chunk t in the same episode (used unless it terminated)."""
+    replay_inputs: Mapping[str, Tensor]
+    """Each [T,N,...]."""
+    policy_versions: Tensor
+    """[T] int64."""
+
+    def __post_init__(self) -> None:
+        t, n, c = self.rewards.shape
+        _check(self, "env_ids", self.env_ids, (n,), torch.int64)
+        _check(self, "group_ids", self.group_ids, (n,), torch.int64)
+        _check(self, "rewards", self.rewards, (t, n, c), torch.float32)
+        for name in ("terminated", "truncated", "valid"):
+            _check(self, name, getattr(self, name), (t, n, c), torch.bool)
+        _check(self, "logprobs", self.logprobs, (t, n, c, None), torch.float32)
+        if self.values is not None:
+            _check(self, "values", self.values, (t, n, None), torch.float32)
+        if self.bootstrap_values is not None:
+            _check(self, "bootstrap_values", self.bootstrap_values, (t, n), torch.float32)
+        _check_leading(self, "replay_inputs", self.replay_inputs, t, n)
+        _check(self, "policy_versions", self.policy_versions, (t,), torch.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """Flat samples, one a chunk. Producer: the actor's advantage phase. Consumer: the actor's update and the losses.
+
+    ``L`` is the log-probability level's trailing shape: [C,A] at token level, [C] at action level, [] at chunk level;
+    ``advantages`` and ``loss_mask`` already have it, so the loss never broadcasts.
+    """
+
+    sample_ids: Tensor
+    """[B] int64, the sample's place in the whole training step, the same for any number of actor ranks."""
+    replay_inputs: Mapping[str, Tensor]
+    """Each [B,...]."""
+    logprobs: Tensor
+    """[B,*L] float32 under the behaviour policy, summed to the log-probability level."""
+    advantages: Tensor
+    """[B,*L] float32."""
+    loss_mask: Tensor
+    """[B,*L] bool."""
+    valid: Tensor
+    """[B,C] bool: the steps that were taken."""
+    values: Tensor | None
+    """[B,V] float32 predictions at rollout time."""
+    returns: Tensor | None
+    """[B,V] float32 targets of the value head."""
+    value_mask: Tensor | None
+    """[B,V] bool."""
+    policy_version: Tensor
+    """[B] int64."""
+
+    def __post_init__(self) -> None:
+        b, shape = self.sample_ids.shape[0], tuple(self.logprobs.shape)
+        _check(self, "logprobs", self.logprobs, (b, *shape[1:]), torch.float32)
+        _check(self, "advantages", self.advantages, shape, torch.float32)
+        _check(self, "loss_mask", self.loss_mask, shape, torch.bool)
+        _check(self, "valid", self.valid, (b, None), torch.bool)
+        for name, dtype in (("values", torch.float32), ("returns", torch.float32), ("value_mask", torch.bool)):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                _check(self, name, tensor, (b, None), dtype)
+        _check(self, "policy_version", self.policy_version, (b,), torch.int64)
+        _check_leading(self, "replay_inputs", self.replay_inputs, b)
+
+    def __len__(self) -> int:
+        return self.sample_ids.shape[0]
+
+    def select(self, index: Tensor) -> TrainBatch:
+        """The samples at ``index`` ([K] int64), in that order."""
+        pick = lambda tensor: None if tensor is None else tensor[index]  # noqa: E731
+        return TrainBatch(
+            sample_ids=self.sample_ids[index],
+            replay_inputs={key: tensor[index] for key, tensor in self.replay_inputs.items()},
+            logprobs=self.logprobs[index],
+            advantages=self.advantages[index],
+            loss_mask=self.loss_mask[index],
+            valid=self.valid[index],
+            values=pick(self.values),
+            returns=pick(self.returns),
+            value_mask=pick(self.value_mask),
+            policy_version=self.policy_version[index],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spaces:
+    """What the simulator takes and gives. Producer: env worker, once. Consumer: launch, to size the policy."""
+
+    action_dim: int
+    state_dim: int
+    image_shapes: Mapping[str, tuple[int, int]]
+    """Camera -> (height, width)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """One version of the policy's weights. Producer: actor rank 0. Consumer: each rollout worker."""
+
+    version: int
+    state: Mapping[str, Tensor]
+    """The model's full state dict, on the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRecord:
+    """How one episode went. Producer: ``envs/chunked.py``. Consumer: step metrics and the success table."""
+
+    env_id: int
+    task_id: int
+    instruction: str
+    reset_state_id: int
+    success: bool
+    """Success at any step of the episode."""
+    episode_return: float
+    """Sum of the (scaled) rewards."""
+    episode_length: int
+    """Simulator steps."""

@@ -1,0 +1,30 @@
+"""Errors a user can act on: the command line prints their message without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Base class: the message says what was got, what was expected and what to do."""
+
+
+class ConfigError(UserError):
+    """The configuration is wrong in one or several places, all of them in the message."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        count = len(self.problems)
+        title = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
+        super().__init__(title + ":\n" + "\n".join(f"  - {problem}" for problem in self.problems))
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, incomplete or does not fit the run."""
+
+
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """``" Did you mean 'x'?"`` for the nearest of ``choices``, or an empty string."""
+    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""

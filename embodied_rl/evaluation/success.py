@@ -1,0 +1,113 @@
+"""Success rates per task, with confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from embodied_rl.contracts import EpisodeRecord
+
+CONFIDENCE = 0.95
+"""Level of the intervals in a success table."""
+
+
+def wilson_interval(successes: int, episodes: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson's score interval for a success probability, both ends in [0, 1].
+
+    Unlike the normal approximation it does not collapse to a point at 0 or all successes, so it suits the few episodes a
+    simulator affords. Source: Wilson (1927), "Probable inference, the law of succession, and statistical inference".
+
+    Raises:
+        ValueError: not 0 <= successes <= episodes, no episodes, or confidence outside (0, 1).
+    """
+    if episodes < 1 or not 0 <= successes <= episodes:
+        raise ValueError(f"got {successes} successes of {episodes} episodes, expected 0 <= successes <= episodes >= 1")
+    if not 0 < confidence < 1:
+        raise ValueError(f"got confidence {confidence}, expected a number between 0 and 1, for example 0.95")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    rate = successes / episodes
+    spread = z * math.sqrt(rate * (1 - rate) / episodes + (z / (2 * episodes)) ** 2)
+    centre = rate + z * z / (2 * episodes)
+    scale = 1 + z * z / episodes
+    # At the extremes the formula gives exactly 0 and 1; floating point misses them by an epsilon.
+    low = 0.0 if successes == 0 else (centre - spread) / scale
+    high = 1.0 if successes == episodes else (centre + spread) / scale
+    return low, high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuccessRow:
+    """The episodes of one task, or of all of them."""
+
+    task_id: int | None
+    """None in the overall row."""
+    instruction: str
+    episodes: int
+    successes: int
+    interval: tuple[float, float]
+    """95 % Wilson interval of the success rate, in [0, 1]."""
+    mean_length: float
+    """Simulator steps, over all episodes."""
+    mean_success_length: float | None
+    """Simulator steps, over the successful episodes; None without any."""
+    mean_return: float
+
+    @property
+    def success_rate(self) -> float:
+        """In [0, 1]."""
+        return self.successes / self.episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuccessTable:
+    """What an evaluation found. Producer: :func:`success_table`. Consumer: ``report.py`` and the metrics."""
+
+    tasks: tuple[SuccessRow, ...]
+    """By task id."""
+    overall: SuccessRow
+    """All episodes pooled: a task with more episodes weighs more."""
+    mean_task_success: float
+    """Mean of the tasks' success rates: every task weighs the same."""
+
+
+def _row(task_id: int | None, instruction: str, records: Sequence[EpisodeRecord]) -> SuccessRow:
+    successful = [record.episode_length for record in records if record.success]
+    count = len(records)
+    return SuccessRow(
+        task_id=task_id,
+        instruction=instruction,
+        episodes=count,
+        successes=len(successful),
+        interval=wilson_interval(len(successful), count),
+        mean_length=sum(record.episode_length for record in records) / count,
+        mean_success_length=sum(successful) / len(successful) if successful else None,
+        # fsum is correctly rounded, so the order in which workers finish cannot change the last digit.
+        mean_return=math.fsum(record.episode_return for record in records) / count,
+    )
+
+
+def success_table(records: Iterable[EpisodeRecord]) -> SuccessTable:
+    """Group episodes by task. The result depends on the set of episodes only, not on their order.
+
+    Where a task's episodes have different instructions (paraphrases), the row shows the one of the lowest initial state.
+
+    Raises:
+        ValueError: no records.
+    """
+    by_task: dict[int, list[EpisodeRecord]] = defaultdict(list)
+    for record in records:
+        by_task[record.task_id].append(record)
+    if not by_task:
+        raise ValueError("no episode was finished, so there is no success rate: run at least one episode per task")
+    tasks = tuple(
+        _row(task_id, min((r.reset_state_id, r.instruction) for r in by_task[task_id])[1], by_task[task_id])
+        for task_id in sorted(by_task)
+    )
+    return SuccessTable(
+        tasks=tasks,
+        overall=_row(None, "all tasks", [record for group in by_task.values() for record in group]),
+        mean_task_success=math.fsum(row.success_rate for row in tasks) / len(tasks),
+    )

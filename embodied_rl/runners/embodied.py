@@ -1,0 +1,138 @@
+"""The embodied training loop.
+
+One step; ``=>`` is a message, a column waits where it has nothing to do:
+
+====================  =====================  ===========================  ==========================
+runner                env workers            rollout workers              actor ranks
+====================  =====================  ===========================  ==========================
+publish, load                                load weights v               => weights v
+interact, serve,      reset, => request      <= request, act, => answer   receive: waits
+receive               step, => request ...   for the next stage ...       <= trajectories, one by one
+                      => trajectories
+update                                                                    advantages, update
+save                                                                      => checkpoint
+====================  =====================  ===========================  ==========================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.evaluation.success import SuccessTable, success_table
+from embodied_rl.monitoring.metrics import MetricLogger
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runners.reporting import EvalReporter, longest, train_metrics
+from embodied_rl.runtime.worker import WorkerGroup
+from embodied_rl.schema import Config
+from embodied_rl.training import checkpoint
+from embodied_rl.training.checkpoint import RunState
+from embodied_rl.workers.actor import ActorWorker, UpdateReport
+from embodied_rl.workers.env import EnvReport, EnvWorker
+from embodied_rl.workers.rollout import RolloutReport, RolloutWorker
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbodiedRunner:
+    """Drives the three groups. Everything it does is in :meth:`run` and the steps it calls."""
+
+    config: Config
+    run_dir: Path
+    video_dir: Path
+    env: WorkerGroup
+    rollout: WorkerGroup
+    actor: WorkerGroup
+    logger: MetricLogger
+    progress: Progress
+    reporter: EvalReporter
+    first_step: int = 0
+
+    def run(self) -> None:
+        """Train from ``first_step`` to ``max_steps``, or evaluate only."""
+        cfg = self.config.runner
+        self._sync(self.first_step)
+        if cfg.only_eval:
+            self.evaluate(self.first_step)
+            return
+        if cfg.val_before_train:
+            self.evaluate(self.first_step)
+        for step in range(self.first_step, cfg.max_steps):
+            metrics = self.train_step(step)
+            done = step + 1
+            last = done == cfg.max_steps
+            if cfg.save_interval > 0 and (done % cfg.save_interval == 0 or last):
+                metrics["time/save"] = self.save(done)
+            self.logger.log(done, metrics)
+            self.progress.advance()
+            if (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0) or (last and cfg.eval_at_end):
+                self.evaluate(done)
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Rollout, advantages, update, weight sync."""
+        start = time.perf_counter()
+        self.progress.describe("rollout")
+        video_dir = self.video_dir / f"step_{step + 1:06d}" if self.config.env.train.video_cfg.save_video else None
+        served = self.rollout.call(RolloutWorker.serve, mode="train", step=step)
+        received = self.actor.call(ActorWorker.receive)
+        envs: list[EnvReport] = self.env.call(EnvWorker.interact, step=step, video_dir=video_dir).wait()
+        rollouts: list[RolloutReport] = served.wait()
+        received.wait()
+        rollout_s = time.perf_counter() - start
+        self.progress.describe("update")
+        updates: list[UpdateReport] = self.actor.call(ActorWorker.update, step=step).wait()
+        sync_s = self._sync(step + 1)
+        return train_metrics(
+            envs, rollouts, updates, rollout_s=rollout_s, sync_s=sync_s, step_s=time.perf_counter() - start
+        )
+
+    def evaluate(self, step: int) -> SuccessTable:
+        """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
+        start = time.perf_counter()
+        self.progress.describe("evaluation")
+        name = f"eval_step_{step:06d}"
+        video_dir = self.video_dir / name if self.config.env.eval.video_cfg.save_video else None
+        served = self.rollout.call(RolloutWorker.serve, mode="eval", step=step)
+        reports: list[EnvReport] = self.env.call(EnvWorker.evaluate, video_dir=video_dir).wait()
+        served.wait()
+        episodes: Sequence[EpisodeRecord] = [episode for report in reports for episode in report.episodes]
+        table = success_table(episodes)
+        seconds = time.perf_counter() - start
+        videos = [path for report in reports for path in report.videos]
+        self.reporter.report(table, step=step, seconds=seconds, videos=videos, name=name)
+        self.logger.log(
+            step,
+            {
+                "success_rate": table.overall.success_rate,
+                "mean_task_success": table.mean_task_success,
+                "episodes": table.overall.episodes,
+                "return": table.overall.mean_return,
+                "seconds": seconds,
+                "wait_seconds": longest(reports, "wait"),
+            },
+            prefix="eval",
+        )
+        for path in videos:
+            self.logger.log_video(step, f"eval/{path.stem}", path)
+        return table
+
+    def save(self, done: int) -> float:
+        """Write and publish a checkpoint after ``done`` steps; returns the seconds it took."""
+        start = time.perf_counter()
+        self.progress.describe("checkpoint")
+        directory = checkpoint.checkpoint_dir(self.run_dir, done)
+        scratch = checkpoint.begin(directory)
+        self.actor.call(ActorWorker.save, scratch).wait()
+        state = RunState(step=done, policy_version=done)
+        checkpoint.publish(scratch, directory, state, max_keep=self.config.runner.max_keep)
+        return time.perf_counter() - start
+
+    def _sync(self, version: int) -> float:
+        """Bring the actor's weights to every rollout worker; a version is the number of updates behind it."""
+        loaded = self.rollout.call(RolloutWorker.load_weights)
+        seconds: list[float] = self.actor.call(ActorWorker.publish_weights, version).wait()
+        versions: list[int] = loaded.wait()
+        assert set(versions) == {version}, f"rollout workers hold {versions}, expected {version}"
+        return max(seconds)

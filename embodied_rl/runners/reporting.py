@@ -1,0 +1,112 @@
+"""What the runner says: step metrics from the workers' reports, and an evaluation's table and files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from embodied_rl.evaluation.report import SuccessReport, write_eval_json
+from embodied_rl.evaluation.success import SuccessTable
+from embodied_rl.schema import Config
+from embodied_rl.workers.actor import UpdateReport
+from embodied_rl.workers.env import EnvReport
+from embodied_rl.workers.rollout import RolloutReport
+
+
+class Timed(Protocol):
+    @property
+    def seconds(self) -> dict[str, float]: ...
+
+
+def longest(reports: Sequence[Timed], phase: str) -> float:
+    """The slowest worker's seconds in a phase."""
+    return max((report.seconds.get(phase, 0.0) for report in reports), default=0.0)
+
+
+def train_metrics(
+    envs: Sequence[EnvReport],
+    rollouts: Sequence[RolloutReport],
+    updates: Sequence[UpdateReport],
+    *,
+    rollout_s: float,
+    sync_s: float,
+    step_s: float,
+) -> dict[str, float]:
+    """A training step's metrics. ``time/`` values are wall seconds, of the slowest worker where several did the same."""
+    episodes = [episode for report in envs for episode in report.episodes]
+    env_steps = sum(report.env_steps for report in envs)
+    metrics = {"env/episodes": float(len(episodes)), "env/steps": float(env_steps)}
+    if episodes:
+        count = len(episodes)
+        metrics |= {
+            "env/success_once": sum(e.success for e in episodes) / count,
+            "env/return": sum(e.episode_return for e in episodes) / count,
+            "env/episode_len": sum(e.episode_length for e in episodes) / count,
+        }
+    metrics |= {f"actor/{name}": value for name, value in updates[0].metrics.items()}
+    metrics |= {
+        "time/step": step_s,
+        "time/rollout": rollout_s,
+        "time/env": longest(envs, "env"),
+        "time/reset": longest(envs, "reset"),
+        "time/env_wait": longest(envs, "wait"),
+        "time/inference": longest(rollouts, "inference"),
+        "time/inference_wait": longest(rollouts, "wait"),
+        "time/advantage": longest(updates, "advantage"),
+        "time/update": longest(updates, "update"),
+        "time/sync": sync_s,
+        "rollout/env_steps_per_s": env_steps / rollout_s,
+        "rollout/inferences": float(sum(report.inferences for report in rollouts)),
+    }
+    return metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReporter:
+    """Shows an evaluation's table and writes it to ``<run>/<name>/eval.json``."""
+
+    config: Config
+    run_dir: Path
+    video_dir: Path
+    console: Console
+    checkpoint: str | None
+    """Where the weights came from, relative to its run's directory; None: trained here or initialised."""
+
+    def report(self, table: SuccessTable, *, step: int, seconds: float, videos: Sequence[Path], name: str) -> None:
+        cfg = self.config.env
+        title = f"{cfg.name} after {step} step{'' if step == 1 else 's'}"
+        self.console.print(SuccessReport(table, title=title))
+        path = self.run_dir / name / "eval.json"
+        meta = {
+            "env": cfg.name,
+            "env_type": cfg.env_type,
+            "policy_version": step,
+            "checkpoint": self.checkpoint,
+            "model_type": self.config.model.model_type,
+            "episodes_per_task": cfg.eval.episodes_per_task,
+            "max_episode_steps": cfg.eval.max_episode_steps,
+            "temperature": self.config.algorithm.sampling_params.temperature_eval,
+            "seed": cfg.seed,
+            "digest": _digest(self.config),
+        }
+        names = [video.relative_to(self.video_dir) for video in videos]
+        write_eval_json(path, table, meta=meta, eval_s=seconds, video_paths=names)
+        self.console.print(f"table:  {path}", highlight=False)
+        for video in videos:
+            self.console.print(f"video:  {video}", highlight=False)
+
+
+def _digest(config: Config) -> str:
+    """Tells two evaluations apart that ran with different settings of env, model or sampling."""
+    content = {
+        "env": asdict(config.env),
+        "model": asdict(config.model),
+        "sampling": asdict(config.algorithm.sampling_params),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Workers, groups of them, and the ways to run them: in this process (serial) or in processes of their own."""

@@ -1,0 +1,90 @@
+"""Where workers go: the placement syntax, shared by every task.
+
+``{"actor,rollout": "0-3", "env": "4-7"}`` gives the actor and the rollout group ranks 0..3 on accelerators 0..3, and the
+envs four workers on the next four. A rank is an accelerator, or a process slot on a machine without one. Components that
+share a rank are collocated, those that do not are disaggregated; nothing else says so.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+class PlacementError(ValueError):
+    """A placement that cannot be read."""
+
+
+def count_accelerators() -> int:
+    """CUDA devices of this machine that the process may use, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def parse_ranks(text: str | int, num_slots: int) -> tuple[int, ...]:
+    """``all``, ``3``, ``0,2,3``, ``0-3`` or ``0-3,5`` as sorted rank numbers; ``all`` means ``range(num_slots)``.
+
+    Raises:
+        PlacementError: anything else, an empty or descending range, or a rank named twice.
+    """
+    text = str(text).strip()
+    if text == "all":
+        return tuple(range(num_slots))
+    ranks: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise PlacementError(f"got {text!r}, expected all, 3, 0,2,3, 0-3 or 0-3,5")
+        ranks.extend(range(first, last + 1))
+    if len(set(ranks)) != len(ranks):
+        raise PlacementError(f"got {text!r}, which names a rank twice")
+    return tuple(sorted(ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which slots each component's workers sit on. Worker rank i of a component is on ``slots[component][i]``."""
+
+    slots: Mapping[str, tuple[int, ...]]
+    num_accelerators: int
+
+    def world_size(self, component: str) -> int:
+        return len(self.slots[component])
+
+    def device(self, component: str, rank: int) -> str:
+        """torch device of one worker: ``cuda:<slot>``, or ``cpu`` on a machine without accelerators."""
+        return f"cuda:{self.slots[component][rank]}" if self.num_accelerators else "cpu"
+
+
+def parse_placement(
+    component_placement: Mapping[str, str | int], components: Sequence[str], num_accelerators: int | None = None
+) -> Placement:
+    """Read ``cluster.component_placement``; every one of ``components`` must be placed exactly once.
+
+    Raises:
+        PlacementError: bad syntax, a component that is missing, unknown or placed twice, or a rank without accelerator.
+    """
+    accelerators = count_accelerators() if num_accelerators is None else num_accelerators
+    num_slots = accelerators or len(os.sched_getaffinity(0))
+    slots: dict[str, tuple[int, ...]] = {}
+    for names, text in component_placement.items():
+        for name in (part.strip() for part in str(names).split(",")):
+            if name not in components:
+                raise PlacementError(f"got component {name!r}, expected {', '.join(components)}")
+            if name in slots:
+                raise PlacementError(f"component {name!r} is placed twice")
+            slots[name] = parse_ranks(text, num_slots)
+            if accelerators and max(slots[name]) >= accelerators:
+                raise PlacementError(
+                    f"{name}: got rank {max(slots[name])}, but this machine has accelerators 0-{accelerators - 1}"
+                )
+    missing = [name for name in components if name not in slots]
+    if missing:
+        raise PlacementError(f"no ranks for {', '.join(missing)}")
+    return Placement(slots=slots, num_accelerators=accelerators)

@@ -1,0 +1,102 @@
+"""The serial backend: all workers in this process and this thread, for a debugger and for tests."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from embodied_rl.channel.base import Channel
+from embodied_rl.channel.in_process import InProcessChannel
+from embodied_rl.runtime.cooperative import Scheduler, Task
+from embodied_rl.runtime.worker import GroupSpec, ProgressCallback, Worker, WorkerContext, WorkerGroup
+
+
+class SerialHandle:
+    def __init__(self, scheduler: Scheduler, tasks: list[Task]) -> None:
+        self._scheduler, self._tasks = scheduler, tasks
+
+    def wait(self) -> list[Any]:
+        for task in self._tasks:
+            self._scheduler.run_until(task)
+        return [task.result for task in self._tasks]
+
+
+class SerialGroup:
+    def __init__(self, name: str, workers: list[Worker], scheduler: Scheduler) -> None:
+        self.name, self.workers, self.world_size = name, workers, len(workers)
+        self._scheduler = scheduler
+
+    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> SerialHandle:
+        tasks = [
+            self._scheduler.add(
+                worker.context.name,
+                _run(worker, method.__name__, args, kwargs),
+                before=lambda threads=worker.context.num_threads: torch.set_num_threads(threads),
+            )
+            for worker in self.workers
+        ]
+        return SerialHandle(self._scheduler, tasks)
+
+
+async def _run(worker: Worker, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = getattr(worker, method)(*args, **kwargs)
+    return await result if inspect.iscoroutine(result) else result
+
+
+class SerialBackend:
+    """See :class:`embodied_rl.runtime.worker.Backend`. A worker's exception reaches the caller as it is, so that a
+    debugger stops where it was raised."""
+
+    def __init__(self) -> None:
+        self._scheduler = Scheduler()
+        self._channels: list[InProcessChannel] = []
+        self._workers: list[Worker] = []
+        self._callback: ProgressCallback | None = None
+        self._threads = torch.get_num_threads()
+
+    def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
+        del keys  # lanes appear as they are used
+        channel = InProcessChannel(name, capacity)
+        self._channels.append(channel)
+        return channel
+
+    def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
+        groups: list[WorkerGroup] = []
+        for spec in specs:
+            workers = []
+            for rank, device in enumerate(spec.devices):
+                context = WorkerContext(
+                    group=spec.name,
+                    rank=rank,
+                    world_size=len(spec.devices),
+                    device=device,
+                    num_threads=spec.num_threads,
+                    rendezvous=os.path.join(tempfile.gettempdir(), "unused: one rank"),
+                    report_progress=self._report,
+                )
+                workers.append(spec.worker(context, **spec.arguments))
+            self._workers.extend(workers)
+            groups.append(SerialGroup(spec.name, workers, self._scheduler))
+        return groups
+
+    def on_progress(self, callback: ProgressCallback) -> None:
+        self._callback = callback
+
+    def _report(self, what: str, done: int, total: int) -> None:
+        if self._callback is not None:
+            self._callback(what, done, total)
+
+    def shutdown(self) -> None:
+        self._scheduler.cancel()
+        for channel in self._channels:
+            channel.close()
+        while self._workers:
+            self._workers.pop().close()
+        torch.set_num_threads(self._threads)
+
+

@@ -1,0 +1,125 @@
+"""Workers and groups of them, independent of how they run.
+
+A :class:`Worker` is a class with a life cycle; a :class:`WorkerGroup` is its ranks, addressed together. A *backend*
+(``serial.py``, ``process.py``; one over several nodes would be a third file) makes groups and channels, delivers calls
+and brings back results or failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from embodied_rl.channel.base import Channel
+from embodied_rl.errors import UserError
+
+
+class WorkerError(RuntimeError):
+    """A worker raised or died. The message has the worker's name and its traceback or exit signal."""
+
+
+class StallError(WorkerError):
+    """No worker has shown a sign of life for too long."""
+
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with (what, done, total)."""
+
+
+def _ignore_progress(what: str, done: int, total: int) -> None:
+    del what, done, total
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerContext:
+    """Who a worker is. Built by the backend, given to the worker's constructor."""
+
+    group: str
+    rank: int
+    world_size: int
+    device: str
+    """torch device, ``cpu`` or ``cuda:<index>``."""
+    num_threads: int
+    """CPU threads for torch."""
+    rendezvous: str
+    """A file that the group's ranks share, for ``torch.distributed``'s initialisation."""
+    report_progress: ProgressCallback = field(default=_ignore_progress)
+    """Tells the runner how far long work is; also a sign of life."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}[{self.rank}]"
+
+
+class Worker:
+    """Base class. Methods that exchange messages over channels are coroutines; all others are ordinary.
+
+    The constructor only stores; a ``setup`` method of the worker's own builds what is slow (models, simulators).
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+
+    def close(self) -> None:
+        """Release everything; called once, also after an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """What to launch: one worker per device."""
+
+    name: str
+    worker: Callable[..., Worker]
+    """Called as ``worker(context, **arguments)`` in each rank."""
+    arguments: Mapping[str, Any]
+    devices: Sequence[str]
+    num_threads: int
+
+
+class UserFailure(UserError):
+    """A :class:`UserError` that a worker raised: its message is all the user needs."""
+
+
+class Handle(Protocol):
+    """Results to come of a call to all ranks of a group."""
+
+    def wait(self) -> list[Any]:
+        """One result per rank, in rank order.
+
+        Raises:
+            WorkerError: any worker of the run failed, not only one of this group.
+            UserError: a worker refused its input.
+        """
+        ...
+
+
+class WorkerGroup(Protocol):
+    """All ranks of one kind of worker."""
+
+    name: str
+    world_size: int
+
+    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle:
+        """Start ``method`` (of the worker's class, e.g. ``ActorWorker.update``) in every rank with the same arguments."""
+        ...
+
+
+class Backend(Protocol):
+    """A way to run workers."""
+
+    def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
+        """A channel for the workers of this run. Make channels before the groups that use them."""
+        ...
+
+    def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
+        """Start all workers. Returns at once; the first call waits for the start."""
+        ...
+
+    def on_progress(self, callback: ProgressCallback) -> None:
+        """Where workers' progress reports go."""
+        ...
+
+    def shutdown(self) -> None:
+        """Close every worker and channel. Safe to call twice, and after any failure; leaves no process behind."""
+        ...

@@ -1,0 +1,1 @@
+"""The actor's engine: sharding, optimiser, update, checkpoints."""

@@ -1,0 +1,84 @@
+"""FSDP2 on one code path: gloo on CPUs, NCCL on GPUs, any number of ranks."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from embodied_rl.models.base import Policy
+from embodied_rl.schema import FSDPConfig
+
+_TIMEOUT = datetime.timedelta(minutes=30)
+
+
+def init_process_group(*, device: str, rank: int, world_size: int, rendezvous: str) -> DeviceMesh:
+    """Join the actor's ranks; they meet through a file, so no port has to be free.
+
+    Args:
+        rendezvous: a path that all ranks share and that does not exist yet; not used by a single rank.
+    """
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    else:
+        # All ranks are on this node; without this gloo looks up the host's name, which need not resolve.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.HashStore() if world_size == 1 else dist.FileStore(rendezvous, world_size)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
+    )
+    return init_device_mesh("cuda" if on_gpu else "cpu", (world_size,))
+
+
+def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
+    """Shard the policy in place: each of its blocks on its own, then what is left as the root."""
+    for block in policy.shard_units():
+        fully_shard(block, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+    fully_shard(policy, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+
+
+def full_state_dict(policy: Policy) -> dict[str, Tensor]:
+    """The whole model on the CPU, gathered from all ranks (a collective). Empty on ranks other than 0."""
+    state = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def sum_over_ranks(device: str) -> Callable[[Tensor], Tensor]:
+    """A callback that sums a tensor over the ranks and returns it where it came from."""
+    return _collective(device, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(device: str) -> Callable[[Tensor], Tensor]:
+    """As :func:`sum_over_ranks`, with the elementwise maximum."""
+    return _collective(device, dist.ReduceOp.MAX)
+
+
+def _collective(device: str, operation: dist.ReduceOp.RedOpType) -> Callable[[Tensor], Tensor]:
+    def reduce(tensor: Tensor) -> Tensor:
+        moved = tensor.detach().clone().to(device)
+        dist.all_reduce(moved, op=operation)
+        return moved.to(tensor.device)
+
+    return reduce
+
+
+def gather_ids(own: Tensor, device: str) -> Tensor:
+    """All ranks' [*] int64 ids, concatenated; ranks may hold different numbers of them."""
+    if dist.get_world_size() == 1:
+        return own
+    reduce_max = max_over_ranks(device)
+    longest = int(reduce_max(torch.tensor([len(own)]))[0])
+    padded = torch.full((longest,), -1, dtype=torch.int64, device=device)
+    padded[: len(own)] = own.to(device)
+    parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, padded)
+    everything = torch.cat(parts).cpu()
+    return everything[everything >= 0]

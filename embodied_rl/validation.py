@@ -1,0 +1,245 @@
+"""From a plain dict to a checked :class:`Config`: types, unknown keys and rules across fields, all problems at once.
+
+No torch here, and no simulator: a mistake is answered before anything heavy is imported or any worker starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from embodied_rl.algorithms.levels import check_levels
+from embodied_rl.envs.registry import adapter_class
+from embodied_rl.errors import ConfigError, suggestion
+from embodied_rl.models.registry import MODELS
+from embodied_rl.monitoring.metrics import BACKENDS
+from embodied_rl.runtime.placement import PlacementError, parse_placement
+from embodied_rl.schema import Config
+
+COMPONENTS: Final = ("actor", "rollout", "env")
+"""The worker groups of the embodied task."""
+
+
+def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Config:
+    """Check ``raw`` and return it as a :class:`Config`.
+
+    Args:
+        raw: the resolved configuration as nested dicts and lists.
+        overridden: the keys that the user set, dotted; those that the run would not read are refused.
+
+    Raises:
+        ConfigError: naming every problem found.
+    """
+    try:
+        config = TypeAdapter(Config).validate_json(json.dumps(raw))
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from None
+    problems = [*_rule_problems(config), *_unread_keys(config, overridden)]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def parse_params(schema: type, params: Mapping[str, Any], where: str) -> Any:
+    """Build an adapter's or model's own ``Params`` dataclass from the free-form section ``where`` of the config."""
+    try:
+        return TypeAdapter(schema).validate_json(json.dumps(dict(params)))
+    except ValidationError as error:
+        names = [field.name for field in dataclasses.fields(schema)]
+        raise ConfigError(_describe(error, prefix=where, choices=names)) from None
+
+
+def known_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema, sections included."""
+    for name, kind in _annotations(schema).items():
+        yield prefix + name
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from known_keys(kind, f"{prefix}{name}.")
+
+
+def _annotations(schema: type) -> dict[str, Any]:
+    from typing import get_type_hints
+
+    hints = get_type_hints(schema)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+
+
+def _describe(error: ValidationError, prefix: str = "", choices: Iterable[str] = ()) -> list[str]:
+    problems = []
+    for item in error.errors(include_url=False):
+        where = ".".join([prefix, *map(str, item["loc"])] if prefix else map(str, item["loc"]))
+        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            problems.append(unknown_key(where, [f"{prefix}.{name}" for name in choices] if prefix else None))
+        elif item["type"] in ("missing", "missing_argument"):
+            problems.append(f"{where}: missing; set it with {where}=...")
+        else:
+            got = item["input"]
+            problems.append(f"{where}: got {got!r} ({type(got).__name__}); {_lower_first(item['msg'])}")
+    return problems
+
+
+def unknown_key(key: str, choices: Iterable[str] | None = None) -> str:
+    """The message for a key that does not exist."""
+    known = list(known_keys() if choices is None else choices)
+    hint = suggestion(key, known)
+    if not hint:  # a right name in a wrong section
+        hint = suggestion(key.rsplit(".", 1)[-1], [name.rsplit(".", 1)[-1] for name in known])
+        owners = [name for name in known if hint and f".{hint.split(chr(39))[1]}" in f".{name}"]
+        hint = f" Did you mean {owners[0]!r}?" if owners else ""
+    return f"{key}: no such key.{hint}"
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+# Rules across fields. Each yields what was got, why it cannot be, and what to do.
+
+
+def _rule_problems(c: Config) -> Iterator[str]:
+    yield from _name_problems(c)
+    yield from _batch_problems(c)
+    yield from _algorithm_problems(c)
+    yield from _env_problems(c)
+
+
+def _name_problems(c: Config) -> Iterator[str]:
+    for backend in c.runner.logger.logger_backends:
+        if backend not in BACKENDS:
+            yield (
+                f"runner.logger.logger_backends: got {backend!r}, expected some of {', '.join(BACKENDS)}."
+                f"{suggestion(backend, BACKENDS)}"
+            )
+    if c.model.model_type not in MODELS and ":" not in c.model.model_type:
+        yield (
+            f"model.model_type: got {c.model.model_type!r}, expected one of {', '.join(MODELS)}, or module:Class."
+            f"{suggestion(c.model.model_type, MODELS)}"
+        )
+    try:
+        adapter = adapter_class(c.env.env_type)
+    except Exception as error:
+        yield f"env.env_type: {error}"
+    else:
+        try:
+            parse_params(adapter.Params, c.env.init_params, "env.init_params")
+        except ConfigError as error:
+            yield from error.problems
+    if missing := set(COMPONENTS) - set(c.cluster.num_threads):
+        yield f"cluster.num_threads: no entry for {', '.join(sorted(missing))}; add cluster.num_threads.<component>=1"
+    for name in set(c.cluster.num_threads) - set(COMPONENTS):
+        yield f"cluster.num_threads.{name}: no such component.{suggestion(name, COMPONENTS)}"
+
+
+def _batch_problems(c: Config) -> Iterator[str]:
+    try:
+        placement = parse_placement(c.cluster.component_placement, COMPONENTS)
+    except PlacementError as error:
+        yield f"cluster.component_placement: {error}"
+        return
+    env_workers, stages = placement.world_size("env"), c.rollout.pipeline_stage_num
+    lanes = env_workers * stages
+    where = f"{env_workers} env workers x {stages} pipeline stages"
+    for name, total in (("train", c.env.train.total_num_envs), ("eval", c.env.eval.total_num_envs)):
+        if total % lanes:
+            yield (
+                f"env.{name}.total_num_envs: got {total}, which does not divide evenly over {where}; "
+                f"use a multiple of {lanes}"
+            )
+    per_lane, group = c.env.train.total_num_envs // lanes, c.algorithm.group_size
+    if c.env.train.total_num_envs % lanes == 0 and per_lane % group:
+        yield (
+            f"algorithm.group_size: got {group}, but each of {where} has {per_lane} envs, and a group is never split; "
+            f"use a divisor of {per_lane}, or env.train.total_num_envs={lanes * group}"
+        )
+    if placement.world_size("rollout") > env_workers:
+        yield (
+            f"cluster.component_placement: got {placement.world_size('rollout')} rollout workers for {env_workers} env "
+            "workers; each rollout worker needs an env worker of its own to serve"
+        )
+    if c.cluster.backend == "serial" and placement.world_size("actor") > 1:
+        yield (
+            f"cluster.backend=serial: got {placement.world_size('actor')} actor ranks, but one process is one rank; "
+            "use cluster=process, or cluster.component_placement.actor=0"
+        )
+
+
+def _algorithm_problems(c: Config) -> Iterator[str]:
+    a = c.algorithm
+    try:
+        check_levels(a.reward_type, a.logprob_type)
+    except ValueError as error:
+        yield str(error)
+    if (a.n_minibatches is None) == (c.actor.global_batch_size is None):
+        yield (
+            f"algorithm.n_minibatches={a.n_minibatches} and actor.global_batch_size={c.actor.global_batch_size}: set "
+            "exactly one of them, the other to null"
+        )
+    if a.adv_type == "grpo" and a.group_size < 2:
+        yield f"algorithm.group_size: got {a.group_size}; adv_type=grpo compares the members of a group, use 2 or more"
+    if a.adv_type == "grpo" and c.env.train.auto_reset:
+        yield (
+            "env.train.auto_reset: grpo scores one whole episode per env, and auto_reset would mix several into a score; "
+            "set env.train.auto_reset=false, or use algorithm=ppo"
+        )
+    if a.adv_type == "grpo" and c.env.train.ignore_terminations and c.env.train.max_steps_per_rollout_epoch is not None:
+        yield "env.train.max_steps_per_rollout_epoch: grpo rolls out whole episodes; set it to null"
+    if a.rewards_lower_bound > a.rewards_upper_bound:
+        yield (
+            f"algorithm.rewards_lower_bound={a.rewards_lower_bound} is above "
+            f"rewards_upper_bound={a.rewards_upper_bound}: every group would be masked"
+        )
+
+
+def _env_problems(c: Config) -> Iterator[str]:
+    train = c.env.train
+    steps = train.max_steps_per_rollout_epoch
+    if steps is not None and steps > train.max_episode_steps and not train.auto_reset:
+        yield (
+            f"env.train.max_steps_per_rollout_epoch: got {steps}, more than max_episode_steps={train.max_episode_steps}, "
+            "but nothing starts a second episode; set env.train.auto_reset=true"
+        )
+    if steps is not None and steps % c.model.num_action_chunks:
+        yield (
+            f"env.train.max_steps_per_rollout_epoch: got {steps}, which is not a multiple of "
+            f"model.num_action_chunks={c.model.num_action_chunks}"
+        )
+
+
+_UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
+    ("algorithm.gamma", lambda c: c.algorithm.adv_type == "grpo", "adv_type=grpo scores whole episodes undiscounted"),
+    ("algorithm.gae_lambda", lambda c: c.algorithm.adv_type != "gae", "only adv_type=gae reads it"),
+    ("algorithm.normalize_advantages", lambda c: c.algorithm.adv_type == "grpo", "grpo normalises by group"),
+    ("algorithm.norm_std", lambda c: c.algorithm.adv_type != "grpo", "only adv_type=grpo reads it"),
+    ("algorithm.value_loss_coef", lambda c: c.algorithm.adv_type != "gae", "there is no value head without gae"),
+    ("algorithm.value_clip", lambda c: c.algorithm.adv_type != "gae", "there is no value head without gae"),
+    ("algorithm.huber_delta", lambda c: c.algorithm.adv_type != "gae", "there is no value head without gae"),
+    ("actor.optim.value_lr", lambda c: c.algorithm.adv_type != "gae", "there is no value head without gae"),
+    ("algorithm.rewards_lower_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
+    ("algorithm.rewards_upper_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
+    ("algorithm.entropy_type", lambda c: c.algorithm.entropy_bonus == 0, "algorithm.entropy_bonus is 0"),
+    ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
+    ("runner.max_keep", lambda c: c.runner.save_interval == -1, "runner.save_interval=-1 saves nothing"),
+    ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "wandb is no logger backend here"),
+    ("algorithm", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),
+    ("actor.optim", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),
+    ("env.train", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),
+    ("runner.save_interval", lambda c: c.runner.only_eval, "runner.only_eval=true saves nothing"),
+    ("runner.val_check_interval", lambda c: c.runner.only_eval, "runner.only_eval=true is one evaluation"),
+)
+"""Key (or section) -> when the run would not read it -> why. Checked for keys the user set, not for defaults."""
+
+_READ_ANYWAY: Final = ("algorithm.sampling_params.temperature_eval",)
+
+
+def _unread_keys(c: Config, overridden: Sequence[str]) -> Iterator[str]:
+    for key in dict.fromkeys(overridden):
+        if key in _READ_ANYWAY:
+            continue
+        for pattern, unread, why in _UNREAD:
+            if (key == pattern or key.startswith(pattern + ".")) and unread(c):
+                yield f"{key}: this run would not read it, since {why}; leave it out"
+                break

@@ -1,0 +1,1 @@
+"""What runs where: env, rollout and actor workers."""

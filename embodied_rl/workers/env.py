@@ -1,0 +1,287 @@
+"""The env worker: steps simulators, asks the policy, and hands finished trajectories to the actor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embodied_rl.channel.base import Channel
+from embodied_rl.contracts import ActionChunk, EpisodeRecord, PolicyRequest, RolloutEnd, Spaces
+from embodied_rl.data.trajectory import TrajectoryBuilder, split_by_rank
+from embodied_rl.envs.base import SimEnv
+from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
+from embodied_rl.envs.registry import adapter_class
+from embodied_rl.envs.reset_states import eval_reset_states, task_ranges, train_reset_states
+from embodied_rl.evaluation.video import VideoRecorder
+from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.runtime.worker import Worker, WorkerContext
+from embodied_rl.schema import EnvConfig, VideoConfig
+from embodied_rl.validation import parse_params
+from embodied_rl.workers.lanes import Lane, Lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvReport:
+    """What an env worker tells the runner about a rollout."""
+
+    episodes: list[EpisodeRecord]
+    seconds: dict[str, float]
+    """Phase -> wall seconds."""
+    env_steps: int
+    """Simulator steps taken."""
+    videos: list[Path]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stage:
+    """One lane's envs, and where its rollout stands."""
+
+    lane: Lane
+    env_ids: range
+    env: ChunkedEnv
+    sim: SimEnv
+    recorder: VideoRecorder | None = None
+    builder: TrajectoryBuilder | None = None
+    running: bool = False
+
+
+class EnvWorker(Worker):
+    """Owns ``stages`` groups of envs; while the policy infers for one, the simulators step another.
+
+    Args:
+        env: the config's section.
+        group_size: envs per GRPO group.
+        rollout_epochs: rollouts per training step.
+        num_action_chunks: C.
+        needs_values: ask for values after the last chunk of a rollout, to bootstrap.
+        lanes: all lanes of the run; this worker has those of its rank.
+        actor_ranks: how many ranks share the trajectories.
+        requests, answers: keyed by lane.
+        trajectories: keyed by actor rank; each lane sends every rank one message per rollout epoch.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        *,
+        env: EnvConfig,
+        group_size: int,
+        rollout_epochs: int,
+        num_action_chunks: int,
+        needs_values: bool,
+        lanes: Lanes,
+        actor_ranks: int,
+        requests: Channel,
+        answers: Channel,
+        trajectories: Channel,
+    ) -> None:
+        super().__init__(context)
+        self._config, self._lanes, self._actor_ranks = env, lanes, actor_ranks
+        self._group_size, self._rollout_epochs, self._chunk = group_size, rollout_epochs, num_action_chunks
+        self._needs_values = needs_values
+        self._requests, self._answers, self._trajectories = requests, answers, trajectories
+        self._timer = PhaseTimer()
+        self._env_steps = 0
+        self._train: list[_Stage] = []
+        self._eval: list[_Stage] = []
+
+    def setup(self, *, train: bool) -> Spaces:
+        """Build the training envs, or those of evaluation alone, and say what they take and give."""
+        stages = self._build_train() if train else self._build_eval()
+        sim = stages[0].sim
+        return Spaces(action_dim=sim.action_dim, state_dim=sim.state_dim, image_shapes=dict(sim.image_shapes))
+
+    def close(self) -> None:
+        for stage in (*self._train, *self._eval):
+            stage.env.close()
+        self._train, self._eval = [], []
+
+    async def interact(self, *, step: int, video_dir: Path | None = None) -> EnvReport:
+        """Roll out a training step and send the trajectories to the actor.
+
+        Args:
+            step: decides, with the seed, which initial states the envs start from.
+            video_dir: where videos go, if the config wants any.
+        """
+        cfg = self._config.train
+        num_chunks = math.ceil((cfg.max_steps_per_rollout_epoch or cfg.max_episode_steps) / self._chunk)
+        tasks = task_ranges(self._train[0].sim, self._config.task_ids)
+        num_groups = cfg.total_num_envs // self._group_size
+        videos: list[Path] = []
+        for epoch in range(self._rollout_epochs):
+
+            def starts(episode: int, epoch: int = epoch) -> np.ndarray:
+                return train_reset_states(
+                    tasks,
+                    num_groups=num_groups,
+                    group_size=self._group_size,
+                    seed=self._config.seed,
+                    fixed=cfg.use_fixed_reset_state_ids,
+                    step=step,
+                    rollout_epoch=epoch,
+                    episode=episode,
+                )
+
+            reset_states = starts(0)
+            again: NextResetState | None = (lambda env_id, k: int(starts(k)[env_id])) if cfg.auto_reset else None
+            for stage in self._train:
+                ids = torch.arange(stage.env_ids.start, stage.env_ids.stop)
+                groups = epoch * num_groups + ids // self._group_size
+                stage.builder = TrajectoryBuilder(ids, groups, epoch)
+                stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir)
+            await self._roll(
+                self._train, [[int(reset_states[i]) for i in s.env_ids] for s in self._train], num_chunks, again
+            )
+            for stage in self._train:
+                assert stage.builder is not None
+                trajectory = stage.builder.build()
+                for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
+                    await self._trajectories.put(part, key=rank)
+            videos += self._finish_videos(self._train, video_dir, f"train_epoch{epoch}")
+        await self._end()
+        return self._report(self._train, videos)
+
+    async def evaluate(self, *, video_dir: Path | None = None) -> EnvReport:
+        """Run this worker's share of the evaluation: every task's first initial states, once each.
+
+        Each lane has a fixed run of neighbouring episodes, in waves as wide as it has envs, so the result depends on the
+        policy and the config alone and a worker meets few scenes.
+        """
+        stages = self._build_eval()
+        cfg = self._config.eval
+        tasks = task_ranges(stages[0].sim, self._config.task_ids)
+        everything = eval_reset_states(tasks, episodes_per_task=cfg.episodes_per_task)
+        shares = np.array_split(everything, len(self._lanes.all()))
+        waves = [_waves(shares[self._lanes.index(s.lane)].tolist(), len(s.env_ids)) for s in stages]
+        num_chunks = math.ceil(cfg.max_episode_steps / self._chunk)
+        videos: list[Path] = []
+        total = max(len(w) for w in waves)
+        for wave in range(total):
+            self.context.report_progress(f"evaluation wave {wave + 1}/{total}", wave, total)
+            starts = [w[wave] if wave < len(w) else [None] * len(s.env_ids) for s, w in zip(stages, waves, strict=True)]
+            for stage in stages:
+                stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir)
+            await self._roll(stages, starts, num_chunks, None)
+            videos += self._finish_videos(stages, video_dir, f"eval_wave{wave}")
+        await self._end()
+        return self._report(stages, videos)
+
+    async def _roll(
+        self,
+        stages: Sequence[_Stage],
+        starts: Sequence[Sequence[int | None]],
+        num_chunks: int,
+        again: NextResetState | None,
+    ) -> None:
+        """Drive all stages, in turns, until each has done ``num_chunks`` chunks or none of its envs goes on."""
+        for stage, states in zip(stages, starts, strict=True):
+            stage.env.recorder = stage.recorder
+            with self._timer.phase("reset"):
+                obs = stage.env.reset(states, again)
+            stage.running = not stage.env.all_done
+            first = PolicyRequest(obs=obs) if stage.running else RolloutEnd(final=False)
+            await self._requests.put(first, key=stage.lane)
+        for chunk_index in range(num_chunks):
+            for stage in stages:
+                if not stage.running:
+                    continue
+                chunk = await self._answer(stage)
+                with self._timer.phase("env"):
+                    result = stage.env.chunk_step(chunk.actions)
+                self._env_steps += int(result.valid.sum())
+                if stage.builder is not None:
+                    stage.builder.append(chunk, result)
+                last = chunk_index + 1 == num_chunks or stage.env.all_done
+                if not last or (stage.builder is not None and self._needs_values):
+                    request = PolicyRequest(obs=result.next_obs, final_obs=result.final_obs, values_only=last)
+                    await self._requests.put(request, key=stage.lane)
+                if last:
+                    stage.running = False
+                    if stage.builder is not None and self._needs_values:
+                        await self._answer(stage)
+                    await self._requests.put(RolloutEnd(final=False), key=stage.lane)
+            self.context.report_progress("rollout", chunk_index + 1, num_chunks)
+
+    async def _answer(self, stage: _Stage) -> ActionChunk:
+        with self._timer.phase("wait"):
+            chunk: ActionChunk = await self._answers.get(key=stage.lane)
+        if stage.builder is not None:
+            stage.builder.bootstrap(chunk)
+        return chunk
+
+    async def _end(self) -> None:
+        """Tell the rollout worker that this worker's lanes have no more requests."""
+        for stage in range(self._lanes.stages):
+            await self._requests.put(RolloutEnd(final=True), key=(self.context.rank, stage))
+
+    def _build_train(self) -> list[_Stage]:
+        cfg = self._config.train
+        self._train = self._build(
+            cfg.total_num_envs, cfg.max_episode_steps, auto_reset=cfg.auto_reset, ignore=cfg.ignore_terminations
+        )
+        return self._train
+
+    def _build_eval(self) -> list[_Stage]:
+        """Built at the first evaluation, so that a run without one pays nothing for it."""
+        cfg = self._config.eval
+        if not self._eval:
+            self._eval = self._build(
+                cfg.total_num_envs, cfg.max_episode_steps, auto_reset=False, ignore=cfg.ignore_terminations
+            )
+        return self._eval
+
+    def _build(self, total_num_envs: int, max_episode_steps: int, *, auto_reset: bool, ignore: bool) -> list[_Stage]:
+        adapter = adapter_class(self._config.env_type)
+        params = parse_params(adapter.Params, self._config.init_params, "env.init_params")
+        stages = []
+        for stage in range(self._lanes.stages):
+            lane = (self.context.rank, stage)
+            env_ids = self._lanes.env_ids(lane, total_num_envs)
+            sim = adapter(len(env_ids), params, self._config.seed)  # type: ignore[call-arg]  # every adapter's signature
+            env = ChunkedEnv(
+                sim,
+                env_ids=env_ids,
+                num_action_chunks=self._chunk,
+                max_episode_steps=max_episode_steps,
+                auto_reset=auto_reset,
+                ignore_terminations=ignore,
+                use_rel_reward=self._config.use_rel_reward,
+                reward_coef=self._config.reward_coef,
+            )
+            stages.append(_Stage(lane=lane, env_ids=env_ids, env=env, sim=sim))
+        return stages
+
+    def _recorder(
+        self, cfg: VideoConfig, stage: _Stage, already: int, video_dir: Path | None
+    ) -> VideoRecorder | None:
+        """A recorder for the stage's next rollout, unless this worker has made its videos."""
+        enough = cfg.max_videos is not None and already + stage.lane[1] >= cfg.max_videos
+        if video_dir is None or not cfg.save_video or enough:
+            return None
+        return VideoRecorder(fps=stage.sim.control_hz, group_size=self._group_size, info_on_video=cfg.info_on_video)
+
+    def _finish_videos(self, stages: Sequence[_Stage], video_dir: Path | None, name: str) -> list[Path]:
+        paths = []
+        for stage in stages:
+            if stage.recorder is not None and video_dir is not None:
+                with self._timer.phase("video"):
+                    path = stage.recorder.finish(video_dir / f"{name}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4")
+                paths += [path] if path else []
+                stage.recorder = None
+        return paths
+
+    def _report(self, stages: Sequence[_Stage], videos: list[Path]) -> EnvReport:
+        episodes = [episode for stage in stages for episode in stage.env.drain_episodes()]
+        env_steps, self._env_steps = self._env_steps, 0
+        return EnvReport(episodes=episodes, seconds=self._timer.drain(), env_steps=env_steps, videos=videos)
+
+
+def _waves(episodes: list[int], width: int) -> list[list[int | None]]:
+    """Cut into rows of ``width``; the last is filled up with None."""
+    rows = [episodes[i : i + width] for i in range(0, len(episodes), width)]
+    return [[*row, *[None] * (width - len(row))] for row in rows]

@@ -1,0 +1,90 @@
+"""The simulator protocol: all that a new simulator has to provide.
+
+An adapter owns some env *slots* and knows nothing of chunks, episodes, horizons, groups, masks, reward shaping or
+video: ``chunked.py`` does those, once for every simulator. Adapters speak numpy; torch is not needed to import one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What an episode asks for."""
+
+    task_id: int
+    instruction: str
+    suite: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimObs:
+    """Observations of n slots."""
+
+    images: Mapping[str, NDArray[np.uint8]]
+    """Camera name -> [n,H,W,3], upright RGB; empty where the simulator is state-only."""
+    state: NDArray[np.float32]
+    """[n,S]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimStep:
+    """The outcome of one control step of n slots."""
+
+    rewards: NDArray[np.float32]
+    """[n], the simulator's own reward *level* of the new state (for LIBERO 1 while the goal holds, else 0). A
+    dense level should be 0 in the initial state: relative rewards count from there."""
+    success: NDArray[np.bool_]
+    """[n], the goal holds now."""
+
+
+class SimEnv(Protocol):
+    """A simulator adapter with a fixed number of slots.
+
+    Construct as ``Adapter(num_slots, params, seed)`` where ``params`` is the adapter's own ``Params`` dataclass, built
+    from the config's ``env.init_params``.
+    """
+
+    Params: ClassVar[type]
+    batched: bool
+    """True if stepping many slots in one call is cheaper than one after the other (GPU simulators). When False the
+    caller steps one slot through its whole chunk before it turns to the next, so an adapter may share a scene."""
+    control_hz: float
+    """Control steps a second; videos play at this rate."""
+    action_dim: int
+    state_dim: int
+    image_shapes: Mapping[str, tuple[int, int]]
+    """Camera name -> (height, width) of its images in :class:`SimObs`; empty where the simulator is state-only."""
+    num_reset_states: int
+    """Initial states are numbered 0 .. num_reset_states - 1, ordered by task."""
+
+    def task(self, reset_state_id: int) -> Task:
+        """The task an initial state belongs to."""
+        ...
+
+    def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
+        """Start new episodes, settled and ready for the policy's first action."""
+        ...
+
+    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+        """One control step. ``actions`` is [n,A] in the policy's convention; the adapter converts it."""
+        ...
+
+    def observe(self, slots: Sequence[int]) -> SimObs:
+        """Observations now; this is where images are rendered."""
+        ...
+
+    def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+        """[n,H,W,3] frames for people (videos)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+AdapterParams = Mapping[str, Any]

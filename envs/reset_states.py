@@ -1,0 +1,104 @@
+"""Which initial state each env starts from.
+
+Pure functions of the config and of (step, rollout epoch, episode): nothing is remembered between calls, so a resumed
+run needs no cursor, and any number of env workers computes the same list and takes its own part of it. Lists cover all
+envs of the run in the order of their env ids; those of one group are neighbours: env ``e`` is in group
+``e // group_size``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied_rl.envs.base import SimEnv
+
+
+def task_ranges(sim: SimEnv, task_ids: Sequence[int] | None = None) -> dict[int, range]:
+    """Task id -> the ids of its initial states, for ``task_ids`` in the order given.
+
+    None takes all tasks in the simulator's order.
+
+    Raises:
+        ValueError: a task that does not exist or is named twice, or an adapter whose states are not ordered by task.
+    """
+    ranges: dict[int, range] = {}
+    start, end = 0, sim.num_reset_states
+    while start < end:
+        task_id = sim.task(start).task_id
+        stop = bisect_left(range(end), True, lo=start, key=lambda i, t=task_id: sim.task(i).task_id != t)
+        if task_id in ranges:
+            raise ValueError(
+                f"{type(sim).__name__}: task {task_id} owns reset states {ranges[task_id]} and again {start}; "
+                "an adapter must number its reset states task by task"
+            )
+        ranges[task_id] = range(start, stop)
+        start = stop
+    if task_ids is None:
+        return ranges
+    unknown = sorted(set(task_ids) - set(ranges))
+    if unknown or not task_ids or len(set(task_ids)) != len(task_ids):
+        raise ValueError(
+            f"task_ids: got {list(task_ids)}, expected different ones of {list(ranges)}"
+            + (f"; {unknown} do not exist" if unknown else "")
+        )
+    return {task_id: ranges[task_id] for task_id in task_ids}
+
+
+def train_reset_states(
+    tasks: Mapping[int, range],
+    *,
+    num_groups: int,
+    group_size: int,
+    seed: int,
+    fixed: bool,
+    step: int,
+    rollout_epoch: int,
+    episode: int = 0,
+) -> NDArray[np.int64]:
+    """[num_groups * group_size] reset state ids, equal for all members of a group.
+
+    Each task gets ``num_groups // len(tasks)`` groups, and randomly chosen tasks one more where that leaves a rest. A
+    task's states are drawn without replacement; one is used twice only when the task has more groups than states.
+    Groups are ordered by task, so that an env worker, which takes neighbouring groups, meets as few scenes as possible.
+
+    Args:
+        tasks: from :func:`task_ranges`.
+        fixed: draw from ``seed`` alone and so keep the same states for the whole run; else draw anew for each
+            (step, rollout_epoch, episode).
+        step: training step.
+        rollout_epoch: which of the step's rollouts.
+        episode: how many episodes the env has finished since this rollout's reset; above 0 only with auto-reset.
+    """
+    key = () if fixed else (step, rollout_epoch, episode)
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    per_task, rest = divmod(num_groups, len(tasks))
+    counts = np.full(len(tasks), per_task)
+    counts[rng.choice(len(tasks), size=rest, replace=False)] += 1
+    drawn = [_draw(rng, states, int(count)) for states, count in zip(tasks.values(), counts, strict=True)]
+    return np.repeat(np.concatenate(drawn), group_size)
+
+
+def _draw(rng: np.random.Generator, states: range, count: int) -> NDArray[np.int64]:
+    """[count] of ``states``, each as often as any other but for the rest."""
+    rounds, rest = divmod(count, len(states))
+    everything = np.arange(rounds * len(states), dtype=np.int64) % len(states)
+    return states.start + np.concatenate([everything, rng.choice(len(states), size=rest, replace=False)])
+
+
+def eval_reset_states(tasks: Mapping[int, range], *, episodes_per_task: int) -> NDArray[np.int64]:
+    """[len(tasks) * episodes_per_task]: the first ``episodes_per_task`` initial states of each task, task by task.
+
+    Raises:
+        ValueError: a task has fewer initial states.
+    """
+    for task_id, states in tasks.items():
+        if not 1 <= episodes_per_task <= len(states):
+            raise ValueError(
+                f"episodes_per_task: got {episodes_per_task}, expected 1 to {len(states)}, "
+                f"the number of initial states of task {task_id}"
+            )
+    return np.concatenate([np.array(states[:episodes_per_task], dtype=np.int64) for states in tasks.values()])

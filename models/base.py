@@ -1,0 +1,92 @@
+"""The policy protocol: all that a new model has to provide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from embodied_rl.contracts import EnvObs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """What a policy must fit: the env's spaces and the run's chunking. Derived at launch, never asked of the user."""
+
+    action_dim: int
+    num_action_chunks: int
+    """C, the number of actions decided at once."""
+    state_dim: int
+    image_shapes: Mapping[str, tuple[int, int]]
+    """Camera -> (height, width); empty for state-only envs."""
+    values_per_chunk: int
+    """V: 0 without value head, 1 at chunk level, C at action level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOutput:
+    """What ``act`` decides for N observations."""
+
+    actions: Tensor
+    """[N,C,A] float32 in [-1, 1]."""
+    logprobs: Tensor
+    """[N,C,A] float32."""
+    values: Tensor | None
+    """[N,V] float32 or None without value head."""
+    replay_inputs: Mapping[str, Tensor]
+    """Each [N,...]: enough for ``evaluate`` to compute the same log-probabilities again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What ``evaluate`` says of N recorded decisions, with gradients."""
+
+    logprobs: Tensor
+    """[N,C,A] float32."""
+    entropy: Tensor
+    """[N,C,A] float32."""
+    values: Tensor | None
+    """[N,V] float32."""
+
+
+class Policy(nn.Module):
+    """Base class of every policy. Construct as ``Model(spec, params)``, ``params`` being the class's ``Params``
+    dataclass built from the config's ``model.params``.
+
+    ``act`` and ``evaluate`` give the same log-probabilities for the same weights (to 1e-5 in float32): one network pass
+    behind both, no dropout, the same temperature. ``forward`` *is* ``evaluate``, so that FSDP's hooks run.
+    """
+
+    Params: ClassVar[type]
+    spec: PolicySpec
+
+    def act(
+        self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None
+    ) -> PolicyOutput:
+        """Choose an action chunk for each observation. ``greedy`` takes the mode; else sample at ``temperature``."""
+        raise NotImplementedError
+
+    def values(self, obs: EnvObs) -> Tensor:
+        """[N,V] float32. Raises RuntimeError without value head."""
+        raise NotImplementedError
+
+    def evaluate(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
+        """Log-probabilities, entropies and values of recorded decisions under the present weights."""
+        raise NotImplementedError
+
+    def forward(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
+        return self.evaluate(replay_inputs, temperature=temperature)
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the value head alone: they train at ``actor.optim.value_lr``."""
+        return [p for name, p in self.named_parameters() if name.startswith("value_head.")]
+
+    def shard_units(self) -> list[nn.Module]:
+        """The blocks that FSDP gathers one at a time: one a transformer layer. Empty: the model is one unit."""
+        return []
+
+
+ModelParams = Mapping[str, Any]

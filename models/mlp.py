@@ -1,0 +1,112 @@
+"""``mlp``: a Gaussian policy on the state vector. Actions are those of a whole chunk, decided at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from embodied_rl.contracts import EnvObs
+from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpParams:
+    """``model.params`` of ``mlp``."""
+
+    hidden_size: Annotated[int, Field(gt=0)] = 256
+    """Units of each hidden layer."""
+    num_layers: Annotated[int, Field(ge=1)] = 2
+    """Hidden layers of the policy and of the value head, each."""
+    initial_log_std: float = -0.5
+    """Log of the standard deviation that every action dimension starts with; learned, the same in every state."""
+
+
+class MlpPolicy(Policy):
+    """Normal(mean(state), exp(log_std)·temperature), independent over chunk steps and action dimensions.
+
+    The log-probability is that of the sample before it is clipped to [-1, 1] for the env, and the sample is what
+    ``replay_inputs`` records.
+    """
+
+    Params = MlpParams
+
+    def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
+        super().__init__()
+        if spec.state_dim < 1:
+            raise ValueError(
+                "model_type 'mlp' acts on the env's state vector and this env gives none; use a model that acts on "
+                "images, such as 'tiny_vla', or let the env observe its state"
+            )
+        self.spec = spec
+        shape = (spec.num_action_chunks, spec.action_dim)
+        # A small last layer starts the policy near its mean, so that log_std alone sets the first exploration.
+        self.policy = _tanh_mlp(spec.state_dim, math.prod(shape), params, last_gain=0.01)
+        self.log_std = nn.Parameter(torch.full(shape, params.initial_log_std))
+        self.value_head = (
+            _tanh_mlp(spec.state_dim, spec.values_per_chunk, params, last_gain=1.0) if spec.values_per_chunk else None
+        )
+
+    @torch.no_grad()
+    def act(
+        self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None
+    ) -> PolicyOutput:
+        state = obs.state.to(self.log_std.device)
+        mean, log_std = self._distribution(state, temperature)
+        sample = mean
+        if not greedy:
+            noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+            sample = mean + log_std.exp() * noise
+        return PolicyOutput(
+            actions=sample.clamp(-1.0, 1.0),
+            logprobs=_normal_logprob(sample, mean, log_std),
+            values=self.value_head(state).float() if self.value_head else None,
+            replay_inputs={"state": state, "samples": sample},
+        )
+
+    @torch.no_grad()
+    def values(self, obs: EnvObs) -> Tensor:
+        if self.value_head is None:
+            raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
+        return self.value_head(obs.state.to(self.log_std.device)).float()
+
+    def evaluate(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
+        state = replay_inputs["state"].to(self.log_std.device)
+        mean, log_std = self._distribution(state, temperature)
+        return Evaluation(
+            logprobs=_normal_logprob(replay_inputs["samples"].to(mean.device), mean, log_std),
+            entropy=(log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean),
+            values=self.value_head(state).float() if self.value_head else None,
+        )
+
+    def _distribution(self, state: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Mean [N,C,A] and log standard deviation [C,A]."""
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the mode")
+        mean = self.policy(state).float().unflatten(-1, self.log_std.shape)
+        return mean, self.log_std.float() + math.log(temperature)
+
+
+def _normal_logprob(sample: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    return -0.5 * ((sample - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
+
+
+def _tanh_mlp(inputs: int, outputs: int, params: MlpParams, *, last_gain: float) -> nn.Sequential:
+    """Orthogonal weights and zero biases, as PPO's reference implementations have them (arXiv:2006.05990, section 3.2)."""
+    widths = [inputs, *[params.hidden_size] * params.num_layers]
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+        layers += [_linear(fan_in, fan_out, math.sqrt(2.0)), nn.Tanh()]
+    return nn.Sequential(*layers, _linear(widths[-1], outputs, last_gain))
+
+
+def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

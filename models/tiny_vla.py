@@ -1,0 +1,249 @@
+"""``tiny_vla``: a small vision-language-action transformer that trains on a CPU.
+
+::
+
+    camera ─ convolutions, FiLM by the instruction ─► image tokens ─┐
+    instruction ─ hashed words ─────────────────────► text tokens  ─┤  transformer   ┌► C action slots ─► A × 256 bins
+    proprioception ─ MLP ───────────────────────────► one token    ─┼──────────────► │
+                                      C (+ 1) learned slot tokens  ─┘  bidirectional └► value slot ─► value head
+
+All C·A actions are decoded at once (as in OpenVLA-OFT, arXiv:2502.19645), each as one of 256 bins over [-1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied_rl.contracts import EnvObs
+from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
+from embodied_rl.models.text import PADDING, hash_words
+
+NUM_BINS = 256
+WORD_BUCKETS = 8192
+"""Rows of the word table: LIBERO's words do not collide in it."""
+WORD_SIZE = 64
+STEM_CHANNELS = (32, 64, 128)
+"""Output channels of the convolutions before the last; each halves the resolution, so a token covers 16×16 pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyVlaParams:
+    """``model.params`` of ``tiny_vla``."""
+
+    hidden_size: Annotated[int, Field(gt=0, multiple_of=8)] = 128
+    """Width D of the transformer."""
+    num_layers: Annotated[int, Field(ge=1)] = 4
+    num_heads: Annotated[int, Field(ge=1)] = 4
+    max_words: Annotated[int, Field(ge=1)] = 24
+    """Longest instruction, in words."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
+
+
+def actions_to_bins(actions: Tensor) -> Tensor:
+    """The bin (int64, 0 .. 255) that each action in [-1, 1] falls into; beyond the ends, the nearest."""
+    return ((actions + 1.0) * (NUM_BINS / 2)).floor().long().clamp(0, NUM_BINS - 1)
+
+
+def bins_to_actions(bins: Tensor) -> Tensor:
+    """Each bin's centre, float32 in [-1 + 1/256, 1 - 1/256]."""
+    return (bins.float() + 0.5) * (2.0 / NUM_BINS) - 1.0
+
+
+class TinyVlaPolicy(Policy):
+    """Categorical over 256 bins for each of C·A actions, given images, instruction and proprioception."""
+
+    Params = TinyVlaParams
+
+    def __init__(self, spec: PolicySpec, params: TinyVlaParams) -> None:
+        super().__init__()
+        if not spec.image_shapes:
+            raise ValueError(
+                "model_type 'tiny_vla' acts on camera images and this env gives none; use a model that acts on the state, "
+                "such as 'mlp', or give the env cameras"
+            )
+        self.spec, self.params = spec, params
+        width = params.hidden_size
+        self.words = nn.Embedding(WORD_BUCKETS, WORD_SIZE, padding_idx=PADDING)
+        self.word_projection = nn.Linear(WORD_SIZE, width)
+        self.word_positions = nn.Parameter(0.02 * torch.randn(params.max_words, width))
+        self.cameras = nn.ModuleDict(
+            {name: _ImageStem(shape, width) for name, shape in sorted(spec.image_shapes.items())}
+        )
+        self.proprio = (
+            nn.Sequential(nn.Linear(spec.state_dim, width), nn.GELU(), nn.Linear(width, width))
+            if spec.state_dim
+            else None
+        )
+        self.num_slots = spec.num_action_chunks + bool(spec.values_per_chunk)
+        self.slots = nn.Parameter(0.02 * torch.randn(self.num_slots, width))
+        self.blocks = nn.ModuleList(_Block(width, params.num_heads) for _ in range(params.num_layers))
+        self.norm = nn.LayerNorm(width)
+        self.action_head = nn.Linear(width, spec.action_dim * NUM_BINS)
+        # A small last layer starts the policy near the uniform distribution.
+        nn.init.normal_(self.action_head.weight, std=0.01)
+        nn.init.zeros_(self.action_head.bias)
+        self.value_head = (
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, spec.values_per_chunk))
+            if spec.values_per_chunk
+            else None
+        )
+
+    def shard_units(self) -> list[nn.Module]:
+        return list(self.blocks)
+
+    @torch.no_grad()
+    def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
+        inputs = self._inputs(obs)
+        slots = self._encode(inputs)
+        log_probabilities = self._log_probabilities(slots, temperature)
+        scores = log_probabilities
+        if not greedy:
+            # argmax of (log p - log of exponential noise) is a sample from p (the Gumbel-max trick).
+            noise = torch.empty_like(scores).exponential_(generator=generator)
+            scores = scores - noise.log()
+        bins = scores.argmax(-1)
+        return PolicyOutput(
+            actions=bins_to_actions(bins),
+            logprobs=_pick(log_probabilities, bins),
+            values=self._values(slots),
+            replay_inputs={**inputs, "bins": bins},
+        )
+
+    @torch.no_grad()
+    def values(self, obs: EnvObs) -> Tensor:
+        values = self._values(self._encode(self._inputs(obs)))
+        if values is None:
+            raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
+        return values
+
+    def evaluate(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
+        slots = self._encode(replay_inputs)
+        log_probabilities = self._log_probabilities(slots, temperature)
+        return Evaluation(
+            logprobs=_pick(log_probabilities, replay_inputs["bins"].to(slots.device)),
+            entropy=-(log_probabilities.exp() * log_probabilities).sum(-1),
+            values=self._values(slots),
+        )
+
+    def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
+        """What the network sees, small and exact enough to be recorded: images stay uint8."""
+        inputs = {"words": hash_words(obs.instructions, num_buckets=WORD_BUCKETS, max_words=self.params.max_words)}
+        if self.proprio is not None:
+            inputs["proprio"] = obs.state
+        for camera, (height, width) in self.spec.image_shapes.items():
+            image = obs.images.get(camera)
+            if image is None or tuple(image.shape[1:3]) != (height, width):
+                got = {name: list(tensor.shape[1:3]) for name, tensor in obs.images.items()}
+                raise ValueError(f"tiny_vla: got images {got}, expected {camera!r} of size [{height}, {width}]")
+            inputs[f"images/{camera}"] = image
+        return inputs
+
+    def _encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[N, slots, D]."""
+        device, dtype = self.slots.device, self.slots.dtype
+        words = inputs["words"].to(device)
+        text = self.word_projection(self.words(words)) + self.word_positions
+        said = words != PADDING
+        sentence = (text * said.unsqueeze(-1)).sum(1) / said.sum(1, keepdim=True)
+        tokens = [
+            stem(inputs[f"images/{camera}"].to(device), sentence, dtype) for camera, stem in self.cameras.items()
+        ]
+        tokens.append(text)
+        if self.proprio is not None:
+            tokens.append(self.proprio(inputs["proprio"].to(device, dtype)).unsqueeze(1))
+        tokens.append(self.slots.expand(len(words), -1, -1))
+
+        x = torch.cat(tokens, 1)
+        seen = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
+        start = sum(token.shape[1] for token in tokens[: len(self.cameras)])
+        seen[:, start : start + words.shape[1]] = said
+        mask = seen[:, None, None, :]
+        for block in self.blocks[:-1]:
+            x = block(x, mask, queries=x.shape[1])
+        # Nothing reads the other tokens after the last block.
+        return self.norm(self.blocks[-1](x, mask, queries=self.num_slots))
+
+    def _log_probabilities(self, slots: Tensor, temperature: float) -> Tensor:
+        """[N,C,A,256]."""
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the mode")
+        logits = self.action_head(slots[:, : self.spec.num_action_chunks]).float()
+        return (logits.unflatten(-1, (self.spec.action_dim, NUM_BINS)) / temperature).log_softmax(-1)
+
+    def _values(self, slots: Tensor) -> Tensor | None:
+        return self.value_head(slots[:, -1]).float() if self.value_head else None
+
+
+class _ImageStem(nn.Module):
+    """uint8 images [N,H,W,3] -> tokens [N, ceil(H/16)·ceil(W/16), D]."""
+
+    def __init__(self, shape: tuple[int, int], width: int) -> None:
+        super().__init__()
+        rows, columns = (torch.linspace(-1.0, 1.0, size) for size in shape)
+        grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+        # A constant of the shape: recomputed, not saved with the weights.
+        self.register_buffer("grid", grid.unsqueeze(0), persistent=False)
+        channels = (5, *STEM_CHANNELS, width)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(i, o, 3, stride=2, padding=1) for i, o in zip(channels[:-1], channels[1:], strict=True)
+        )
+        self.norms = nn.ModuleList(nn.GroupNorm(8, o) for o in channels[1:])
+        # The instruction scales and shifts the features of the last two layers (FiLM, arXiv:1709.07871).
+        self.films = nn.ModuleList(nn.Linear(width, 2 * o) for o in channels[-2:])
+        for film in self.films:
+            nn.init.zeros_(film.weight)
+            nn.init.zeros_(film.bias)
+        tokens = 1
+        for size in shape:
+            tokens *= -(-size // 2 ** len(self.convolutions))
+        self.positions = nn.Parameter(0.02 * torch.randn(tokens, width))
+
+    def forward(self, images: Tensor, sentence: Tensor, dtype: torch.dtype) -> Tensor:
+        x = images.permute(0, 3, 1, 2).to(dtype) / 127.5 - 1.0
+        x = torch.cat((x, self.grid.to(dtype).expand(len(x), -1, -1, -1)), 1)
+        plain = len(self.convolutions) - len(self.films)
+        for layer, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            x = functional.gelu(norm(convolution(x)))
+            if layer >= plain:
+                scale, shift = self.films[layer - plain](sentence)[:, :, None, None].chunk(2, 1)
+                x = x * (1.0 + scale) + shift
+        return x.flatten(2).transpose(1, 2) + self.positions
+
+
+class _Block(nn.Module):
+    """Pre-norm transformer layer that updates the last ``queries`` tokens; all tokens are looked at."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key_value = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor, mask: Tensor, *, queries: int) -> Tensor:
+        """``x`` [N,S,D], ``mask`` [N,1,1,S] bool, true where a token may be looked at -> [N,queries,D]."""
+        y = self.attention_norm(x)
+        x = x[:, -queries:]
+        query = self._heads(self.query(y[:, -queries:]))
+        key, value = (self._heads(part) for part in self.key_value(y).chunk(2, -1))
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.mlp_norm(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _pick(log_probabilities: Tensor, bins: Tensor) -> Tensor:
+    return log_probabilities.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import torch
+
+from embodied_rl.algorithms.diagnostics import Diagnostics
+
+
+def part(units: list[float], mask: list[bool]) -> Diagnostics:
+    diagnostics = Diagnostics()
+    diagnostics.add_mean("mean", torch.tensor(units), torch.tensor(mask, dtype=torch.bool))
+    diagnostics.add_max("max", torch.tensor(units), torch.tensor(mask, dtype=torch.bool))
+    return diagnostics
+
+
+def test_parts_of_different_size_combine_to_the_whole() -> None:
+    whole = part([1.0, 2.0, 6.0, 99.0], [True, True, True, False])
+    merged = part([1.0], [True])
+    merged.merge(part([2.0, 6.0, 99.0], [True, True, False]))
+    assert merged.result() == whole.result() == {"mean": 3.0, "max": 6.0}
+
+
+def test_reduce_over_ranks_uses_one_collective_each() -> None:
+    mine, other = part([1.0], [True]), part([2.0, 6.0], [True, True])
+    calls: list[tuple[int, ...]] = []
+
+    def plus(tensor: torch.Tensor) -> torch.Tensor:
+        calls.append(tuple(tensor.shape))
+        return tensor + torch.stack([other._means["mean"]])
+
+    mine.reduce(plus, lambda tensor: torch.maximum(tensor, torch.tensor([6.0], dtype=torch.float64)))
+    assert mine.result() == {"mean": 3.0, "max": 6.0}
+    assert calls == [(1, 2)]
+
+
+def test_nothing_valid_gives_no_number() -> None:
+    empty = part([1.0], [False])
+    assert empty.result() == {}
+    empty.merge(part([4.0], [True]))
+    assert empty.result() == {"mean": 4.0, "max": 4.0}
+    assert part([], []).result() == {}
+
+
+def test_it_holds_no_graph() -> None:
+    units = torch.ones(2, requires_grad=True)
+    diagnostics = Diagnostics()
+    diagnostics.add_mean("mean", units, torch.ones(2, dtype=torch.bool))
+    assert not diagnostics._means["mean"].requires_grad

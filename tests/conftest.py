@@ -1,0 +1,39 @@
+"""Settings of the whole suite: one thread, headless rendering, no network, no time limits of hypothesis' own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from hypothesis import settings
+
+# Before torch or MuJoCo is imported anywhere: both read these once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MUJOCO_GL", "egl")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+SLOW_TIMEOUT_SECONDS = 900
+
+# A shared machine makes single examples slow by chance; in CI a failure must come again when the run is repeated.
+settings.register_profile("suite", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests get a longer time limit than the suite's, unless they name their own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_SECONDS))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+    # Only where a test has loaded it: the tests of the command line check that torch stays out.
+    torch_module = sys.modules.get("torch")
+    if torch_module is not None and torch_module.get_num_threads() != 1:
+        torch_module.set_num_threads(1)

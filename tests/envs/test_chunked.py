@@ -1,0 +1,451 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.envs.base import SimStep
+from embodied_rl.envs.chunked import ChunkedEnv, FrameRecorder
+from tests.fakes import Script, ScriptedSim
+
+NEVER = Script(rewards=[0.0] * 64, success=[False] * 64)
+
+
+def succeeds_at(step: int, length: int = 64) -> Script:
+    """Level 1 and success at ``step`` (counted from 1) alone."""
+    return Script(
+        rewards=[float(t == step) for t in range(1, length + 1)], success=[t == step for t in range(1, length + 1)]
+    )
+
+
+def chunked(sim: ScriptedSim, num_envs: int, chunk: int, **overrides: Any) -> ChunkedEnv:
+    options: dict[str, Any] = {
+        "env_ids": range(100, 100 + num_envs),
+        "num_action_chunks": chunk,
+        "max_episode_steps": 50,
+        "auto_reset": False,
+        "ignore_terminations": False,
+        "use_rel_reward": False,
+        "reward_coef": 1.0,
+    }
+    return ChunkedEnv(sim, **{**options, **overrides})
+
+
+def numbered_actions(num_envs: int, chunk: int) -> torch.Tensor:
+    """Component 0 of step c in slot s is s + c / 10."""
+    steps = torch.arange(num_envs).float()[:, None] + torch.arange(chunk).float()[None, :] / 10
+    return torch.stack([steps, torch.zeros_like(steps)], dim=-1)
+
+
+@dataclass
+class ListRecorder:
+    wants_frames: bool = True
+    frames: list[tuple[int, int, str, int, float, bool]] = field(default_factory=list)
+
+    def record(
+        self,
+        env_index: int,
+        frame: NDArray[np.uint8],
+        *,
+        instruction: str,
+        episode_step: int,
+        reward: float,
+        success: bool,
+    ) -> None:
+        self.frames.append((env_index, int(frame[0, 0, 0]), instruction, episode_step, reward, success))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_masks_of_a_chunk_with_early_late_and_no_success(batched: bool) -> None:
+    sim = ScriptedSim(4, [succeeds_at(1), succeeds_at(2), succeeds_at(3), NEVER], batched=batched)
+    env = chunked(sim, 4, 3)
+    env.reset([0, 1, 2, 3])
+    result = env.chunk_step(numbered_actions(4, 3))
+    assert result.valid.int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    assert result.terminated.int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    assert not result.truncated.any()
+    assert result.rewards.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    assert result.final_obs is None
+    # (slot, reset state, episode step, last action): each env stands where its episode ended.
+    expected = torch.tensor([[0, 0, 1, 0.0], [1, 1, 2, 1.1], [2, 2, 3, 2.2], [3, 3, 3, 3.2]])
+    torch.testing.assert_close(result.next_obs.state, expected)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_done_env_is_never_touched_again(batched: bool) -> None:
+    recorder = ListRecorder()
+    sim = ScriptedSim(2, [succeeds_at(1, length=1), NEVER], batched=batched, image_size=2)
+    env = chunked(sim, 2, 2, recorder=recorder)
+    env.reset([0, 1])
+    first = env.chunk_step(numbered_actions(2, 2))
+    sim.calls.clear()
+    second = env.chunk_step(numbered_actions(2, 2))
+    assert {slot for _, slots in sim.calls for slot in slots} == {1}
+    assert second.valid.int().tolist() == [[0, 0], [1, 1]]
+    assert not (second.terminated | second.truncated).any() and not second.rewards.any()
+    assert second.next_obs.state[0].equal(first.next_obs.state[0])
+    assert second.next_obs.images["cam"][0].equal(first.next_obs.images["cam"][0])
+    assert second.next_obs.state[1, 2] == 4
+    assert not env.all_done
+
+
+def test_all_done_and_a_chunk_after_it() -> None:
+    sim = ScriptedSim(2, [succeeds_at(1), succeeds_at(2)])
+    env = chunked(sim, 2, 2)
+    env.reset([0, 1])
+    env.chunk_step(numbered_actions(2, 2))
+    assert env.all_done
+    sim.calls.clear()
+    assert not env.chunk_step(numbered_actions(2, 2)).valid.any()
+    assert sim.calls == []
+    env.reset([1, 0])
+    assert not env.all_done
+
+
+def test_truncation_inside_a_chunk() -> None:
+    env = chunked(ScriptedSim(1, [NEVER]), 1, 3, max_episode_steps=4)
+    env.reset([0])
+    assert not env.chunk_step(numbered_actions(1, 3)).truncated.any()
+    result = env.chunk_step(numbered_actions(1, 3))
+    assert result.truncated.int().tolist() == [[1, 0, 0]]
+    assert result.valid.int().tolist() == [[1, 0, 0]]
+    assert not result.terminated.any()
+    assert env.all_done
+
+
+def test_success_at_the_last_step_is_a_termination() -> None:
+    env = chunked(ScriptedSim(1, [succeeds_at(2)]), 1, 2, max_episode_steps=2)
+    env.reset([0])
+    result = env.chunk_step(numbered_actions(1, 2))
+    assert result.terminated.int().tolist() == [[0, 1]]
+    assert not result.truncated.any()
+
+
+def test_ignore_terminations_records_success_at_any_step() -> None:
+    sim = ScriptedSim(2, [succeeds_at(2), NEVER])
+    env = chunked(sim, 2, 4, max_episode_steps=4, ignore_terminations=True)
+    env.reset([0, 1])
+    result = env.chunk_step(numbered_actions(2, 4))
+    assert not result.terminated.any()
+    assert result.truncated.int().tolist() == [[0, 0, 0, 1]] * 2
+    assert result.valid.all()
+    assert [(r.success, r.episode_length) for r in env.drain_episodes()] == [(True, 4), (False, 4)]
+
+
+def test_reward_level_relative_and_scaled() -> None:
+    script = Script(rewards=[0.25, 0.75, 0.5, 1.5], success=[False, False, False, True])
+    for relative, coef, expected in (
+        (False, 1.0, [0.25, 0.75, 0.5, 1.5]),
+        (False, 4.0, [1.0, 3.0, 2.0, 6.0]),
+        (True, 1.0, [0.25, 0.5, -0.25, 1.0]),
+        (True, 4.0, [1.0, 2.0, -1.0, 4.0]),
+    ):
+        env = chunked(ScriptedSim(1, [script]), 1, 2, use_rel_reward=relative, reward_coef=coef)
+        env.reset([0])
+        rewards = torch.cat([env.chunk_step(numbered_actions(1, 2)).rewards for _ in range(2)], dim=1)
+        assert rewards.tolist() == [expected]
+        (record,) = env.drain_episodes()
+        assert record.episode_return == sum(expected)
+
+
+def test_relative_reward_counts_from_zero_in_every_episode() -> None:
+    script = Script(rewards=[0.5, 2.0], success=[False, True])
+    env = chunked(ScriptedSim(1, [script]), 1, 2, use_rel_reward=True, auto_reset=True)
+    env.reset([0], lambda env_id, k: 0)
+    for _ in range(2):
+        assert env.chunk_step(numbered_actions(1, 2)).rewards.tolist() == [[0.5, 1.5]]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_auto_reset_starts_the_next_episode_and_keeps_the_last_observation(batched: bool) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def next_reset_state(env_id: int, k: int) -> int:
+        asked.append((env_id, k))
+        return 3
+
+    sim = ScriptedSim(3, [succeeds_at(1), NEVER, succeeds_at(3), NEVER], batched=batched, image_size=2)
+    env = chunked(sim, 3, 3, auto_reset=True)
+    env.reset([0, 1, 2], next_reset_state)
+    result = env.chunk_step(numbered_actions(3, 3))
+    assert result.valid.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 1]]
+    assert asked == [(100, 1), (102, 1)]
+    torch.testing.assert_close(result.next_obs.state, torch.tensor([[0, 3, 0, 0.0], [1, 1, 3, 1.2], [2, 3, 0, 0.0]]))
+    assert result.next_obs.instructions == ("task 3", "task 1", "task 3")
+    assert result.final_obs is not None
+    assert result.final_obs.env_ids.tolist() == [100, 102]
+    torch.testing.assert_close(result.final_obs.state, torch.tensor([[0, 0, 1, 0.0], [2, 2, 3, 2.2]]))
+    assert result.final_obs.images["cam"][:, 0, 0, 0].tolist() == [1, 23]
+    assert result.final_obs.instructions == ("task 0", "task 2")
+    assert result.next_obs.images["cam"][:, 0, 0, 0].tolist() == [0, 13, 20]
+    assert not env.all_done
+
+    following = env.chunk_step(numbered_actions(3, 3))
+    assert following.valid.all()
+    assert following.final_obs is None
+
+
+def test_group_members_share_every_start_however_long_their_episodes_last() -> None:
+    """Envs 100..103 are groups {100, 101} and {102, 103}; episode k of group g starts from state 4 * g + k % 4."""
+
+    class OddSlotsFail(ScriptedSim):
+        def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+            outcome = super().step(slots, actions)
+            return SimStep(rewards=outcome.rewards, success=outcome.success & (np.asarray(slots) % 2 == 0))
+
+    sim = OddSlotsFail(4, [succeeds_at(1 + state % 3) for state in range(8)])
+    env = chunked(sim, 4, 2, auto_reset=True, max_episode_steps=5)
+    env.reset([0, 0, 4, 4], lambda env_id, k: 4 * ((env_id - 100) // 2) + k % 4)
+    for _ in range(12):
+        env.chunk_step(numbered_actions(4, 2))
+    starts: dict[int, list[int]] = {env_id: [] for env_id in range(100, 104)}
+    for record in env.drain_episodes():
+        starts[record.env_id].append(record.reset_state_id)
+    assert [len(starts[env_id]) for env_id in starts] == [10, 4, 9, 4]
+    assert starts[100] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1] and starts[101] == [0, 1, 2, 3]
+    assert starts[102] == [4, 5, 6, 7, 4, 5, 6, 7, 4] and starts[103] == [4, 5, 6, 7]
+
+
+def test_none_ends_an_envs_sequence() -> None:
+    """The way an evaluation covers 3 states with 2 envs: the state list is exhausted, the envs stay done."""
+    coverage = [2, 0, 1]
+    sim = ScriptedSim(2, [succeeds_at(1), succeeds_at(1), succeeds_at(2)])
+    env = chunked(sim, 2, 2, auto_reset=True)
+
+    def next_reset_state(env_id: int, k: int) -> int | None:
+        place = env_id - 100 + 2 * k
+        return coverage[place] if place < len(coverage) else None
+
+    env.reset(coverage[:2], next_reset_state)
+    first = env.chunk_step(numbered_actions(2, 2))
+    assert first.final_obs is not None and first.final_obs.env_ids.tolist() == [100]
+    assert first.next_obs.state[1].tolist() == [1, 0, 1, 1]
+    second = env.chunk_step(numbered_actions(2, 2))
+    assert second.valid.int().tolist() == [[1, 0], [0, 0]]
+    assert second.final_obs is None
+    assert env.all_done
+    assert sorted(r.reset_state_id for r in env.drain_episodes()) == [0, 1, 2]
+
+
+def test_idle_env_is_done_from_the_start() -> None:
+    sim = ScriptedSim(3, [NEVER, succeeds_at(1)], batched=True, image_size=2)
+    env = chunked(sim, 3, 2)
+    env.reset([0, 0, 1])
+    obs = env.reset([None, 1, None])
+    assert obs.state[[0, 2]].count_nonzero() == 0 and obs.images["cam"][[0, 2]].count_nonzero() == 0
+    assert obs.state[1].tolist() == [1, 1, 0, 0]
+    result = env.chunk_step(numbered_actions(3, 2))
+    assert result.valid.int().tolist() == [[0, 0], [1, 0], [0, 0]]
+    assert env.all_done
+    assert [r.env_id for r in env.drain_episodes()] == [101]
+
+
+def test_episode_record() -> None:
+    sim = ScriptedSim(1, [NEVER, NEVER, NEVER, succeeds_at(3)], states_per_task=2)
+    env = chunked(sim, 1, 2, reward_coef=5.0)
+    env.reset([3])
+    env.chunk_step(numbered_actions(1, 2))
+    assert env.drain_episodes() == []
+    env.chunk_step(numbered_actions(1, 2))
+    assert env.drain_episodes() == [
+        EpisodeRecord(
+            env_id=100,
+            task_id=1,
+            instruction="task 1",
+            reset_state_id=3,
+            success=True,
+            episode_return=5.0,
+            episode_length=3,
+        )
+    ]
+    assert env.drain_episodes() == []
+
+
+def test_unbatched_simulator_finishes_a_slot_before_the_next() -> None:
+    sim = ScriptedSim(2, [succeeds_at(2), NEVER])
+    env = chunked(sim, 2, 3, auto_reset=True)
+    env.reset([0, 1], lambda env_id, k: 1)
+    env.chunk_step(numbered_actions(2, 3))
+    assert sim.calls == [
+        ("reset", (0,)),
+        ("observe", (0,)),
+        ("reset", (1,)),
+        ("observe", (1,)),
+        ("step", (0,)),
+        ("step", (0,)),
+        ("observe", (0,)),
+        ("reset", (0,)),
+        ("observe", (0,)),
+        ("step", (1,)),
+        ("step", (1,)),
+        ("step", (1,)),
+        ("observe", (1,)),
+    ]
+
+
+def test_batched_simulator_steps_the_slots_still_alive_together() -> None:
+    sim = ScriptedSim(3, [succeeds_at(2), NEVER, succeeds_at(1)], batched=True)
+    env = chunked(sim, 3, 3)
+    env.reset([0, 1, 2])
+    env.chunk_step(numbered_actions(3, 3))
+    assert sim.slots_called("step") == [(0, 1, 2), (0, 1), (1,)]
+    assert sim.slots_called("observe") == [(0, 1, 2), (0, 1, 2)]
+
+
+def test_recorder_gets_reset_and_step_frames_of_live_envs() -> None:
+    recorder: FrameRecorder
+    recorder = ListRecorder()
+    sim = ScriptedSim(2, [succeeds_at(1), NEVER])
+    env = chunked(sim, 2, 2, recorder=recorder, reward_coef=3.0)
+    env.reset([0, 1])
+    env.chunk_step(numbered_actions(2, 2))
+    assert recorder.frames == [
+        (100, 100, "task 0", 0, 0.0, False),
+        (101, 110, "task 1", 0, 0.0, False),
+        (100, 101, "task 0", 1, 3.0, True),
+        (101, 111, "task 1", 1, 0.0, False),
+        (101, 112, "task 1", 2, 0.0, False),
+    ]
+
+
+def test_nothing_is_rendered_while_no_frames_are_wanted() -> None:
+    recorder = ListRecorder(wants_frames=False)
+    for chosen in (None, recorder):
+        sim = ScriptedSim(1, [NEVER])
+        env = chunked(sim, 1, 2, recorder=chosen)
+        env.reset([0])
+        env.chunk_step(numbered_actions(1, 2))
+        assert sim.slots_called("render") == []
+        # The policy looks only at the reset and at the chunk's end.
+        assert len(sim.slots_called("observe")) == 2
+    recorder.wants_frames = True
+    env.chunk_step(numbered_actions(1, 2))
+    assert [frame[3] for frame in recorder.frames] == [3, 4]
+
+
+def test_messages_do_not_share_memory_with_later_ones() -> None:
+    sim = ScriptedSim(1, [NEVER], image_size=2)
+    env = chunked(sim, 1, 1)
+    first = env.reset([0])
+    env.chunk_step(numbered_actions(1, 1))
+    assert first.state[0, 2] == 0
+    assert first.images["cam"][0, 0, 0, 0] == 0
+
+
+def test_wrong_inputs_are_refused() -> None:
+    sim = ScriptedSim(2, [NEVER])
+    env = chunked(sim, 2, 3)
+    with pytest.raises(RuntimeError, match="before the first reset"):
+        env.chunk_step(numbered_actions(2, 3))
+    with pytest.raises(ValueError, match="got 1 reset state ids, expected one for each of 2 envs"):
+        env.reset([0])
+    with pytest.raises(ValueError, match="takes no next_reset_state"):
+        env.reset([0, 0], lambda env_id, k: 0)
+    with pytest.raises(ValueError, match="needs next_reset_state"):
+        chunked(sim, 2, 3, auto_reset=True).reset([0, 0])
+    env.reset([0, 0])
+    with pytest.raises(ValueError, match=r"got actions \[2, 2, 2\] torch.float32, expected \[2, 3, 2\]"):
+        env.chunk_step(numbered_actions(2, 2))
+    broken = numbered_actions(2, 3)
+    broken[1, 2, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"envs \[101\] are NaN"):
+        env.chunk_step(broken)
+    with pytest.raises(ValueError, match="max_episode_steps: got 0"):
+        chunked(sim, 2, 3, max_episode_steps=0)
+
+
+def test_adapter_that_breaks_the_protocol_is_named() -> None:
+    class WrongState(ScriptedSim):
+        state_dim = 5
+
+    with pytest.raises(ValueError, match=r"WrongState\.observe"):
+        chunked(WrongState(1, [NEVER]), 1, 1).reset([0])
+
+
+def test_close_closes_the_simulator() -> None:
+    sim = ScriptedSim(1, [NEVER])
+    chunked(sim, 1, 1).close()
+    assert sim.closed
+
+
+@st.composite
+def _scenarios(draw: st.DrawFn) -> dict[str, Any]:
+    length = draw(st.integers(1, 12))
+    levels = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), min_size=length, max_size=length)
+    goals = st.lists(st.sampled_from([False, False, False, True]), min_size=length, max_size=length)
+    return {
+        "length": length,
+        "scripts": draw(st.lists(st.builds(Script, rewards=levels, success=goals), min_size=1, max_size=5)),
+        "num_envs": draw(st.integers(1, 4)),
+        "chunk": draw(st.integers(1, 5)),
+        "num_chunks": draw(st.integers(1, 6)),
+        "batched": draw(st.booleans()),
+        "auto_reset": draw(st.booleans()),
+        "ignore_terminations": draw(st.booleans()),
+        "use_rel_reward": draw(st.booleans()),
+    }
+
+
+@settings(deadline=None, max_examples=150)
+@given(_scenarios())
+def test_properties_of_any_rollout(scenario: dict[str, Any]) -> None:
+    scripts: Sequence[Script] = scenario["scripts"]
+    n, chunk = scenario["num_envs"], scenario["chunk"]
+    options = {key: scenario[key] for key in ("auto_reset", "ignore_terminations", "use_rel_reward")}
+
+    def rollout(batched: bool) -> tuple[list[Any], list[EpisodeRecord], ScriptedSim]:
+        sim = ScriptedSim(n, scripts, batched=batched)
+        env = chunked(sim, n, chunk, max_episode_steps=scenario["length"], reward_coef=2.0, **options)
+        following = (lambda env_id, k: (env_id + k) % len(scripts)) if scenario["auto_reset"] else None
+        env.reset([slot % len(scripts) for slot in range(n)], following)
+        results = [env.chunk_step(numbered_actions(n, chunk)) for _ in range(scenario["num_chunks"])]
+        return results, sorted(env.drain_episodes(), key=lambda r: r.env_id), sim
+
+    results, records, sim = rollout(scenario["batched"])
+    rewards, valid, terminated, truncated = (
+        torch.stack([getattr(r, name) for r in results]) for name in ("rewards", "valid", "terminated", "truncated")
+    )
+    done = terminated | truncated
+
+    # Simulator steps are exactly the valid ones.
+    assert int(valid.sum()) == sum(len(slots) for slots in sim.slots_called("step"))
+    # Within a chunk validity is a prefix that ends at the first done; nothing is reported outside it.
+    assert not (valid[..., 1:] & ~valid[..., :-1]).any()
+    assert not (valid[..., 1:] & done[..., :-1]).any()
+    assert not (done & ~valid).any() and not (terminated & truncated).any()
+    assert not rewards[~valid].any()
+    if not scenario["auto_reset"]:
+        # Over the whole rollout too: an env that is done stays done.
+        rows = valid.transpose(0, 1).reshape(n, -1)
+        assert not (rows[:, 1:] & ~rows[:, :-1]).any()
+        assert (done.sum(dim=(0, 2)) <= 1).all()
+    # Every episode's return and length are the sums over its steps.
+    per_env: dict[int, list[tuple[float, int]]] = {100 + slot: [] for slot in range(n)}
+    for slot in range(n):
+        total, steps = 0.0, 0
+        for t in range(len(results)):
+            for c in range(chunk):
+                total, steps = total + float(rewards[t, slot, c]), steps + int(valid[t, slot, c])
+                if done[t, slot, c]:
+                    per_env[100 + slot].append((total, steps))
+                    total, steps = 0.0, 0
+    for env_id, expected in per_env.items():
+        got = [(r.episode_return, r.episode_length) for r in records if r.env_id == env_id]
+        assert got == expected
+    # Batching is an order of calls, not a result.
+    other, other_records, _ = rollout(not scenario["batched"])
+    assert records == other_records
+    for ours, theirs in zip(results, other, strict=True):
+        assert ours.rewards.equal(theirs.rewards) and ours.valid.equal(theirs.valid)
+        assert ours.next_obs.state.equal(theirs.next_obs.state)
+        assert (ours.final_obs is None) == (theirs.final_obs is None)
+        if ours.final_obs is not None and theirs.final_obs is not None:
+            assert ours.final_obs.state.equal(theirs.final_obs.state)

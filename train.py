@@ -1,0 +1,6 @@
+"""Start a run: ``python train.py task=embodied env=libero_10``; ``--help`` lists every group and key."""
+
+from embodied_rl.cli import main
+
+if __name__ == "__main__":
+    main()
