@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import hydra
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -15,20 +18,25 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied_rl.errors import ConfigError, UserError, suggestion
+from embodied_rl.params import unknown_key
 from embodied_rl.schema import Config
+from embodied_rl.training.checkpoint_store import find_checkpoint
+from embodied_rl.validation import build_config
 
 CONFIG_MODULE = "embodied_rl.config"
 GROUPS = ("task", "env", "model", "algorithm", "cluster", "logger", "experiment")
+FREE_FORM = ("env.init_params.", "model.params.", "runner.logger.wandb.")
+"""Sections whose keys belong to an adapter, a model or wandb, and are checked by their owner."""
 USAGE_ERROR = 2
 """Exit status of a command line or configuration that is wrong."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of ``train.py`` and ``embodied-rl``."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [_settable(text) for text in (sys.argv[1:] if argv is None else argv)]
     sys.argv[1:] = arguments
     try:
-        if problems := _override_problems(arguments):
+        if problems := _problems(arguments):
             raise ConfigError(problems)
         _hydra_main()
     except UserError as error:
@@ -39,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 @hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="train")
 def _hydra_main(composed: DictConfig) -> None:
     try:
-        config = from_hydra(composed, _value_keys(hydra.core.hydra_config.HydraConfig.get().overrides.task))
+        config = from_hydra(composed, _value_keys(HydraConfig.get().overrides.task))
+        find_checkpoint(config)  # a wrong path is known at once, too
         from embodied_rl.launch import run  # imports torch, so only once the configuration is known to be right
 
         run(config)
@@ -57,8 +66,6 @@ def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: naming every problem found.
     """
-    from embodied_rl.validation import build_config
-
     try:
         raw: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -68,7 +75,7 @@ def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
 
 def _parse(arguments: Sequence[str]) -> list[Override]:
     """The overrides among ``arguments``; flags and what Hydra itself must complain of are left to Hydra."""
-    texts = [text for text in arguments if not text.startswith("-") and "=" in text or text.startswith("~")]
+    texts = [text for text in arguments if (not text.startswith("-") and "=" in text) or text.startswith("~")]
     try:
         return OverridesParser.create().parse_overrides(texts)
     except HydraException:
@@ -77,19 +84,13 @@ def _parse(arguments: Sequence[str]) -> list[Override]:
 
 def _value_keys(arguments: Sequence[str]) -> list[str]:
     """The dotted keys that the user set, group choices left out."""
-    return [o.key_or_group for o in _parse(arguments) if o.key_or_group.split("@")[0].split("/")[0] not in GROUPS
-            or "." in o.key_or_group]  # fmt: skip
+    return [o.key_or_group for o in _parse(arguments) if "." in o.key_or_group and "@" not in o.key_or_group]
 
 
-def _override_problems(arguments: Sequence[str]) -> list[str]:
-    """Problems of the command line that Hydra would report one at a time and without a suggestion."""
+def _problems(arguments: Sequence[str]) -> list[str]:
+    """Everything that is wrong with the command line, where Hydra would stop at the first and suggest nothing."""
     if any(text in ("-h", "--help", "--hydra-help", "--version", "-m", "--multirun") for text in arguments):
         return []
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    from embodied_rl.validation import unknown_key
-
     overrides = [o for o in _parse(arguments) if not o.key_or_group.startswith("hydra")]
     choices = [o for o in overrides if o.key_or_group in GROUPS]
     problems: list[str] = []
@@ -105,41 +106,45 @@ def _override_problems(arguments: Sequence[str]) -> list[str]:
                     )
             if problems:
                 return problems
-            composed = compose("train", overrides=[o.input_line for o in choices if o.input_line])
+            groups_only = compose("train", overrides=[o.input_line for o in choices if o.input_line])
+            known = []
+            for override in overrides:
+                key = override.key_or_group
+                added = override.is_add() or override.is_force_add()
+                plain = override not in choices and not added and "@" not in key and "/" not in key
+                if plain and not _has_key(groups_only, key):
+                    problems.append(unknown_key(key, [*_all_keys(groups_only), *GROUPS]))
+                elif override.input_line:
+                    known.append(override.input_line)
+            from_hydra(compose("train", overrides=known), _value_keys(known))
     except HydraException:
         return problems  # Hydra says it better, in the real run
-    for override in overrides:
-        key = override.key_or_group
-        if override in choices or override.is_add() or "@" in key or "/" in key:
-            continue
-        if _has_key(composed, key) or _free_form(key):
-            continue
-        known = [*_leaf_keys(composed), *GROUPS]
-        problems.append(unknown_key(key, known))
+    except ConfigError as error:
+        problems += error.problems
     return problems
 
 
-def _free_form(key: str) -> bool:
-    """Sections whose keys belong to an adapter or a model, checked against its own ``Params``."""
-    return key.startswith(("env.init_params.", "model.params.", "runner.logger.wandb."))
+def _settable(argument: str) -> str:
+    """Let adapters' and models' own options be set like any other: Hydra wants ``++`` for keys not in its YAML."""
+    return f"++{argument}" if argument.startswith(FREE_FORM) and "=" in argument else argument
 
 
 def _has_key(config: DictConfig, key: str) -> bool:
     node: Any = config
     for part in key.split("."):
-        if not isinstance(node, DictConfig) or part not in node.keys():  # noqa: SIM118: `in` asks for a set value
+        if not isinstance(node, DictConfig) or part not in node.keys():  # noqa: SIM118  # `in` asks for a set value
             return False
         node = node._get_node(part)
     return True
 
 
-def _leaf_keys(config: DictConfig, prefix: str = "") -> list[str]:
+def _all_keys(config: DictConfig, prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name in config:
         node = config._get_node(name)
         keys.append(f"{prefix}{name}")
         if isinstance(node, DictConfig) and not node._is_none():
-            keys.extend(_leaf_keys(node, f"{prefix}{name}."))
+            keys.extend(_all_keys(node, f"{prefix}{name}."))
     return keys
 
 

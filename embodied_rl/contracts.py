@@ -109,7 +109,7 @@ class ActionChunk:
     """[N] float32: the value of the state the *previous* chunk led to in its own episode, V(final_obs) where an episode
     ended there, else V(obs). None without value head."""
     replay_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """Opaque to everybody but the model: what ``evaluate`` needs to compute the same log-probabilities again. Each [N,...]."""
+    """Each [N,...]. Opaque to everybody but the model: what ``evaluate`` needs to compute the log-probabilities again."""
     policy_version: int
     """Version of the weights that chose the actions."""
 

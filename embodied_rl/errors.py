@@ -24,7 +24,7 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete or does not fit the run."""
 
 
-def suggestion(name: str, choices: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the nearest of ``choices``, or an empty string."""
-    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+def suggestion(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
+    """``" Did you mean 'x'?"`` for the nearest of ``choices`` (similar by ``cutoff`` or more), or an empty string."""
+    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

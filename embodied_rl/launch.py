@@ -26,8 +26,10 @@ from rich.console import Console
 
 from embodied_rl.contracts import Spaces
 from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.registry import policy_class
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
+from embodied_rl.params import parse_params
 from embodied_rl.runners.embodied import EmbodiedRunner
 from embodied_rl.runners.reporting import EvalReporter
 from embodied_rl.runtime.placement import Placement, parse_placement
@@ -35,7 +37,7 @@ from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
 from embodied_rl.schema import Config
-from embodied_rl.training import checkpoint
+from embodied_rl.training.checkpoint_store import experiment_dir, find_checkpoint, read_state
 from embodied_rl.validation import COMPONENTS
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
@@ -53,8 +55,9 @@ class Terminated(SystemExit):
 def run(config: Config) -> None:
     """Run a whole job: workers, training or evaluation, shutdown. The run directory is printed first."""
     console = rich.get_console()
-    resumed = _resumed_checkpoint(config)
-    state = checkpoint.read_state(resumed) if resumed else None
+    parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params")
+    resumed = find_checkpoint(config)
+    state = read_state(resumed) if resumed else None
     run_dir = _run_directory(config, resumed)
     video_dir = Path(config.env.eval.video_cfg.video_base_dir) / _run_name(config, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False))
@@ -83,7 +86,7 @@ def run(config: Config) -> None:
                 experiment_name=config.runner.experiment_name,
                 config=asdict(config),
                 wandb_options=config.runner.logger.wandb,
-                first_step=first_step,
+                first_step=first_step + 1,  # metrics are numbered by finished steps
                 console=console,
             )
         )
@@ -202,29 +205,19 @@ def describe(config: Config, env: WorkerGroup, rollout: WorkerGroup, actor: Work
     train, stages = config.env.train, config.rollout.pipeline_stage_num
     lanes = env.world_size * stages
     console.print(
-        f"{config.cluster.backend} backend: {env.world_size} env, {rollout.world_size} rollout, {actor.world_size} actor "
-        f"worker(s); {train.total_num_envs} envs = {env.world_size} workers x {stages} stages x "
+        f"{config.cluster.backend} backend: {env.world_size} env, {rollout.world_size} rollout, {actor.world_size} "
+        f"actor worker(s); {train.total_num_envs} envs = {env.world_size} workers x {stages} stages x "
         f"{train.total_num_envs // lanes}, in {train.total_num_envs // config.algorithm.group_size} groups of "
         f"{config.algorithm.group_size}",
         highlight=False,
     )
 
 
-def _resumed_checkpoint(config: Config) -> Path | None:
-    if config.runner.resume_dir is None:
-        return None
-    return checkpoint.resolve(config.runner.resume_dir, _experiment_dir(config))
-
-
-def _experiment_dir(config: Config) -> Path:
-    return Path(config.runner.output_dir) / config.runner.experiment_name
-
-
 def _run_directory(config: Config, resumed: Path | None) -> Path:
     """A new directory, or, to go on training, the one the checkpoint is in."""
     if resumed and not config.runner.only_eval and resumed.parent.name == "checkpoints":
         return resumed.parent.parent
-    base = _experiment_dir(config) / f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
+    base = experiment_dir(config) / f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
     suffix = "-eval" if config.runner.only_eval else ""
     for number in range(1000):
         directory = Path(f"{base}{f'_{number}' if number else ''}{suffix}")

@@ -55,7 +55,7 @@ class RunnerConfig:
     max_keep: PositiveInt | None
     """Keep only the newest checkpoints; null keeps all."""
     resume_dir: str | None
-    """A checkpoint (or a run directory: its newest) to go on from; ``auto``: this experiment's newest, if there is one."""
+    """A checkpoint, or a run directory (its newest), to go on from; ``auto``: this experiment's newest, if there is."""
     only_eval: bool
     """Evaluate the policy (of ``resume_dir``, if given) and stop."""
     logger: LoggerConfig
@@ -158,7 +158,7 @@ class EnvTrainConfig:
     ignore_terminations: bool
     """Success does not end an episode, only the horizon does."""
     use_fixed_reset_state_ids: bool
-    """Keep the initial states drawn at the start; false draws new ones each rollout. Members of a group always share one."""
+    """Keep the initial states drawn at the start; false draws new ones each rollout. A group always shares one."""
     video_cfg: VideoConfig
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,6 +17,7 @@ from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import MODELS
 from embodied_rl.monitoring.metrics import BACKENDS
+from embodied_rl.params import describe, parse_params
 from embodied_rl.runtime.placement import PlacementError, parse_placement
 from embodied_rl.schema import Config
 
@@ -37,20 +38,11 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     try:
         config = TypeAdapter(Config).validate_json(json.dumps(raw))
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from None
+        raise ConfigError(describe(error, known_keys())) from None
     problems = [*_rule_problems(config), *_unread_keys(config, overridden)]
     if problems:
         raise ConfigError(problems)
     return config
-
-
-def parse_params(schema: type, params: Mapping[str, Any], where: str) -> Any:
-    """Build an adapter's or model's own ``Params`` dataclass from the free-form section ``where`` of the config."""
-    try:
-        return TypeAdapter(schema).validate_json(json.dumps(dict(params)))
-    except ValidationError as error:
-        names = [field.name for field in dataclasses.fields(schema)]
-        raise ConfigError(_describe(error, prefix=where, choices=names)) from None
 
 
 def known_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
@@ -62,39 +54,8 @@ def known_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
 
 
 def _annotations(schema: type) -> dict[str, Any]:
-    from typing import get_type_hints
-
     hints = get_type_hints(schema)
     return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
-
-
-def _describe(error: ValidationError, prefix: str = "", choices: Iterable[str] = ()) -> list[str]:
-    problems = []
-    for item in error.errors(include_url=False):
-        where = ".".join([prefix, *map(str, item["loc"])] if prefix else map(str, item["loc"]))
-        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            problems.append(unknown_key(where, [f"{prefix}.{name}" for name in choices] if prefix else None))
-        elif item["type"] in ("missing", "missing_argument"):
-            problems.append(f"{where}: missing; set it with {where}=...")
-        else:
-            got = item["input"]
-            problems.append(f"{where}: got {got!r} ({type(got).__name__}); {_lower_first(item['msg'])}")
-    return problems
-
-
-def unknown_key(key: str, choices: Iterable[str] | None = None) -> str:
-    """The message for a key that does not exist."""
-    known = list(known_keys() if choices is None else choices)
-    hint = suggestion(key, known)
-    if not hint:  # a right name in a wrong section
-        hint = suggestion(key.rsplit(".", 1)[-1], [name.rsplit(".", 1)[-1] for name in known])
-        owners = [name for name in known if hint and f".{hint.split(chr(39))[1]}" in f".{name}"]
-        hint = f" Did you mean {owners[0]!r}?" if owners else ""
-    return f"{key}: no such key.{hint}"
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 # Rules across fields. Each yields what was got, why it cannot be, and what to do.
@@ -182,11 +143,9 @@ def _algorithm_problems(c: Config) -> Iterator[str]:
         yield f"algorithm.group_size: got {a.group_size}; adv_type=grpo compares the members of a group, use 2 or more"
     if a.adv_type == "grpo" and c.env.train.auto_reset:
         yield (
-            "env.train.auto_reset: grpo scores one whole episode per env, and auto_reset would mix several into a score; "
-            "set env.train.auto_reset=false, or use algorithm=ppo"
+            "env.train.auto_reset: grpo scores one whole episode per env, and auto_reset would mix several into a "
+            "score; set env.train.auto_reset=false, or use algorithm=ppo"
         )
-    if a.adv_type == "grpo" and c.env.train.ignore_terminations and c.env.train.max_steps_per_rollout_epoch is not None:
-        yield "env.train.max_steps_per_rollout_epoch: grpo rolls out whole episodes; set it to null"
     if a.rewards_lower_bound > a.rewards_upper_bound:
         yield (
             f"algorithm.rewards_lower_bound={a.rewards_lower_bound} is above "
@@ -199,8 +158,13 @@ def _env_problems(c: Config) -> Iterator[str]:
     steps = train.max_steps_per_rollout_epoch
     if steps is not None and steps > train.max_episode_steps and not train.auto_reset:
         yield (
-            f"env.train.max_steps_per_rollout_epoch: got {steps}, more than max_episode_steps={train.max_episode_steps}, "
-            "but nothing starts a second episode; set env.train.auto_reset=true"
+            f"env.train.max_steps_per_rollout_epoch: got {steps}, more than max_episode_steps="
+            f"{train.max_episode_steps}, but nothing starts a second episode; set env.train.auto_reset=true"
+        )
+    if steps is not None and steps < train.max_episode_steps and not train.auto_reset:
+        yield (
+            f"env.train.max_steps_per_rollout_epoch: got {steps}, less than max_episode_steps="
+            f"{train.max_episode_steps}: episodes would be dropped unfinished; set it to null, or env.train.auto_reset=true"
         )
     if steps is not None and steps % c.model.num_action_chunks:
         yield (
@@ -223,7 +187,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.entropy_type", lambda c: c.algorithm.entropy_bonus == 0, "algorithm.entropy_bonus is 0"),
     ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
     ("runner.max_keep", lambda c: c.runner.save_interval == -1, "runner.save_interval=-1 saves nothing"),
-    ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "wandb is no logger backend here"),
+    ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
     ("algorithm", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),
     ("actor.optim", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),
     ("env.train", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),

@@ -59,10 +59,13 @@ class SimEnv(Protocol):
     """Control steps a second; videos play at this rate."""
     action_dim: int
     state_dim: int
-    image_shapes: Mapping[str, tuple[int, int]]
-    """Camera name -> (height, width) of its images in :class:`SimObs`; empty where the simulator is state-only."""
     num_reset_states: int
     """Initial states are numbered 0 .. num_reset_states - 1, ordered by task."""
+
+    @property
+    def image_shapes(self) -> Mapping[str, tuple[int, int]]:
+        """Camera name -> (height, width) of its images in :class:`SimObs`; empty where the simulator is state-only."""
+        ...
 
     def task(self, reset_state_id: int) -> Task:
         """The task an initial state belongs to."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimObs, SimStep, Task
-from embodied_rl.envs.libero_install import import_libero, quiet
+from embodied_rl.envs.libero_install import import_libero, quiet, require_renderer
 from embodied_rl.envs.libero_scene import Scene, SceneSpec, Snapshot
 from embodied_rl.errors import suggestion
 
@@ -102,7 +102,7 @@ class LiberoEnv:
     Scenes live in the thread that first rendered them: use all LiberoEnvs of a process in one thread.
 
     Raises:
-        SimulatorMissingError: LIBERO is not installed.
+        SimulatorMissingError: LIBERO, or a graphics library where there are cameras, is not installed.
     """
 
     Params: ClassVar[type] = LiberoParams
@@ -114,6 +114,8 @@ class LiberoEnv:
     def __init__(self, num_slots: int, params: LiberoParams, seed: int) -> None:
         self._params = params
         self._tasks = _load_suite(params.task_suite_name)
+        if params.cameras:
+            require_renderer()
         self._first_ids = np.cumsum([0, *(len(task.init_states) for task in self._tasks)]).tolist()
         self.num_reset_states: int = self._first_ids[-1]
         self.image_shapes = {camera: (params.camera_heights, params.camera_widths) for camera in params.cameras}
@@ -123,9 +125,7 @@ class LiberoEnv:
 
     def task(self, reset_state_id: int) -> Task:
         task_id, _ = self._locate(reset_state_id)
-        return Task(
-            task_id=task_id, instruction=self._tasks[task_id].instruction, suite=self._params.task_suite_name
-        )
+        return Task(task_id=task_id, instruction=self._tasks[task_id].instruction, suite=self._params.task_suite_name)
 
     def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
         for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):

@@ -13,15 +13,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 APT_PACKAGES = {"egl": "libegl1 libgl1 libglib2.0-0", "osmesa": "libosmesa6 libgl1 libglib2.0-0"}
 """Debian packages for each value of MUJOCO_GL."""
-_LIBRARIES = {
-    "egl": ("libEGL.so.1", "libGL.so.1", "libglib-2.0.so.0"),
-    "osmesa": ("libOSMesa.so.8", "libGL.so.1", "libglib-2.0.so.0"),
-}
+_RENDERERS = {"egl": ("libEGL.so.1",), "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")}
+"""What each value of MUJOCO_GL cannot do without (one of)."""
+_IMPORTED = (("libGL.so.1",), ("libglib-2.0.so.0",))
+"""What OpenCV, which robosuite imports, usually needs."""
 
 
 class SimulatorMissingError(ImportError):
@@ -70,17 +70,36 @@ def explain_missing() -> Iterator[None]:
             "env_type 'libero' needs the LIBERO simulator, which is not installed: pip install 'embodied_rl[libero]'"
         ) from error
     except Exception as error:
-        # PyOpenGL reports a missing library as an AttributeError of None, OpenCV as an ImportError: look for ourselves.
-        backend = os.environ.get("MUJOCO_GL", "egl")
-        missing = [library for library in _LIBRARIES.get(backend, ()) if not _loadable(library)]
+        # OpenCV reports a missing library as an ImportError, PyOpenGL as an AttributeError of None: look for ourselves.
         no_device = "EGL device display" in str(error)
-        if not missing and not no_device:
-            raise
-        reason = f"cannot load {', '.join(missing)}" if missing else "EGL finds no device to render on"
-        raise SimulatorMissingError(
-            f"LIBERO cannot render with MUJOCO_GL={backend}: {reason}. On Debian or Ubuntu: "
-            f"apt-get install -y --no-install-recommends {APT_PACKAGES.get(backend, APT_PACKAGES['egl'])}"
-        ) from error
+        missing = _missing_libraries((_RENDERERS.get(_backend(), ()), *_IMPORTED))
+        if missing or no_device:
+            raise _cannot_render(missing) from error
+        raise
+
+
+def require_renderer() -> None:
+    """Raise SimulatorMissingError where nothing can be rendered, before a scene is built for nothing."""
+    missing = _missing_libraries((_RENDERERS.get(_backend(), ()),))
+    if missing:
+        raise _cannot_render(missing)
+
+
+def _backend() -> str:
+    return os.environ.get("MUJOCO_GL", "").lower()
+
+
+def _missing_libraries(needed: Iterable[tuple[str, ...]]) -> list[str]:
+    """Of each tuple of alternatives without any that can be loaded, the first."""
+    return [names[0] for names in needed if names and not any(_loadable(name) for name in names)]
+
+
+def _cannot_render(missing: list[str]) -> SimulatorMissingError:
+    reason = f"cannot load {', '.join(missing)}" if missing else "EGL finds no device to render on"
+    return SimulatorMissingError(
+        f"LIBERO cannot render with MUJOCO_GL={_backend()}: {reason}. On Debian or Ubuntu: "
+        f"apt-get install -y --no-install-recommends {APT_PACKAGES.get(_backend(), APT_PACKAGES['egl'])}"
+    )
 
 
 def _loadable(library: str) -> bool:

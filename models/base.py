@@ -63,9 +63,7 @@ class Policy(nn.Module):
     Params: ClassVar[type]
     spec: PolicySpec
 
-    def act(
-        self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None
-    ) -> PolicyOutput:
+    def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         """Choose an action chunk for each observation. ``greedy`` takes the mode; else sample at ``temperature``."""
         raise NotImplementedError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 import torch
@@ -53,9 +54,7 @@ class MlpPolicy(Policy):
         )
 
     @torch.no_grad()
-    def act(
-        self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None
-    ) -> PolicyOutput:
+    def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         state = obs.state.to(self.log_std.device)
         mean, log_std = self._distribution(state, temperature)
         sample = mean
@@ -97,10 +96,10 @@ def _normal_logprob(sample: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def _tanh_mlp(inputs: int, outputs: int, params: MlpParams, *, last_gain: float) -> nn.Sequential:
-    """Orthogonal weights and zero biases, as PPO's reference implementations have them (arXiv:2006.05990, section 3.2)."""
+    """Orthogonal weights and zero biases, as in PPO's reference implementation (openai/baselines)."""
     widths = [inputs, *[params.hidden_size] * params.num_layers]
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+    for fan_in, fan_out in pairwise(widths):
         layers += [_linear(fan_in, fan_out, math.sqrt(2.0)), nn.Tanh()]
     return nn.Sequential(*layers, _linear(widths[-1], outputs, last_gain))
 

@@ -52,8 +52,8 @@ def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any]) -
     """Construct a policy with fresh weights; ``params`` is the config's ``model.params``.
 
     Raises:
-        ValueError: an unknown model or parameter, a parameter of the wrong type or out of range, or a spec that the model
-            cannot serve.
+        ValueError: an unknown model or parameter, a parameter of the wrong type or out of range, or a spec that the
+            model cannot serve.
         ImportError: the model's module cannot be imported.
     """
     model = policy_class(model_type)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 import torch
@@ -68,8 +69,8 @@ class TinyVlaPolicy(Policy):
         super().__init__()
         if not spec.image_shapes:
             raise ValueError(
-                "model_type 'tiny_vla' acts on camera images and this env gives none; use a model that acts on the state, "
-                "such as 'mlp', or give the env cameras"
+                "model_type 'tiny_vla' acts on camera images and this env gives none; use a model that acts on the "
+                "state, such as 'mlp', or give the env cameras"
             )
         self.spec, self.params = spec, params
         width = params.hidden_size
@@ -90,8 +91,7 @@ class TinyVlaPolicy(Policy):
         self.norm = nn.LayerNorm(width)
         self.action_head = nn.Linear(width, spec.action_dim * NUM_BINS)
         # A small last layer starts the policy near the uniform distribution.
-        nn.init.normal_(self.action_head.weight, std=0.01)
-        nn.init.zeros_(self.action_head.bias)
+        nn.init.normal_(_zero(self.action_head).weight, std=0.01)
         self.value_head = (
             nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, spec.values_per_chunk))
             if spec.values_per_chunk
@@ -108,8 +108,9 @@ class TinyVlaPolicy(Policy):
         log_probabilities = self._log_probabilities(slots, temperature)
         scores = log_probabilities
         if not greedy:
-            # argmax of (log p - log of exponential noise) is a sample from p (the Gumbel-max trick).
-            noise = torch.empty_like(scores).exponential_(generator=generator)
+            # argmax of (log p - log of exponential noise) is a sample from p (the Gumbel-max trick). A draw of exactly
+            # 0, which float32 gives now and then, would choose its bin whatever its probability.
+            noise = torch.empty_like(scores).exponential_(generator=generator).clamp_(min=2.0**-25)
             scores = scores - noise.log()
         bins = scores.argmax(-1)
         return PolicyOutput(
@@ -155,9 +156,7 @@ class TinyVlaPolicy(Policy):
         text = self.word_projection(self.words(words)) + self.word_positions
         said = words != PADDING
         sentence = (text * said.unsqueeze(-1)).sum(1) / said.sum(1, keepdim=True)
-        tokens = [
-            stem(inputs[f"images/{camera}"].to(device), sentence, dtype) for camera, stem in self.cameras.items()
-        ]
+        tokens = [stem(inputs[f"images/{camera}"].to(device), sentence, dtype) for camera, stem in self.cameras.items()]
         tokens.append(text)
         if self.proprio is not None:
             tokens.append(self.proprio(inputs["proprio"].to(device, dtype)).unsqueeze(1))
@@ -187,33 +186,31 @@ class TinyVlaPolicy(Policy):
 class _ImageStem(nn.Module):
     """uint8 images [N,H,W,3] -> tokens [N, ceil(H/16)·ceil(W/16), D]."""
 
+    grid: Tensor
+
     def __init__(self, shape: tuple[int, int], width: int) -> None:
         super().__init__()
         rows, columns = (torch.linspace(-1.0, 1.0, size) for size in shape)
-        grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+        grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1)
         # A constant of the shape: recomputed, not saved with the weights.
-        self.register_buffer("grid", grid.unsqueeze(0), persistent=False)
+        self.register_buffer("grid", grid, persistent=False)
         channels = (5, *STEM_CHANNELS, width)
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(i, o, 3, stride=2, padding=1) for i, o in zip(channels[:-1], channels[1:], strict=True)
-        )
+        self.convolutions = nn.ModuleList(nn.Conv2d(i, o, 3, stride=2, padding=1) for i, o in pairwise(channels))
         self.norms = nn.ModuleList(nn.GroupNorm(8, o) for o in channels[1:])
         # The instruction scales and shifts the features of the last two layers (FiLM, arXiv:1709.07871).
-        self.films = nn.ModuleList(nn.Linear(width, 2 * o) for o in channels[-2:])
-        for film in self.films:
-            nn.init.zeros_(film.weight)
-            nn.init.zeros_(film.bias)
+        self.films = nn.ModuleList(_zero(nn.Linear(width, 2 * o)) for o in channels[-2:])
         tokens = 1
         for size in shape:
             tokens *= -(-size // 2 ** len(self.convolutions))
         self.positions = nn.Parameter(0.02 * torch.randn(tokens, width))
 
     def forward(self, images: Tensor, sentence: Tensor, dtype: torch.dtype) -> Tensor:
-        x = images.permute(0, 3, 1, 2).to(dtype) / 127.5 - 1.0
-        x = torch.cat((x, self.grid.to(dtype).expand(len(x), -1, -1, -1)), 1)
+        x = images.to(dtype) / 127.5 - 1.0
+        # Channels stay last in memory: convolutions take half the time so.
+        x = torch.cat((x, self.grid.to(dtype).expand(len(x), -1, -1, -1)), -1).permute(0, 3, 1, 2)
         plain = len(self.convolutions) - len(self.films)
         for layer, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            x = functional.gelu(norm(convolution(x)))
+            x = functional.relu(norm(convolution(x)))
             if layer >= plain:
                 scale, shift = self.films[layer - plain](sentence)[:, :, None, None].chunk(2, 1)
                 x = x * (1.0 + scale) + shift
@@ -243,6 +240,12 @@ class _Block(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _zero(layer: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _pick(log_probabilities: Tensor, bins: Tensor) -> Tensor:

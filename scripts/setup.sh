@@ -4,6 +4,7 @@
 #   PYTHON=python3.12        the interpreter to use (default: the first of python3.11, python3.12, python3 that fits)
 #   TORCH_INDEX_URL=URL      where to look for torch's CPU build if pip's own sources lack it
 #   EXTRAS=libero,wandb,dev  the optional dependencies to install
+#   MUJOCO_GL=osmesa         render with OSMesa's library instead of EGL's
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -58,8 +59,13 @@ find_python() {
 missing_gl_packages() {
   "$python" - <<'PYTHON'
 import ctypes
+import os
 
-LIBRARIES = {"libEGL.so.1": "libegl1", "libGL.so.1": "libgl1", "libgthread-2.0.so.0": "libglib2.0-0"}
+LIBRARIES = {"libGL.so.1": "libgl1", "libgthread-2.0.so.0": "libglib2.0-0"}
+if os.environ.get("MUJOCO_GL") == "osmesa":
+    LIBRARIES["libOSMesa.so.8"] = "libosmesa6"
+else:
+    LIBRARIES["libEGL.so.1"] = "libegl1"
 for library, package in LIBRARIES.items():
     try:
         ctypes.CDLL(library)
@@ -130,10 +136,10 @@ base="$(printf 'checkout %s\npython %s' "$PWD" "$python_id")"
 torch_build=cpu
 if command -v nvidia-smi >/dev/null && timeout 30 nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then torch_build=cuda; fi
 
-gl_missing="$(missing_gl_packages | xargs)"
+gl_missing="$(missing_gl_packages | paste -sd ' ' -)"
 if [ -n "$gl_missing" ]; then
   # shellcheck disable=SC2086
-  if apt_install $gl_missing; then gl_missing="$(missing_gl_packages | xargs)"; fi
+  if apt_install $gl_missing; then gl_missing="$(missing_gl_packages | paste -sd ' ' -)"; fi
 fi
 
 if [ ! -e "$UNFINISHED" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$(wanted_state)" ]; then

@@ -1,11 +1,11 @@
 """Messages to bytes and back, with the bytes of tensors and arrays copied once each way.
 
-Pickle protocol 5 (PEP 574) writes the structure into a small stream and hands out the large buffers beside it. They are
-copied straight from where they are to where the message goes, strided ones too. In memory a message is::
+Pickle protocol 5 (PEP 574) writes the structure into a small stream, while the blocks (the contents of tensors and
+arrays) are copied straight from where they are to where the message goes. In memory a message is::
 
     stream length, number of blocks, each block's bytes | stream | block 0 | block 1 | ...
 
-where integers are little-endian uint64 and every block starts at a multiple of 64 bytes.
+where integers are uint64 and every block starts at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -13,50 +13,56 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied_rl.channel.memory import copy_of
+from embodied_rl.channel.memory import Array, Bytes, copy_bytes, new_bytes
 
-ALIGNMENT = 64
-_COUNTS = struct.Struct("<QQ")
+_ALIGNMENT = 64
+_COUNTS = struct.Struct("QQ")
 
-Bytes = NDArray[np.uint8]
-Block = Tensor | NDArray[Any]
+# What numpy has no type for travels as integers of the same size.
+_CARRIERS = {
+    torch.bfloat16: torch.int16,
+    torch.complex32: torch.int32,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
+}
 
 
 class Encoded:
-    """A message ready to be copied into ``nbytes`` bytes of memory. It refers to the message's tensors."""
+    """A message ready to be copied into ``nbytes`` bytes of memory. Until then it refers to the message's tensors."""
 
-    __slots__ = ("_blocks", "_header", "_places", "_stream", "nbytes")
+    __slots__ = ("_blocks", "_head", "_places", "_stream", "nbytes")
 
-    def __init__(self, stream: memoryview, blocks: list[Block]) -> None:
+    def __init__(self, stream: bytes, blocks: list[Array]) -> None:
         self._stream, self._blocks = stream, blocks
         sizes = [block.nbytes for block in blocks]
-        self._header = _COUNTS.pack(len(stream), len(blocks)) + struct.pack(f"<{len(sizes)}Q", *sizes)
-        *self._places, self.nbytes = _places(len(self._header) + len(stream), sizes)
+        self._head = struct.pack(f"{2 + len(sizes)}Q", len(stream), len(sizes), *sizes)
+        self._places, self.nbytes = _layout(len(self._head) + len(stream), sizes)
 
     def write(self, memory: Bytes) -> None:
         """Copy the message to the start of ``memory``."""
-        view = memory.data
-        head = len(self._header)
-        view[:head] = self._header
+        view, head = memory.data, len(self._head)
+        view[:head] = self._head
         view[head : head + len(self._stream)] = self._stream
         for block, place in zip(self._blocks, self._places, strict=True):
-            if isinstance(block, Tensor):
-                target = torch.frombuffer(memory, dtype=block.dtype, count=block.numel(), offset=place)
-                target.view(block.shape).copy_(block)
+            target = memory[place : place + block.nbytes]
+            if block.flags.c_contiguous:
+                copy_bytes(target, block.reshape(-1).view(np.uint8))
             else:
-                np.copyto(memory[place : place + block.nbytes].view(block.dtype).reshape(block.shape), block)
+                np.copyto(target.view(block.dtype).reshape(block.shape), block)
 
 
 def encode(item: Any) -> Encoded:
-    """Prepare ``item`` for :meth:`Encoded.write`. Nothing large is copied yet.
+    """Prepare ``item`` for :meth:`Encoded.write`. No block is copied yet.
 
     Raises:
         TypeError: it holds a tensor that is not a dense CPU tensor, or something that cannot be pickled.
@@ -69,48 +75,51 @@ def encode(item: Any) -> Encoded:
             f"this {type(item).__name__} cannot be sent: {error}. "
             "A message is made of dense CPU tensors, arrays, plain values, and dataclasses and containers of them."
         ) from error
-    return Encoded(stream.getbuffer(), blocks.found)
+    return Encoded(stream.getvalue(), blocks.found)
 
 
 def decode(memory: Bytes) -> Any:
     """The message at the start of ``memory``, which may be reused afterwards."""
-    stream_length, count = _COUNTS.unpack_from(memory, 0)
-    sizes = struct.unpack_from(f"<{count}Q", memory, _COUNTS.size)
+    stream_length, count = _COUNTS.unpack_from(memory.data)
+    sizes = struct.unpack_from(f"{count}Q", memory.data, _COUNTS.size)
     start = _COUNTS.size + 8 * count
-    places = _places(start + stream_length, list(sizes))
-    return pickle.loads(memory[start : start + stream_length].data, buffers=_copies(memory, places, sizes))
+    places, _ = _layout(start + stream_length, sizes)
+    return pickle.loads(memory[start : start + stream_length].data, buffers=_views(memory, places, sizes))
 
 
-def _copies(memory: Bytes, places: list[int], sizes: tuple[int, ...]) -> Iterator[Bytes]:
-    for place, size in zip(places, sizes, strict=False):
-        yield copy_of(memory[place : place + size])
-
-
-def _places(start: int, sizes: list[int]) -> list[int]:
-    """Where each block begins and, last, where all end."""
+def _layout(start: int, sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each block begins, and where the last one ends."""
     places = []
     for size in sizes:
-        start = -(-start // ALIGNMENT) * ALIGNMENT
+        start = -(-start // _ALIGNMENT) * _ALIGNMENT
         places.append(start)
         start += size
-    return [*places, start]
+    return places, start
+
+
+def _views(memory: Bytes, places: list[int], sizes: Sequence[int]) -> Iterator[Bytes]:
+    for place, size in zip(places, sizes, strict=True):
+        yield memory[place : place + size]
 
 
 class _Blocks:
-    """Collects the blocks in the order in which the stream refers to them."""
+    """The blocks in the order in which the stream refers to them; called by the pickler for each PickleBuffer."""
 
     def __init__(self) -> None:
-        self.found: list[Block] = []
-        self._announced: Block | None = None
+        self.found: list[Array] = []
+        self._announced: Array | None = None
 
-    def announce(self, block: Block) -> pickle.PickleBuffer:
-        """A stand-in that, pickled next, becomes ``block``: a PickleBuffer itself cannot be strided."""
+    def announce(self, block: Array) -> pickle.PickleBuffer:
+        """A stand-in to be pickled next, since a PickleBuffer of a strided array cannot be."""
         self._announced = block
         return pickle.PickleBuffer(bytearray())
 
-    def __call__(self, buffer: pickle.PickleBuffer) -> None:
-        block, self._announced = self._announced, None
-        self.found.append(np.frombuffer(buffer.raw(), np.uint8) if block is None else block)
+    def __call__(self, buffer: pickle.PickleBuffer) -> bool:
+        if self._announced is None:
+            return True  # somebody else's buffer: into the stream
+        self.found.append(self._announced)
+        self._announced = None
+        return False
 
 
 class _Pickler(pickle.Pickler):
@@ -120,22 +129,23 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor):
-            tensor = _plain(obj)
-            # By name, because pickling a torch.dtype searches all modules for it.
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if not tensor.numel():
-                return _empty_tensor, (dtype, tuple(tensor.shape))
-            return _to_tensor, (self._blocks.announce(tensor), dtype, tuple(tensor.shape))
-        if type(obj) is np.ndarray and obj.nbytes and not obj.dtype.hasobject:
-            # numpy itself would write strided arrays, dates and times into the stream.
-            if obj.flags.c_contiguous:
-                return _to_array, (self._blocks.announce(obj.reshape(-1).view(np.uint8)), obj.dtype, obj.shape)
-            if not obj.flags.f_contiguous:
-                return _to_array, (self._blocks.announce(obj), obj.dtype, obj.shape)
+            array = _array_of(obj)
+            # Types by name, because pickling them as objects is slow.
+            dtype = str(obj.dtype).removeprefix("torch.")
+            return _to_tensor, (self._blocks.announce(array), array.dtype.str, array.shape, dtype)
+        if type(obj) is np.ndarray and not obj.dtype.hasobject and obj.dtype.itemsize:
+            dtype = obj.dtype.str if obj.dtype.isbuiltin else obj.dtype
+            return _to_array, (self._blocks.announce(obj), dtype, obj.shape)
         return NotImplemented
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _array_of(tensor: Tensor) -> Array:
+    """The tensor's memory as an array."""
+    if type(tensor) is Tensor:
+        try:
+            return tensor.numpy()
+        except (TypeError, RuntimeError):
+            pass  # not a plain float or integer tensor on the CPU: the slow way finds out what it is
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         problem = f"of type {type(tensor).__name__}: convert it to a torch.Tensor"
     elif tensor.layout is not torch.strided or tensor.is_quantized:
@@ -143,17 +153,19 @@ def _plain(tensor: Tensor) -> Tensor:
     elif tensor.device.type != "cpu":
         problem = f"on device {tensor.device}: move it with .cpu()"
     else:
-        return tensor.detach() if tensor.requires_grad else tensor
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        carrier = _CARRIERS.get(tensor.dtype)
+        return plain.numpy() if carrier is None else plain.view(carrier).numpy()
     raise TypeError(f"it holds a tensor {problem} before the put")
 
 
-def _to_tensor(buffer: Bytes, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    return torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
+def _to_array(block: Bytes, dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    owned = new_bytes(block.nbytes)
+    copy_bytes(owned, block)
+    return np.ndarray(shape, dtype, owned)
 
 
-def _empty_tensor(dtype: str, shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype))
-
-
-def _to_array(buffer: Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    return buffer.view(dtype).reshape(shape)
+def _to_tensor(block: Bytes, array_dtype: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    tensor = torch.from_numpy(_to_array(block, array_dtype, shape))
+    wanted = getattr(torch, dtype)
+    return tensor if tensor.dtype is wanted else tensor.view(wanted)

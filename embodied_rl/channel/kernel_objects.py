@@ -1,6 +1,7 @@
 """Linux objects without a name, shared by inheritance: the kernel frees them with the last process that has them.
 
-Every object here is a few file descriptors (``fds``), and is made again from them in another process.
+Each is made of file descriptors, and made again from the inherited ones in another process. None of them closes its
+descriptors; that is left to whoever created or inherited them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import termios
 import threading
 
 import numpy as np
-from numpy.typing import NDArray
+
+from embodied_rl.channel.memory import Bytes
 
 _TOKEN = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<Q")
@@ -29,43 +31,42 @@ class TokenQueue:
     """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
-        self.fds = read_fd, write_fd
+        self.read_fd, self.write_fd = read_fd, write_fd
 
-    @classmethod
-    def create(cls, limit: int) -> TokenQueue:
-        """A queue in which ``limit`` tokens always fit, so that a push never blocks.
+    @staticmethod
+    def create_fds(limit: int) -> tuple[int, int]:
+        """The descriptors of a queue in which ``limit`` tokens always fit, so that a push never blocks.
 
         Raises:
-            ValueError: so large a pipe is not allowed.
+            OSError: so large a pipe is not allowed.
         """
-        queue = cls(*os.pipe())
-        read_fd, write_fd = queue.fds
+        read_fd, write_fd = os.pipe()
         # Several poppers may wake for one token; those who come late must not block in the read.
         os.set_blocking(read_fd, False)
         needed = limit * _TOKEN.size + _PAGE  # a page that is read in part still counts as full
         try:
             if fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ) < needed:
                 fcntl.fcntl(write_fd, fcntl.F_SETPIPE_SZ, needed)
-        except OSError as error:
-            for fd in queue.fds:
-                os.close(fd)
-            raise ValueError(f"{limit} tokens need a pipe of {needed} bytes: {error}") from error
-        return queue
+        except OSError:
+            os.close(read_fd)
+            os.close(write_fd)
+            raise
+        return read_fd, write_fd
 
     def push(self, slot: int, nbytes: int) -> None:
-        os.write(self.fds[1], _TOKEN.pack(slot, nbytes))
+        os.write(self.write_fd, _TOKEN.pack(slot, nbytes))
 
     def pop(self) -> tuple[int, int] | None:
         """The oldest token, or None where there is none."""
         try:
-            slot, nbytes = _TOKEN.unpack(os.read(self.fds[0], _TOKEN.size))
+            slot, nbytes = _TOKEN.unpack(os.read(self.read_fd, _TOKEN.size))
         except BlockingIOError:
             return None
         return slot, nbytes
 
     def __len__(self) -> int:
         waiting = bytearray(4)
-        fcntl.ioctl(self.fds[0], termios.FIONREAD, waiting)
+        fcntl.ioctl(self.read_fd, termios.FIONREAD, waiting)
         return int.from_bytes(waiting, "little") // _TOKEN.size
 
 
@@ -78,34 +79,34 @@ class SlotMemory:
     SLOT_BYTES = 1 << 40
 
     def __init__(self, fd: int) -> None:
-        self.fds = (fd,)
-        self._windows: dict[int, NDArray[np.uint8]] = {}
+        self.fd = fd
+        self._windows: dict[int, Bytes] = {}
 
-    @classmethod
-    def create(cls, name: str, slots: int) -> SlotMemory:
+    @staticmethod
+    def create_fd(name: str, slots: int) -> int:
         fd = os.memfd_create(name)
-        os.ftruncate(fd, slots * cls.SLOT_BYTES)
-        return cls(fd)
+        os.ftruncate(fd, slots * SlotMemory.SLOT_BYTES)
+        return fd
 
-    def window(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+    def window(self, slot: int, nbytes: int) -> Bytes:
         """The slot's first ``nbytes`` bytes or more. A window is unmapped when nobody refers to it any more."""
         window = self._windows.get(slot)
         if window is None or window.nbytes < nbytes:
             # A power of two, so that messages that grow slowly do not map again and again.
             size = max(_PAGE, 1 << (nbytes - 1).bit_length())
-            mapped = mmap.mmap(self.fds[0], size, offset=slot * self.SLOT_BYTES)
+            mapped = mmap.mmap(self.fd, size, offset=slot * self.SLOT_BYTES)
             window = self._windows[slot] = np.frombuffer(mapped, np.uint8)
         return window
 
 
 class ClosedFlag:
-    """Whether, and because of which error, a channel is closed: a slot of the memory for the text, an event to wait on."""
+    """Whether, and because of which error, a channel is closed: a slot for the text, an event to wait on."""
 
     TEXT_BYTES = 64 * 1024
 
     def __init__(self, memory: SlotMemory, slot: int, event_fd: int) -> None:
-        self.fds = (event_fd,)
-        self._memory_fd = memory.fds[0]
+        self.event_fd = event_fd
+        self._memory_fd = memory.fd
         self._window = memory.window(slot, self.TEXT_BYTES)
         self._threads = threading.Lock()
 
@@ -114,7 +115,7 @@ class ClosedFlag:
 
     @property
     def error(self) -> str | None:
-        (length,) = _LENGTH.unpack_from(self._window, 8)
+        (length,) = _LENGTH.unpack_from(self._window.data, 8)
         return bytes(self._window[16 : 16 + length]).decode(errors="replace") or None
 
     def set(self, error: str | None) -> None:
@@ -125,12 +126,12 @@ class ClosedFlag:
             fcntl.lockf(self._memory_fd, fcntl.LOCK_EX)
             try:
                 if not self:
-                    _LENGTH.pack_into(self._window, 8, len(text))
+                    _LENGTH.pack_into(self._window.data, 8, len(text))
                     self._window[16 : 16 + len(text)] = np.frombuffer(text, np.uint8)
                     self._window[0] = 1
             finally:
                 fcntl.lockf(self._memory_fd, fcntl.LOCK_UN)
-        os.eventfd_write(self.fds[0], 1)
+        os.eventfd_write(self.event_fd, 1)
 
 
 def wait_readable(fds: tuple[int, ...], seconds: float | None) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 from embodied_rl.channel.base import ChannelClosed, ChannelTimeout, check_capacity, check_count, show_depths
 from embodied_rl.channel.codec import decode, encode
 from embodied_rl.channel.kernel_objects import ClosedFlag, SlotMemory, TokenQueue, wait_readable
+from embodied_rl.channel.memory import keep_freed_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class SharedMemoryChannel:
     """Lanes in anonymous shared memory, for any number of producers and consumers in processes and threads.
 
     Made by one process and handed to others as an argument of ``Process`` (or inside one). Its coroutines never
-    suspend: they block the calling thread, asleep. Linux only. It takes four file descriptors a key and two more.
+    suspend: they block the calling thread, asleep. Linux only. It takes four file descriptors a key, and two more.
     """
 
     def __init__(self, name: str, keys: Sequence[Hashable], capacity: int, context: BaseContext) -> None:
@@ -51,8 +52,8 @@ class SharedMemoryChannel:
             context: what the workers are started with. It must start them by ``spawn``, which passes descriptors on.
 
         Raises:
-            ValueError: no or repeated keys, a capacity below 1 or too large, another start method.
-            OSError: too many open files, see ``ulimit -n``.
+            ValueError: no or repeated keys, a capacity below 1, another start method.
+            OSError: too many open files, or so large a capacity that the kernel has no pipe for it.
         """
         check_capacity(name, capacity)
         if not keys or len(set(keys)) != len(keys):
@@ -62,29 +63,40 @@ class SharedMemoryChannel:
                 f"channel {name!r}: got a context that starts processes by {context.get_start_method()!r}, "
                 'expected multiprocessing.get_context("spawn")'
             )
-        memory = SlotMemory.create(name, 1 + len(keys) * capacity)
-        lanes = {key: _Lane(TokenQueue.create(capacity), TokenQueue.create(capacity)) for key in keys}
+        fds: list[int] = []
+        try:
+            fds.append(SlotMemory.create_fd(name, slots=1 + len(keys) * capacity))
+            fds.append(os.eventfd(0))
+            for _ in range(2 * len(keys)):
+                fds += TokenQueue.create_fds(capacity)
+        except OSError as error:
+            _close_all(fds)
+            needed = 2 + 4 * len(keys)
+            what = f"{needed} file descriptors and pipes for {capacity} messages a key"
+            raise OSError(error.errno, f"channel {name!r} needs {what}: {error.strerror}; see ulimit -n") from error
+        self._assemble(name, keys, fds)
         # Slot 0 is the closed flag's.
-        for index, lane in enumerate(lanes.values()):
+        for index, lane in enumerate(self._lanes.values()):
             for slot in range(capacity):
                 lane.free.push(1 + index * capacity + slot, 0)
-        self._assemble(name, memory, os.eventfd(0), lanes)
 
-    def _assemble(self, name: str, memory: SlotMemory, event_fd: int, lanes: dict[Hashable, _Lane]) -> None:
+    def _assemble(self, name: str, keys: Sequence[Hashable], fds: list[int]) -> None:
+        memory_fd, event_fd, *queue_fds = fds
+        queues = [TokenQueue(*queue_fds[i : i + 2]) for i in range(0, len(queue_fds), 2)]
         self.name = name
-        self._memory, self._lanes = memory, lanes
-        self._closed = ClosedFlag(memory, 0, event_fd)
+        self._lanes = {key: _Lane(*queues[2 * i : 2 * i + 2]) for i, key in enumerate(keys)}
+        self._memory = SlotMemory(memory_fd)
+        self._closed = ClosedFlag(self._memory, slot=0, event_fd=event_fd)
         # Taken by a get_batch that ran out of time.
-        self._kept: dict[Hashable, deque[Any]] = {key: deque() for key in lanes}
-        self._fds = [*memory.fds, event_fd]
-        for lane in lanes.values():
-            self._fds += [*lane.free.fds, *lane.filled.fds]
-        weakref.finalize(self, _close_all, self._fds)
+        self._kept: dict[Hashable, deque[Any]] = {key: deque() for key in keys}
+        self._fds = fds
+        weakref.finalize(self, _close_all, fds)
+        keep_freed_memory()
 
     async def put(self, item: Any, *, key: Hashable = 0, timeout: float | None = None) -> None:
         lane = self._lane(key)
         encoded = encode(item)
-        slot, _ = self._take(lane.free, key, timeout, time.monotonic(), "room for a message")
+        slot, _ = self._take(lane.free, key, timeout, time.monotonic())
         try:
             encoded.write(self._memory.window(slot, encoded.nbytes))
         except BaseException:
@@ -118,15 +130,13 @@ class SharedMemoryChannel:
         if self._kept[key]:
             self._check_open()
             return self._kept[key].popleft()
-        slot, nbytes = self._take(lane.filled, key, timeout, started, "a message")
+        slot, nbytes = self._take(lane.filled, key, timeout, started)
         try:
             return decode(self._memory.window(slot, nbytes))
         finally:
             lane.free.push(slot, 0)
 
-    def _take(
-        self, queue: TokenQueue, key: Hashable, timeout: float | None, started: float, what: str
-    ) -> tuple[int, int]:
+    def _take(self, queue: TokenQueue, key: Hashable, timeout: float | None, started: float) -> tuple[int, int]:
         while True:
             self._check_open()
             token = queue.pop()
@@ -134,15 +144,19 @@ class SharedMemoryChannel:
                 return token
             remaining = None
             if timeout is not None:
-                waited = time.monotonic() - started
-                remaining = timeout - waited
+                remaining = started + timeout - time.monotonic()
                 if remaining <= 0:
-                    raise ChannelTimeout(
-                        f"channel {self.name!r}: waited {waited:.1f} s for {what} with key {key!r} "
-                        f"(messages waiting: {show_depths(self.depth())}). The process at the other end is slow, stuck "
-                        "or dead: look at its log and stack, or allow a longer timeout."
-                    )
-            wait_readable((queue.fds[0], self._closed.fds[0]), remaining)
+                    raise self._timed_out(queue, key, time.monotonic() - started)
+            wait_readable((queue.read_fd, self._closed.event_fd), remaining)
+
+    def _timed_out(self, queue: TokenQueue, key: Hashable, waited: float) -> ChannelTimeout:
+        filled = queue is self._lanes[key].filled
+        what, other = ("a message", "producer") if filled else ("room for a message", "consumer")
+        return ChannelTimeout(
+            f"channel {self.name!r}: waited {waited:.1f} s for {what} with key {key!r} "
+            f"(messages waiting: {show_depths(self.depth())}). The {other} is slow, stuck or dead: "
+            "look at its log and stack, or allow a longer timeout."
+        )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -172,11 +186,8 @@ def _reassemble(
     fds = [fd.detach() for fd in inherited]
     for fd in fds:
         os.set_inheritable(fd, False)
-    memory_fd, event_fd, *queue_fds = fds
-    queues = [TokenQueue(*queue_fds[i : i + 2]) for i in range(0, len(queue_fds), 2)]
-    lanes = {key: _Lane(*queues[2 * i : 2 * i + 2]) for i, key in enumerate(keys)}
     channel = cls.__new__(cls)
-    channel._assemble(name, SlotMemory(memory_fd), event_fd, lanes)
+    channel._assemble(name, keys, fds)
     return channel
 
 

@@ -11,7 +11,7 @@ from embodied_rl.contracts import ActionChunk, ChunkResult, Trajectory
 class TrajectoryBuilder:
     """Collects the chunks of one rollout of N envs.
 
-    The values that bootstrap chunk t come with the policy's *next* answer, so ``bootstrap`` is told apart from ``append``.
+    The values that bootstrap chunk t come with the policy's *next* answer: ``bootstrap`` is told apart from ``append``.
 
     Args:
         env_ids: [N] int64.
@@ -56,9 +56,7 @@ class TrajectoryBuilder:
             logprobs=torch.stack([c.logprobs for c in chunks if c.logprobs is not None]),
             values=torch.stack([c.values for c in chunks if c.values is not None]) if has_values else None,
             bootstrap_values=torch.stack(self._bootstrap) if has_values else None,
-            replay_inputs={
-                key: torch.stack([c.replay_inputs[key] for c in chunks]) for key in chunks[0].replay_inputs
-            },
+            replay_inputs={key: torch.stack([c.replay_inputs[key] for c in chunks]) for key in chunks[0].replay_inputs},
             policy_versions=torch.tensor([c.policy_version for c in chunks]),
         )
 

@@ -33,10 +33,8 @@ class SuccessReport:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         tasks = self.table.tasks
-        grid = Table(
-            title=self.title, box=box.SIMPLE_HEAD, title_style="bold", show_footer=True, padding=(0, 1), pad_edge=False,
-            collapse_padding=True,
-        )  # fmt: skip
+        grid = Table(title=self.title, title_style="bold", box=box.SIMPLE_HEAD, show_footer=True)
+        grid.pad_edge, grid.collapse_padding = False, True
         footer = Text(f"{len(tasks)} task{'' if len(tasks) == 1 else 's'} (mean {self.table.mean_task_success:.1%})")
         grid.add_column("task", Text("all"), justify="right")
         grid.add_column("instruction", footer, ratio=1)
@@ -70,7 +68,8 @@ def _cells(row: SuccessRow, width: int) -> dict[str, Text]:
 
 def _interval_chart(row: SuccessRow) -> Text:
     """The interval as a line and the rate as a dot, on a scale from 0 to 1."""
-    low, dot, high = (round(value * (_CHART_CELLS - 1)) for value in (row.interval[0], row.success_rate, row.interval[1]))
+    shares = (row.interval[0], row.success_rate, row.interval[1])
+    low, dot, high = (round(share * (_CHART_CELLS - 1)) for share in shares)
     text = Text("".join("─" if low <= cell <= high else " " for cell in range(_CHART_CELLS)), style="cyan")
     return Text.assemble(text[:dot], ("●", "bold cyan"), text[dot + 1 :])
 
@@ -92,9 +91,7 @@ def eval_report(
             "n_tasks": len(table.tasks),
             "video_paths": [Path(path).as_posix() for path in video_paths],
         },
-        "per_task": [
-            {"task_id": row.task_id, "instruction": row.instruction, **_numbers(row)} for row in table.tasks
-        ],
+        "per_task": [{"task_id": row.task_id, "instruction": row.instruction, **_numbers(row)} for row in table.tasks],
     }
     if eval_s is not None:
         report["timing"] = {"eval_s": round(eval_s, 3), "eval_ep_s": round(eval_s / overall.episodes, 3)}
@@ -102,7 +99,11 @@ def eval_report(
 
 
 def write_eval_json(
-    path: Path, table: SuccessTable, *, meta: Mapping[str, Any], eval_s: float | None = None,
+    path: Path,
+    table: SuccessTable,
+    *,
+    meta: Mapping[str, Any],
+    eval_s: float | None = None,
     video_paths: Sequence[Path] = (),
 ) -> None:
     """Write :func:`eval_report` to ``path`` in one atomic step.

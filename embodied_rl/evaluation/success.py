@@ -17,8 +17,8 @@ CONFIDENCE = 0.95
 def wilson_interval(successes: int, episodes: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Wilson's score interval for a success probability, both ends in [0, 1].
 
-    Unlike the normal approximation it does not collapse to a point at 0 or all successes, so it suits the few episodes a
-    simulator affords. Source: Wilson (1927), "Probable inference, the law of succession, and statistical inference".
+    Unlike the normal approximation it does not collapse to a point at 0 or all successes, so it suits the few episodes
+    a simulator affords. Source: Wilson (1927), "Probable inference, the law of succession, and statistical inference".
 
     Raises:
         ValueError: not 0 <= successes <= episodes, no episodes, or confidence outside (0, 1).
@@ -92,7 +92,7 @@ def _row(task_id: int | None, instruction: str, records: Sequence[EpisodeRecord]
 def success_table(records: Iterable[EpisodeRecord]) -> SuccessTable:
     """Group episodes by task. The result depends on the set of episodes only, not on their order.
 
-    Where a task's episodes have different instructions (paraphrases), the row shows the one of the lowest initial state.
+    Where a task's episodes have different instructions (paraphrases), the row shows that of the lowest initial state.
 
     Raises:
         ValueError: no records.

@@ -148,8 +148,8 @@ class VideoRecorder:
     def finish(self, path: Path | str) -> Path | None:
         """Write what was recorded as H.264 (yuv420p, plays in browsers) and forget it.
 
-        The file appears under its name when it is complete. An env that ended before the others stays on its last frame,
-        dimmed.
+        The file appears under its name when it is complete. An env that ended before the others stays on its last
+        frame, dimmed.
 
         Returns:
             The file, or None if nothing was recorded.
@@ -176,7 +176,7 @@ class VideoRecorder:
                     stream = container.add_stream("libx264", rate=Fraction(self.fps).limit_denominator(1001))
                     stream.width, stream.height, stream.pix_fmt = picture.width, picture.height, "yuv420p"
                     stream.options = {"crf": "20", "preset": "veryfast"}
-                container.mux(stream.encode(av.VideoFrame.from_image(picture)))
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")))
             if stream is not None:
                 container.mux(stream.encode())
 

@@ -48,7 +48,9 @@ def metrics_panel(step: int, metrics: Mapping[str, float], width: int) -> Panel:
     for _ in columns:
         layout.add_column(ratio=1)
     layout.add_row(*(Group(*tables) for tables in columns))
-    return Panel(layout, title=Text(f"step {step}", style="bold"), title_align="left", box=box.ROUNDED, border_style="dim")
+    return Panel(
+        layout, title=Text(f"step {step}", style="bold"), title_align="left", box=box.ROUNDED, border_style="dim"
+    )
 
 
 def _group_table(prefix: str, values: Mapping[str, float]) -> Table:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from embodied_rl.errors import UserError
 from embodied_rl.monitoring.backend import RunInfo
@@ -22,29 +23,28 @@ class JsonlBackend:
     def __init__(self, run: RunInfo) -> None:
         path = run.run_dir / FILE_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_steps_from(path, run.first_step)
+        kept = _drop_steps_from(path, run.first_step)
         self._file = path.open("a+b")
-        self._step: int | None = None
-        self._line: dict[str, float | None] = {}
-        self._line_start = 0
+        self._line: dict[str, Any] = json.loads(kept[-1]) if kept else {}
+        self._line_start = sum(len(line) for line in kept[:-1])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step == self._step:
+        if step == self._line.get("step"):
             self._file.truncate(self._line_start)
         else:
-            self._step, self._line, self._line_start = step, {}, self._file.seek(0, 2)
+            self._line, self._line_start = {"step": step}, self._file.seek(0, 2)
         self._line |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **self._line}).encode() + b"\n")
+        self._file.write(json.dumps(self._line).encode() + b"\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
 
-def _drop_steps_from(path: Path, first_step: int) -> None:
-    """Keep the lines of earlier steps; drop a last line that a killed process left incomplete."""
+def _drop_steps_from(path: Path, first_step: int) -> list[bytes]:
+    """Keep and return the lines of earlier steps; drop a last line that a killed process left incomplete."""
     if not path.exists():
-        return
+        return []
     lines = path.read_bytes().splitlines(keepends=True)
     kept = []
     for number, line in enumerate(lines, 1):
@@ -62,3 +62,4 @@ def _drop_steps_from(path: Path, first_step: int) -> None:
         partial = path.with_name(f"{path.name}.partial")
         partial.write_bytes(b"".join(kept))
         partial.replace(path)
+    return kept

@@ -43,8 +43,9 @@ class MetricLogger:
     Names are paths such as ``env/success_once`` or ``actor/policy_loss``; the part before the first slash groups them.
 
     Args:
-        first_step: the first step this process logs: 0, or where a resumed run goes on. What the run directory holds for
-            that step and later ones is dropped, so no step is there twice.
+        first_step: the first step this process logs: 0, or where a resumed run goes on. What the run directory holds
+            for that step and later ones is dropped, so no step is there twice. The step before it, which a resumed
+            run starts from, may still be added to (an evaluation before training).
         console: default is the one that the progress bar uses too.
 
     Raises:
@@ -73,7 +74,7 @@ class MetricLogger:
             wandb_options=wandb_options,
             console=console or rich.get_console(),
         )
-        self._step = first_step
+        self._step = max(first_step - 1, 0)
         self._backends: list[MetricBackend] = []
         try:
             for name in backends:
@@ -89,7 +90,7 @@ class MetricLogger:
         A step's metrics may come in several calls.
 
         Raises:
-            ValueError: a value that is no number, or a step smaller than the last one or than ``first_step``.
+            ValueError: a value that is no number, or a step smaller than the last one or than ``first_step - 1``.
         """
         self._advance(step)
         values = {}

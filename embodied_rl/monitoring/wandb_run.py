@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.monitoring.backend import RunInfo
@@ -28,7 +29,7 @@ class WandbBackend:
             raise UserError(
                 "the logger backend 'wandb' needs a package that is not installed: pip install 'embodied_rl[wandb]'"
             ) from error
-        options = dict(run.wandb_options)
+        options: dict[str, Any] = dict(run.wandb_options)
         _check_options(options, set(inspect.signature(wandb.init).parameters) - set(_OWNED))
         run.run_dir.mkdir(parents=True, exist_ok=True)
         id_file = run.run_dir / RUN_ID_FILE

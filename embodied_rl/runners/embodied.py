@@ -28,8 +28,8 @@ from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runners.reporting import EvalReporter, longest, train_metrics
 from embodied_rl.runtime.worker import WorkerGroup
 from embodied_rl.schema import Config
-from embodied_rl.training import checkpoint
-from embodied_rl.training.checkpoint import RunState
+from embodied_rl.training import checkpoint_store
+from embodied_rl.training.checkpoint_store import RunState
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from embodied_rl.workers.env import EnvReport, EnvWorker
 from embodied_rl.workers.rollout import RolloutReport, RolloutWorker
@@ -122,11 +122,11 @@ class EmbodiedRunner:
         """Write and publish a checkpoint after ``done`` steps; returns the seconds it took."""
         start = time.perf_counter()
         self.progress.describe("checkpoint")
-        directory = checkpoint.checkpoint_dir(self.run_dir, done)
-        scratch = checkpoint.begin(directory)
+        directory = checkpoint_store.checkpoint_dir(self.run_dir, done)
+        scratch = checkpoint_store.begin(directory)
         self.actor.call(ActorWorker.save, scratch).wait()
         state = RunState(step=done, policy_version=done)
-        checkpoint.publish(scratch, directory, state, max_keep=self.config.runner.max_keep)
+        checkpoint_store.publish(scratch, directory, state, max_keep=self.config.runner.max_keep)
         return time.perf_counter() - start
 
     def _sync(self, version: int) -> float:

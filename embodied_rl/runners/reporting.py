@@ -38,7 +38,7 @@ def train_metrics(
     sync_s: float,
     step_s: float,
 ) -> dict[str, float]:
-    """A training step's metrics. ``time/`` values are wall seconds, of the slowest worker where several did the same."""
+    """A training step's metrics. ``time/`` values are wall seconds, of the slowest of the workers that did the same."""
     episodes = [episode for report in envs for episode in report.episodes]
     env_steps = sum(report.env_steps for report in envs)
     metrics = {"env/episodes": float(len(episodes)), "env/steps": float(env_steps)}

@@ -1,8 +1,8 @@
 """Where workers go: the placement syntax, shared by every task.
 
-``{"actor,rollout": "0-3", "env": "4-7"}`` gives the actor and the rollout group ranks 0..3 on accelerators 0..3, and the
-envs four workers on the next four. A rank is an accelerator, or a process slot on a machine without one. Components that
-share a rank are collocated, those that do not are disaggregated; nothing else says so.
+``{"actor,rollout": "0-3", "env": "4-7"}`` gives the actor and the rollout group ranks 0..3 on accelerators 0..3, and
+the envs four workers on the next four. A rank is an accelerator, or a process slot on a machine without one. Components
+that share a rank are collocated, those that do not are disaggregated; nothing else says so.
 """
 
 from __future__ import annotations

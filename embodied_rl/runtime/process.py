@@ -6,6 +6,7 @@ result it watches every worker, so a failure anywhere ends the run at once, whoe
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import inspect
 import multiprocessing as mp
@@ -40,7 +41,7 @@ from embodied_rl.runtime.worker import (
 _GRACE_S: Final = 5.0
 """How long a worker may take to close before it is killed."""
 _SETTLE_S: Final = 0.5
-"""After a first failure, how long to wait for others: a dead rank's peers often complain before its death is noticed."""
+"""After a first failure, how long to wait for others: a dead rank's peers may complain before its death is noticed."""
 
 
 class _Process:
@@ -195,8 +196,8 @@ class ProcessBackend:
                 os.kill(process.process.pid, signal.SIGUSR1)
                 time.sleep(0.2)  # so that the stacks do not interleave
         raise StallError(
-            f"no worker has shown a sign of life for {self._stall_timeout:.0f} s (cluster.stall_timeout); their stacks are "
-            f"above. Messages waiting in the channels:\n{depths}"
+            f"no worker has shown a sign of life for {self._stall_timeout:.0f} s (cluster.stall_timeout); their "
+            f"stacks are above. Messages waiting in the channels:\n{depths}"
         )
 
     def _close_channels(self, error: str | None) -> None:
@@ -205,10 +206,8 @@ class ProcessBackend:
 
     def shutdown(self) -> None:
         for process in self._processes:
-            try:
+            with contextlib.suppress(OSError):
                 process.pipe.send(None)
-            except OSError:
-                pass
         self._close_channels("the run is over")
         deadline = time.monotonic() + _GRACE_S
         for step in ("wait", "terminate", "kill"):

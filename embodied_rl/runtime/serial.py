@@ -98,5 +98,3 @@ class SerialBackend:
         while self._workers:
             self._workers.pop().close()
         torch.set_num_threads(self._threads)
-
-

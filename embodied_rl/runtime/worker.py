@@ -101,7 +101,7 @@ class WorkerGroup(Protocol):
     world_size: int
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle:
-        """Start ``method`` (of the worker's class, e.g. ``ActorWorker.update``) in every rank with the same arguments."""
+        """Start ``method`` (of the worker's class, e.g. ``ActorWorker.update``) in every rank, with equal arguments."""
         ...
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,7 +32,7 @@ def init_process_group(*, device: str, rank: int, world_size: int, rendezvous: s
     else:
         # All ranks are on this node; without this gloo looks up the host's name, which need not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.HashStore() if world_size == 1 else dist.FileStore(rendezvous, world_size)
+    store = HashStore() if world_size == 1 else FileStore(rendezvous, world_size)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
     )
@@ -48,7 +49,8 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
 def full_state_dict(policy: Policy) -> dict[str, Tensor]:
     """The whole model on the CPU, gathered from all ranks (a collective). Empty on ranks other than 0."""
     state = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
+    # Cloned: with one rank the gathered tensors are the parameters themselves, which the next update changes.
+    return {name: tensor.detach().clone() for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
 def sum_over_ranks(device: str) -> Callable[[Tensor], Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from embodied_rl.algorithms.catalog import POLICY_LOSSES
@@ -98,7 +99,7 @@ class Updater:
         norm = _full(torch.nn.utils.clip_grad_norm_(parameters, limit))
         if not torch.isfinite(norm):
             raise FloatingPointError(
-                f"the gradient's norm is {norm.item()}: lower actor.optim.lr, or look for NaN in rewards and observations"
+                f"the gradient's norm is {norm.item()}: lower actor.optim.lr, or look for NaN in rewards or observations"
             )
         self._optimizer.step()
         return norm.item()
@@ -157,4 +158,4 @@ class Updater:
 
 def _full(tensor: Tensor) -> Tensor:
     """A DTensor's whole value."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

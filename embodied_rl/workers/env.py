@@ -19,9 +19,9 @@ from embodied_rl.envs.registry import adapter_class
 from embodied_rl.envs.reset_states import eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.evaluation.video import VideoRecorder
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.params import parse_params
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import EnvConfig, VideoConfig
-from embodied_rl.validation import parse_params
 from embodied_rl.workers.lanes import Lane, Lanes
 
 
@@ -149,8 +149,8 @@ class EnvWorker(Worker):
     async def evaluate(self, *, video_dir: Path | None = None) -> EnvReport:
         """Run this worker's share of the evaluation: every task's first initial states, once each.
 
-        Each lane has a fixed run of neighbouring episodes, in waves as wide as it has envs, so the result depends on the
-        policy and the config alone and a worker meets few scenes.
+        Each lane has a fixed run of neighbouring episodes, in waves as wide as it has envs, so the result depends on
+        the policy and the config alone and a worker meets few scenes.
         """
         stages = self._build_eval()
         cfg = self._config.eval
@@ -256,9 +256,7 @@ class EnvWorker(Worker):
             stages.append(_Stage(lane=lane, env_ids=env_ids, env=env, sim=sim))
         return stages
 
-    def _recorder(
-        self, cfg: VideoConfig, stage: _Stage, already: int, video_dir: Path | None
-    ) -> VideoRecorder | None:
+    def _recorder(self, cfg: VideoConfig, stage: _Stage, already: int, video_dir: Path | None) -> VideoRecorder | None:
         """A recorder for the stage's next rollout, unless this worker has made its videos."""
         enough = cfg.max_videos is not None and already + stage.lane[1] >= cfg.max_videos
         if video_dir is None or not cfg.save_video or enough:

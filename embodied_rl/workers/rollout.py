@@ -94,8 +94,9 @@ class RolloutWorker(Worker):
                 for index, stage in enumerate(self._stages):
                     requests = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
                     if requests:
+                        seed = _seed(self._seed, mode, step, rounds, index, self.context.rank)
                         with self._timer.phase("inference"):
-                            answers = self._act(requests, mode, _seed(self._seed, mode, step, rounds, index, stage[0][0]))
+                            answers = self._act(requests, mode, seed)
                         for lane, answer in answers.items():
                             await self._answers.put(answer, key=lane)
                 rounds += 1

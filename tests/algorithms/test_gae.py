@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages, gae
+from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages, gae, gae_recursion
 
 GAMMA, LAMBDA = 0.9, 0.8
 
@@ -58,6 +58,18 @@ def test_truncation_cuts_and_bootstraps_from_the_final_observation() -> None:
     """delta_1 = 5 + .9*10 - 2 = 12, from V(final_obs) = 10, not from V(first obs of the next episode) = 3."""
     got = gae(one_env([0, 5, 0], [0] * 3, [0, 1, 0], [1, 2, 3], [2, 10, 4]), gamma=0.9, gae_lambda=0.8)
     assert got.advantages.flatten().tolist() == pytest.approx([0.8 + 0.72 * 12, 12.0, 0.6], abs=1e-6)
+
+
+def test_positions_that_are_not_valid_hand_the_recursion_on() -> None:
+    """The middle position was never taken: A_0 = 1.8 + .72 * 2.6, as if 2 followed 0 at once."""
+    column = lambda *numbers: torch.tensor(numbers).unsqueeze(-1)  # noqa: E731
+    advantages, returns = gae_recursion(
+        rewards=column(1.0, 50.0, 2.0), values=column(1.0, 50.0, 3.0), next_values=column(2.0, 50.0, 4.0),
+        terminated=column(False, True, False), truncated=column(False, True, False), valid=column(True, False, True),
+        gamma=0.9, gae_lambda=0.8,
+    )  # fmt: skip
+    assert advantages.flatten().tolist() == pytest.approx([1.8 + 0.72 * 2.6, 0.0, 2.6], abs=1e-6)
+    assert returns.flatten().tolist() == pytest.approx([2.8 + 0.72 * 2.6, 0.0, 5.6], abs=1e-6)
 
 
 def test_chunk_level_sums_valid_rewards_only() -> None:

@@ -94,6 +94,18 @@ def test_hyperparameters_out_of_range(clips: dict[str, float]) -> None:
         ppo(1.0, 1.0, **clips)
 
 
+def test_unit_losses_are_zero_where_masked() -> None:
+    nan, mask = torch.full((2,), float("nan")), torch.tensor([False, True])
+    fine = torch.tensor([float("nan"), 1.0])
+    policy, _ = ppo_policy_loss(
+        logprobs=fine, old_logprobs=fine, advantages=fine, mask=mask, clip_ratio_low=0.2, clip_ratio_c=3.0
+    )
+    value, _ = value_loss(values=fine, old_values=fine, returns=fine + 2, mask=mask, value_clip=0.5, huber_delta=1.0)
+    entropy, _ = entropy_loss(entropy=fine, mask=mask)
+    assert [policy.tolist(), value.tolist(), entropy.tolist()] == [[0.0, -1.0], [0.0, 1.5], [0.0, -1.0]]
+    assert token_mean(nan, ~mask & mask, denominator=1.0).item() == 0.0
+
+
 def test_extreme_ratios_stay_finite() -> None:
     logprobs = torch.tensor([500.0, -500.0, 500.0], requires_grad=True)
     units, _ = ppo_policy_loss(

@@ -90,7 +90,8 @@ def test_done_env_is_never_touched_again(batched: bool) -> None:
     second = env.chunk_step(numbered_actions(2, 2))
     assert {slot for _, slots in sim.calls for slot in slots} == {1}
     assert second.valid.int().tolist() == [[0, 0], [1, 1]]
-    assert not (second.terminated | second.truncated).any() and not second.rewards.any()
+    assert not (second.terminated | second.truncated).any()
+    assert not second.rewards.any()
     assert second.next_obs.state[0].equal(first.next_obs.state[0])
     assert second.next_obs.images["cam"][0].equal(first.next_obs.images["cam"][0])
     assert second.next_obs.state[1, 2] == 4
@@ -193,6 +194,29 @@ def test_auto_reset_starts_the_next_episode_and_keeps_the_last_observation(batch
     assert following.final_obs is None
 
 
+def test_success_of_one_episode_is_not_the_next_ones() -> None:
+    env = chunked(ScriptedSim(1, [succeeds_at(1), NEVER]), 1, 1, auto_reset=True, max_episode_steps=2)
+    env.reset([0], lambda env_id, k: 1)
+    for _ in range(3):
+        env.chunk_step(numbered_actions(1, 1))
+    assert [(r.success, r.episode_length) for r in env.drain_episodes()] == [(True, 1), (False, 2)]
+
+
+def test_reset_starts_counting_episodes_again() -> None:
+    asked: list[int] = []
+
+    def next_reset_state(env_id: int, k: int) -> int:
+        asked.append(k)
+        return 0
+
+    env = chunked(ScriptedSim(1, [succeeds_at(1)]), 1, 1, auto_reset=True)
+    for _ in range(2):
+        env.reset([0], next_reset_state)
+        for _ in range(2):
+            env.chunk_step(numbered_actions(1, 1))
+    assert asked == [1, 2, 1, 2]
+
+
 def test_group_members_share_every_start_however_long_their_episodes_last() -> None:
     """Envs 100..103 are groups {100, 101} and {102, 103}; episode k of group g starts from state 4 * g + k % 4."""
 
@@ -210,8 +234,10 @@ def test_group_members_share_every_start_however_long_their_episodes_last() -> N
     for record in env.drain_episodes():
         starts[record.env_id].append(record.reset_state_id)
     assert [len(starts[env_id]) for env_id in starts] == [10, 4, 9, 4]
-    assert starts[100] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1] and starts[101] == [0, 1, 2, 3]
-    assert starts[102] == [4, 5, 6, 7, 4, 5, 6, 7, 4] and starts[103] == [4, 5, 6, 7]
+    assert starts[100] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert starts[101] == [0, 1, 2, 3]
+    assert starts[102] == [4, 5, 6, 7, 4, 5, 6, 7, 4]
+    assert starts[103] == [4, 5, 6, 7]
 
 
 def test_none_ends_an_envs_sequence() -> None:
@@ -226,7 +252,8 @@ def test_none_ends_an_envs_sequence() -> None:
 
     env.reset(coverage[:2], next_reset_state)
     first = env.chunk_step(numbered_actions(2, 2))
-    assert first.final_obs is not None and first.final_obs.env_ids.tolist() == [100]
+    assert first.final_obs is not None
+    assert first.final_obs.env_ids.tolist() == [100]
     assert first.next_obs.state[1].tolist() == [1, 0, 1, 1]
     second = env.chunk_step(numbered_actions(2, 2))
     assert second.valid.int().tolist() == [[1, 0], [0, 0]]
@@ -240,7 +267,8 @@ def test_idle_env_is_done_from_the_start() -> None:
     env = chunked(sim, 3, 2)
     env.reset([0, 0, 1])
     obs = env.reset([None, 1, None])
-    assert obs.state[[0, 2]].count_nonzero() == 0 and obs.images["cam"][[0, 2]].count_nonzero() == 0
+    assert obs.state[[0, 2]].count_nonzero() == 0
+    assert obs.images["cam"][[0, 2]].count_nonzero() == 0
     assert obs.state[1].tolist() == [1, 1, 0, 0]
     result = env.chunk_step(numbered_actions(3, 2))
     assert result.valid.int().tolist() == [[0, 0], [1, 0], [0, 0]]
@@ -420,7 +448,8 @@ def test_properties_of_any_rollout(scenario: dict[str, Any]) -> None:
     # Within a chunk validity is a prefix that ends at the first done; nothing is reported outside it.
     assert not (valid[..., 1:] & ~valid[..., :-1]).any()
     assert not (valid[..., 1:] & done[..., :-1]).any()
-    assert not (done & ~valid).any() and not (terminated & truncated).any()
+    assert not (done & ~valid).any()
+    assert not (terminated & truncated).any()
     assert not rewards[~valid].any()
     if not scenario["auto_reset"]:
         # Over the whole rollout too: an env that is done stays done.
@@ -444,7 +473,8 @@ def test_properties_of_any_rollout(scenario: dict[str, Any]) -> None:
     other, other_records, _ = rollout(not scenario["batched"])
     assert records == other_records
     for ours, theirs in zip(results, other, strict=True):
-        assert ours.rewards.equal(theirs.rewards) and ours.valid.equal(theirs.valid)
+        assert ours.rewards.equal(theirs.rewards)
+        assert ours.valid.equal(theirs.valid)
         assert ours.next_obs.state.equal(theirs.next_obs.state)
         assert (ours.final_obs is None) == (theirs.final_obs is None)
         if ours.final_obs is not None and theirs.final_obs is not None:

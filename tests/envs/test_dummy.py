@@ -108,7 +108,8 @@ def test_images_show_the_point_and_the_goal_upright() -> None:
     sim.reset([0, 1], [0, 200])
     obs = sim.observe([0, 1])
     image = obs.images["agentview"]
-    assert image.shape == (2, 32, 32, 3) and image.dtype == np.uint8
+    assert image.shape == (2, 32, 32, 3)
+    assert image.dtype == np.uint8
     assert sim.image_shapes == {"agentview": (32, 32)}
     for picture, (x, y, goal_x, goal_y) in zip(image, obs.state, strict=True):
         for colour, place in (((200, 40, 40), (x, y)), ((40, 160, 60), (goal_x, goal_y))):
@@ -121,7 +122,8 @@ def test_images_show_the_point_and_the_goal_upright() -> None:
 def test_no_camera_by_default() -> None:
     sim = DummyEnv(1, DummyParams(), seed=0)
     sim.reset([0], [0])
-    assert sim.image_shapes == {} and sim.observe([0]).images == {}
+    assert sim.image_shapes == {}
+    assert sim.observe([0]).images == {}
 
 
 def test_wrong_parameters_are_refused() -> None:

@@ -23,7 +23,10 @@ def test_tiles_have_their_size_lie_in_the_picture_and_do_not_overlap(
     boxes = list(grid.tiles.values())
     for index, box in enumerate(boxes):
         assert (box[2] - box[0], box[3] - box[1]) == (width + 2 * BORDER, height + 2 * BORDER)
-        assert box[0] >= 0 and box[1] >= 0 and box[2] <= grid.width and box[3] <= grid.height
+        assert box[0] >= 0
+        assert box[1] >= 0
+        assert box[2] <= grid.width
+        assert box[3] <= grid.height
         assert not any(overlap(box, other) for other in boxes[:index])
     for env, box in grid.tiles.items():
         for group, frame in grid.groups.items():

@@ -60,7 +60,9 @@ def test_interval_chart_places_the_rate() -> None:
 
 def test_eval_json_content(tmp_path: Path) -> None:
     path = tmp_path / "new" / "eval.json"
-    write_eval_json(path, table(), meta={"suite": "spatial", "seed": 3}, eval_s=10.0, video_paths=[Path("videos/a.mp4")])
+    write_eval_json(
+        path, table(), meta={"suite": "spatial", "seed": 3}, eval_s=10.0, video_paths=[Path("videos/a.mp4")]
+    )
     report = json.loads(path.read_text())
     assert report["meta"] == {"suite": "spatial", "seed": 3}
     overall = report["overall"]

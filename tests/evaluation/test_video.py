@@ -30,7 +30,7 @@ def record(
 
 def read(path: Path) -> list[NDArray[np.uint8]]:
     with av.open(str(path)) as container:
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        return [np.asarray(frame.to_ndarray(format="rgb24"), np.uint8) for frame in container.decode(video=0)]
 
 
 class Layout:
@@ -61,8 +61,8 @@ def near(colour: NDArray[np.float64], expected: tuple[float, ...], tolerance: fl
 def test_file_is_h264_for_browsers_with_the_given_rate_and_size(tmp_path: Path) -> None:
     recorder = VideoRecorder(fps=20, tile_size=128)
     record(recorder, 0, range(1, 8), flat(RED))
-    path = recorder.finish(tmp_path / "new" / "folder" / "a.mp4")
-    assert path == tmp_path / "new" / "folder" / "a.mp4"
+    path = tmp_path / "new" / "folder" / "a.mp4"
+    assert recorder.finish(path) == path
     assert list(path.parent.iterdir()) == [path], "no partial file is left"
     expected = Layout([0]).grid
     with av.open(str(path)) as container:
@@ -114,7 +114,8 @@ def test_border_is_green_from_success_on_and_an_ended_tile_freezes_dimmed(tmp_pa
     assert green == [False] * 3 + [True] * 7, "also after the step of success itself"
     assert not any(near(layout.border(picture, 0), SUCCESS) for picture in pictures)
     blue = [layout.image(picture, 1)[..., 2].mean() for picture in pictures]
-    assert np.allclose(blue[:6], BLUE[2], atol=8) and np.allclose(blue[6:], BLUE[2] / 2, atol=8)
+    assert np.allclose(blue[:6], BLUE[2], atol=8)
+    assert np.allclose(blue[6:], BLUE[2] / 2, atol=8)
 
 
 def test_a_smaller_step_starts_a_new_episode_in_the_tile(tmp_path: Path) -> None:
@@ -186,7 +187,8 @@ def test_recorder_is_empty_after_finish_and_writes_nothing_without_frames(tmp_pa
     recorder.finish(tmp_path / "first.mp4")
     record(recorder, 0, range(1, 3), flat(RED))
     path = recorder.finish(tmp_path / "second.mp4")
-    assert path is not None and len(read(path)) == 2
+    assert path is not None
+    assert len(read(path)) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first.mp4", "second.mp4"]
 
 
@@ -218,10 +220,13 @@ def test_long_recordings_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         tracemalloc.stop()
     assert current < 200_000
     path = recorder.finish(tmp_path / "a.mp4")
-    assert path is not None and len(read(path)) == 30
+    assert path is not None
+    assert len(read(path)) == 30
 
 
-@pytest.mark.parametrize("frame", [np.zeros((3, 8, 8), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((8, 8), np.uint8)])
+@pytest.mark.parametrize(
+    "frame", [np.zeros((3, 8, 8), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((8, 8), np.uint8)]
+)
 def test_refuses_frames_that_are_no_rgb_images(frame: NDArray[np.uint8]) -> None:
     recorder = VideoRecorder(fps=20)
     with pytest.raises(ValueError, match=r"expected \[H,W,3\] uint8"):
@@ -240,7 +245,8 @@ def test_captions_wrap_and_end_in_an_ellipsis() -> None:
     style = TileStyle(256, 256, [long], captions=True)
     lines = style.wrap(long)
     assert len(lines) == style.instruction_lines == 3
-    assert lines[-1].endswith("…") and not lines[0].endswith("…")
+    assert lines[-1].endswith("…")
+    assert not lines[0].endswith("…")
     assert all(style.font.getlength(line) <= 256 for line in lines)
     assert style.wrap("open the drawer") == ["open the drawer"]
     assert style.font.getlength(style.wrap("x" * 300)[0]) <= 256

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied_rl.channel import ChannelClosed, ChannelTimeout, SharedMemoryChannel
+from embodied_rl.runtime.cooperative import run_blocking
+
+SPAWN = mp.get_context("spawn")
+PATIENCE = 60.0  # seconds; only a failing test waits as long
+
+
+def channel(name: str = "messages", keys: tuple[Any, ...] = (0,), capacity: int = 2) -> SharedMemoryChannel:
+    return SharedMemoryChannel(name, keys, capacity, SPAWN)
+
+
+def put(channel: SharedMemoryChannel, item: Any, **options: Any) -> None:
+    run_blocking(channel.put(item, **{"timeout": PATIENCE, **options}))
+
+
+def get(channel: SharedMemoryChannel, **options: Any) -> Any:
+    return run_blocking(channel.get(**{"timeout": PATIENCE, **options}))
+
+
+def get_batch(channel: SharedMemoryChannel, n: int, **options: Any) -> list[Any]:
+    return run_blocking(channel.get_batch(n, **{"timeout": PATIENCE, **options}))
+
+
+@contextmanager
+def processes(*calls: tuple[Callable[..., None], tuple[Any, ...]]) -> Iterator[list[Any]]:
+    """Run each call in a process of its own; at the end all must have ended well (or been killed by the test)."""
+    started = [SPAWN.Process(target=function, args=args, daemon=True) for function, args in calls]
+    for process in started:
+        process.start()
+    try:
+        yield started
+        for process in started:
+            process.join(PATIENCE)
+            assert process.exitcode in (0, -signal.SIGKILL)
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+
+
+def echo(requests: SharedMemoryChannel, answers: SharedMemoryChannel, count: int) -> None:
+    for _ in range(count):
+        put(answers, get(requests))
+
+
+def test_messages_cross_processes_and_slots_grow() -> None:
+    requests, answers = channel("requests"), channel("answers")
+    sizes = [1, 10_000, 3_000_000, 5, 1_000_000, 0, 4_000_000]
+    with processes((echo, (requests, answers, len(sizes)))):
+        for size in sizes:
+            sent = {"x": torch.arange(size), "b": torch.arange(size).to(torch.bfloat16), "n": np.arange(size)[::3]}
+            put(requests, sent)
+            received = get(answers)
+            assert torch.equal(received["x"], sent["x"]) and torch.equal(received["b"], sent["b"])
+            np.testing.assert_array_equal(received["n"], sent["n"])
+
+
+def test_a_received_message_survives_the_slot() -> None:
+    messages = channel(capacity=1)
+    put(messages, torch.zeros(100_000))
+    first = get(messages)
+    put(messages, torch.ones(100_000))
+    assert first.sum() == 0
+    first += 3
+    assert get(messages).sum() == 100_000
+
+
+def produce(messages: SharedMemoryChannel, producer: int, count: int) -> None:
+    for i in range(count):
+        for key in ("a", "b"):
+            # Contents that tell a torn or mixed-up message.
+            put(messages, {"id": (producer, i), "x": torch.full((2000 * (1 + i % 3),), producer * count + i)}, key=key)
+
+
+def consume(messages: SharedMemoryChannel, results: SharedMemoryChannel, key: str, count: int) -> None:
+    received = get_batch(messages, count, key=key)
+    assert all((m["x"] == m["x"][0]).all() for m in received)
+    put(results, (key, [(*m["id"], int(m["x"][0])) for m in received]))
+
+
+def test_fifo_per_key_with_several_producers_and_consumers() -> None:
+    count, producers = 60, 3
+    messages, results = channel(keys=("a", "b"), capacity=3), channel("results", capacity=4)
+    calls = [(produce, (messages, p, count)) for p in range(producers)]
+    calls += [(consume, (messages, results, key, count * producers // 2)) for key in ("a", "b") for _ in range(2)]
+    with processes(*calls):
+        received = get_batch(results, 4)
+    for key in ("a", "b"):
+        lists = [items for k, items in received if k == key]
+        everything = sorted(sum(lists, []))
+        assert everything == [(p, i, p * count + i) for p in range(producers) for i in range(count)]
+        for items in lists:
+            for producer in range(producers):
+                indices = [i for p, i, _ in items if p == producer]
+                assert indices == sorted(indices)
+    assert messages.depth() == {"a": 0, "b": 0}
+
+
+def test_put_waits_for_room_and_names_the_wait() -> None:
+    messages = channel("requests", keys=("stage 0", "stage 1"), capacity=2)
+    put(messages, 1, key="stage 0")
+    put(messages, 2, key="stage 0")
+    started = time.monotonic()
+    with pytest.raises(ChannelTimeout) as error:
+        put(messages, 3, key="stage 0", timeout=0.3)
+    assert 0.3 <= time.monotonic() - started < 5
+    assert str(error.value) == (
+        "channel 'requests': waited 0.3 s for room for a message with key 'stage 0' (messages waiting: 'stage 0': 2, "
+        "'stage 1': 0). The consumer is slow, stuck or dead: look at its log and stack, or allow a longer timeout."
+    )
+    timer = threading.Timer(0.2, get, (messages,), {"key": "stage 0"})
+    timer.start()
+    put(messages, 3, key="stage 0")
+    timer.join()
+    assert get_batch(messages, 2, key="stage 0") == [2, 3]
+
+
+def test_get_waits_and_names_the_wait() -> None:
+    with pytest.raises(ChannelTimeout, match=r"channel 'messages': waited 0\.2 s for a message with key 0 .* producer is"):
+        get(channel(), timeout=0.2)
+
+
+def test_waiting_does_not_use_the_processor() -> None:
+    messages = channel()
+    started = time.thread_time()
+    with pytest.raises(ChannelTimeout):
+        get(messages, timeout=1.0)
+    assert time.thread_time() - started < 0.1
+
+
+def test_get_batch_loses_nothing_when_it_times_out() -> None:
+    messages = channel(capacity=3)
+    for i in range(3):
+        put(messages, i)
+    with pytest.raises(ChannelTimeout):
+        get_batch(messages, 5, timeout=0.1)
+    put(messages, 3)
+    assert get(messages) == 0 and get_batch(messages, 3) == [1, 2, 3]
+
+
+def wait_until_closed(ready: SharedMemoryChannel, blocked: SharedMemoryChannel, action: str) -> None:
+    put(ready, action)
+    try:
+        if action == "get":
+            get(blocked, key="empty")
+        else:
+            put(blocked, 1, key="full")
+    except ChannelClosed as error:
+        put(ready, (time.time(), error.error, str(error)))
+
+
+def close_soon(blocked: SharedMemoryChannel, started: SharedMemoryChannel, error: str) -> None:
+    time.sleep(0.3)
+    put(started, time.time())
+    blocked.close(error)
+
+
+def test_close_in_one_process_ends_the_waits_of_others() -> None:
+    ready, blocked, started = channel("ready"), channel("blocked", keys=("full", "empty"), capacity=1), channel("started")
+    put(blocked, 0, key="full")
+    error = "Traceback\n" + "line\n" * 50_000 + "RuntimeError: simulator crashed"
+    waiting = [(wait_until_closed, (ready, blocked, action)) for action in ("get", "put")]
+    with processes(*waiting):
+        assert sorted(get_batch(ready, 2)) == ["get", "put"]
+        with processes((close_soon, (blocked, started, error))):
+            closed_at = get(started)
+            ends = get_batch(ready, 2)
+    for at, text, message in ends:
+        assert at - closed_at < 0.5
+        assert text.endswith("simulator crashed") and len(text) < len(error)
+        assert message.startswith("channel 'blocked' was closed because of an error:\n")
+    blocked.close("another error")
+    with pytest.raises(ChannelClosed, match="simulator crashed"):
+        get(blocked, key="full")
+    with pytest.raises(ChannelClosed, match="simulator crashed"):
+        put(blocked, 1, key="empty")
+
+
+def test_close_without_an_error() -> None:
+    messages = channel()
+    messages.close()
+    with pytest.raises(ChannelClosed) as error:
+        get(messages)
+    assert error.value.error is None and str(error.value) == "channel 'messages' was closed"
+    copy = pickle.loads(pickle.dumps(error.value))
+    assert (copy.name, copy.error) == ("messages", None)
+
+
+def shared_mappings() -> list[str]:
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:" in line]
+
+
+def put_for_ever(messages: SharedMemoryChannel) -> None:
+    while True:
+        put(messages, torch.ones(1_000_000))
+
+
+def test_a_killed_peer_leaves_nothing_behind_and_blocks_nobody() -> None:
+    names, fds = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+    mapped = len(shared_mappings())
+    messages = channel("doomed", capacity=2)
+    with processes((put_for_ever, (messages,))) as (process,):
+        for _ in range(5):
+            assert get(messages).sum() == 1_000_000
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        # A producer that was killed in the middle of a put takes no more than its own slot along.
+        while messages.depth()[0]:
+            assert get(messages).sum() == 1_000_000
+        put(messages, "still works", timeout=1)
+        assert get(messages) == "still works"
+        with pytest.raises(ChannelTimeout):
+            get(messages, timeout=0.05)
+    assert set(os.listdir("/dev/shm")) <= names
+    ours = [line for line in shared_mappings() if "doomed" in line]
+    assert 0 < len(ours) <= 3  # the closed flag and two slots
+    del messages
+    assert len(shared_mappings()) == mapped
+    assert len(os.listdir("/proc/self/fd")) <= fds + 1  # multiprocessing keeps one for its resource tracker
+
+
+def test_undeclared_keys_are_listed() -> None:
+    messages = channel("requests", keys=("stage 0", ("env", 1)))
+    expected = r"channel 'requests': got key 0, expected one of those it was created with: 'stage 0', \('env', 1\)"
+    with pytest.raises(KeyError, match=expected):
+        put(messages, 1)
+    with pytest.raises(KeyError, match=expected):
+        get(messages)
+
+
+def test_pickling_outside_spawning_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match="can only be pickled while a process is being spawned: pass it in the args"):
+        pickle.dumps(channel())
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="got capacity 0"):
+        channel(capacity=0)
+    for keys in ((), (1, 1)):
+        with pytest.raises(ValueError, match="expected one or more, each once"):
+            channel(keys=keys)
+    with pytest.raises(ValueError, match="got a context that starts processes by 'fork', expected"):
+        SharedMemoryChannel("x", [0], 1, mp.get_context("fork"))
+
+
+def test_a_failed_creation_says_what_it_needed_and_keeps_no_descriptors() -> None:
+    fds = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="channel 'messages' needs 6 file descriptors and pipes for 1000000000 messages"):
+        channel(capacity=1_000_000_000)
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
+def test_an_item_that_cannot_be_sent_takes_no_room() -> None:
+    messages = channel(capacity=1)
+    with pytest.raises(TypeError, match="cannot be sent"):
+        put(messages, lambda: None)
+    put(messages, "fine")
+    assert get(messages) == "fine"

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from embodied_rl.contracts import EnvObs
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy, actions_to_bins, bins_to_actions
+
+SPEC = PolicySpec(
+    action_dim=2, num_action_chunks=2, state_dim=3, image_shapes={"agentview": (32, 32)}, values_per_chunk=1
+)
+
+
+def policy(seed: int = 0, **params: int) -> TinyVlaPolicy:
+    torch.manual_seed(seed)
+    return TinyVlaPolicy(SPEC, TinyVlaParams(**{"hidden_size": 32, "num_layers": 2, "max_words": 8, **params}))
+
+
+def observe(n: int, *texts: str) -> EnvObs:
+    generator = torch.Generator().manual_seed(0)
+    return EnvObs(
+        env_ids=torch.arange(n),
+        images={"agentview": torch.randint(0, 256, (n, 32, 32, 3), dtype=torch.uint8, generator=generator)},
+        state=torch.randn(n, 3, generator=generator),
+        instructions=tuple(texts[i % len(texts)] for i in range(n)),
+    )
+
+
+def distribution(model: TinyVlaPolicy, obs: EnvObs) -> torch.Tensor:
+    return model._log_probabilities(model._encode(model._inputs(obs)), 1.0)
+
+
+def test_bins_are_centres_of_256_equal_parts() -> None:
+    bins = torch.arange(256)
+    centres = bins_to_actions(bins)
+    assert centres[0] == -1 + 1 / 256
+    assert centres[255] == 1 - 1 / 256
+    assert centres[128] == 1 / 256
+    assert torch.equal(actions_to_bins(centres), bins)
+    assert actions_to_bins(torch.tensor([-1.0, -2.0, 0.0, 1.0, 3.0])).tolist() == [0, 0, 128, 255, 255]
+    actions = torch.linspace(-1, 1, 999)
+    assert (bins_to_actions(actions_to_bins(actions)) - actions).abs().max() <= 1 / 256 + 1e-6
+
+
+def test_replay_inputs_are_small_and_exact() -> None:
+    obs = observe(3, "push the cube")
+    inputs = policy().act(obs, greedy=False, temperature=1.0, generator=torch.Generator().manual_seed(0)).replay_inputs
+    assert {name: (tuple(t.shape), t.dtype) for name, t in inputs.items()} == {
+        "words": ((3, 8), torch.int64),
+        "proprio": ((3, 3), torch.float32),
+        "images/agentview": ((3, 32, 32, 3), torch.uint8),
+        "bins": ((3, 2, 2), torch.int64),
+    }
+    assert torch.equal(inputs["images/agentview"], obs.images["agentview"])
+
+
+@pytest.mark.parametrize("what", ["instruction", "word order", "image", "state"])
+def test_every_input_matters(what: str) -> None:
+    model, obs = policy(), observe(2, "push the cube")
+    changed = {
+        "instruction": {"instructions": ("pull the cube",) * 2},
+        "word order": {"instructions": ("cube push the",) * 2},
+        "image": {"images": {"agentview": 255 - obs.images["agentview"]}},
+        "state": {"state": obs.state + 1},
+    }[what]
+    before, after = distribution(model, obs), distribution(model, dataclasses.replace(obs, **changed))
+    assert (before - after).abs().max() > 1e-4
+
+
+def test_padding_does_not_matter() -> None:
+    """A model with room for more words, and otherwise the same weights, says the same."""
+    short, long = policy(max_words=4), policy(max_words=12)
+    with torch.no_grad():
+        for film in short.cameras["agentview"].films:  # type: ignore[union-attr]
+            film.weight.normal_()
+    state = short.state_dict()
+    state["word_positions"] = torch.cat((state["word_positions"], torch.full((8, 32), 9.0)))
+    long.load_state_dict(state)
+    obs = observe(3, "push the cube", "stop")
+    assert torch.allclose(distribution(short, obs), distribution(long, obs), atol=1e-5)
+
+
+def test_the_image_position_matters() -> None:
+    """A bright square at the left and one at the right are told apart."""
+    model, obs = policy(), observe(2, "push the cube")
+    images = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    images[0, 12:20, 2:10] = 255
+    images[1, 12:20, 22:30] = 255
+    said = distribution(model, dataclasses.replace(obs, images={"agentview": images}, state=torch.zeros(2, 3)))
+    assert (said[0] - said[1]).abs().max() > 1e-4
+
+
+def test_missing_or_wrong_camera() -> None:
+    model, obs = policy(), observe(1, "go")
+    with pytest.raises(
+        ValueError, match=r"got images \{'front': \[32, 32\]\}, expected 'agentview' of size \[32, 32\]"
+    ):
+        model.values(dataclasses.replace(obs, images={"front": obs.images["agentview"]}))
+    with pytest.raises(ValueError, match=r"'agentview': \[16, 32\]"):
+        model.values(dataclasses.replace(obs, images={"agentview": obs.images["agentview"][:, :16]}))
+
+
+@pytest.mark.timeout(60)
+def test_it_learns_what_image_state_and_instruction_ask_for() -> None:
+    """The instruction sets the action's sign, the square's place its size, the state its second dimension."""
+    model = policy(num_layers=2)
+    n = 16
+    index = torch.arange(n)
+    say, column, level = index % 2, index // 2 % 4, index // 8 % 2
+    images = torch.zeros(n, 32, 32, 3, dtype=torch.uint8)
+    for i in range(n):
+        images[i, 12:20, 8 * int(column[i]) : 8 * int(column[i]) + 8] = 255
+    obs = EnvObs(
+        env_ids=index,
+        images={"agentview": images},
+        state=(level.float() * 2 - 1).unsqueeze(1).expand(-1, 3).contiguous(),
+        instructions=tuple(("move left", "move right")[int(s)] for s in say),
+    )
+    first = (say.float() * 2 - 1) * (column.float() + 1) / 5
+    actions = torch.stack((first, 0.5 * (level.float() * 2 - 1)), -1).unsqueeze(1).expand(-1, 2, -1)
+    inputs = {**model._inputs(obs), "bins": actions_to_bins(actions)}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    losses = []
+    for _ in range(200):
+        loss = -model(inputs, temperature=1.0).logprobs.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if losses[-1] < 0.05:
+            break
+    assert losses[0] > 4.0, losses[0]
+    assert losses[-1] < 0.1, losses[::20]
+    greedy = model.act(obs, greedy=True, temperature=1.0, generator=None)
+    assert (greedy.actions - actions).abs().max() <= 1 / 256 + 1e-6

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from embodied_rl.errors import UserError
+from embodied_rl.monitoring.metrics import MetricLogger, check_backends
+
+
+def make(
+    backends: list[str], run_dir: Path, *, first_step: int = 0, console: Console | None = None,
+    wandb_options: Mapping[str, Any] | None = None,
+) -> MetricLogger:  # fmt: skip
+    return MetricLogger(
+        backends,
+        run_dir,
+        project_name="project",
+        experiment_name="experiment",
+        config={"env": {"name": "toy"}},
+        wandb_options=wandb_options or {},
+        first_step=first_step,
+        console=console,
+    )
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_unknown_and_doubled_backends() -> None:
+    with pytest.raises(UserError, match=r"unknown logger backend 'tensorbord'\. Did you mean 'tensorboard'"):
+        check_backends(["console", "tensorbord"])
+    with pytest.raises(UserError, match="'jsonl' is listed twice"):
+        check_backends(["jsonl", "console", "jsonl"])
+
+
+def test_values_are_numbers_and_steps_do_not_go_back(tmp_path: Path) -> None:
+    with make(["jsonl"], tmp_path, first_step=3) as logger:
+        logger.log(2, {"a": torch.tensor(1.5), "b": 2, "c": torch.tensor([3.0])}, prefix="actor")
+        with pytest.raises(ValueError, match="metric 'x': got 'high', expected one number"):
+            logger.log(2, {"x": "high"})
+        with pytest.raises(ValueError, match="metric 'x'"):
+            logger.log(2, {"x": torch.ones(2)})
+        with pytest.raises(ValueError, match="step 1 after step 2"):
+            logger.log(1, {"x": 1.0})
+    assert lines(tmp_path) == [{"step": 2, "actor/a": 1.5, "actor/b": 2.0, "actor/c": 3.0}]
+
+
+def test_jsonl_has_one_line_per_step_at_once(tmp_path: Path) -> None:
+    logger = make(["jsonl"], tmp_path)
+    logger.log(0, {"a": 1})
+    assert lines(tmp_path) == [{"step": 0, "a": 1.0}], "flushed before close"
+    logger.log(1, {"a": 2})
+    logger.log(1, {"success": 0.5, "bad": math.nan}, prefix="eval")
+    assert lines(tmp_path) == [{"step": 0, "a": 1.0}, {"step": 1, "a": 2.0, "eval/success": 0.5, "eval/bad": None}]
+    logger.log(4, {"a": math.inf})
+    logger.close()
+    assert lines(tmp_path)[2:] == [{"step": 4, "a": None}]
+
+
+def test_jsonl_resume_drops_what_will_be_logged_again(tmp_path: Path) -> None:
+    with make(["jsonl"], tmp_path) as logger:
+        for step in range(6):
+            logger.log(step, {"a": step})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "a"')  # killed while writing
+    with make(["jsonl"], tmp_path, first_step=4) as logger:
+        assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3]
+        logger.log(3, {"eval": 30})
+        logger.log(4, {"a": 40})
+        logger.log(4, {"b": 41})
+    assert lines(tmp_path)[2:] == [
+        {"step": 2, "a": 2.0},
+        {"step": 3, "a": 3.0, "eval": 30.0},
+        {"step": 4, "a": 40.0, "b": 41.0},
+    ]
+
+
+def test_jsonl_of_a_fresh_run_replaces_an_old_file(tmp_path: Path) -> None:
+    for value in (1, 2):
+        with make(["jsonl"], tmp_path) as logger:
+            logger.log(0, {"a": value})
+    assert lines(tmp_path) == [{"step": 0, "a": 2.0}]
+
+
+def test_jsonl_refuses_a_file_it_does_not_understand(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\nhello\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: expected a JSON object with a 'step'"):
+        make(["jsonl"], tmp_path, first_step=1)
+
+
+def test_tensorboard_events_read_back_and_resume_hides_repeated_steps(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with make(["tensorboard"], tmp_path) as logger:
+        for step in range(5):
+            logger.log(step, {"env/success_once": step / 10})
+    with make(["tensorboard"], tmp_path, first_step=3) as logger:
+        logger.log(3, {"env/success_once": 0.75})
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    got = [(event.step, event.value) for event in events.Scalars("env/success_once")]
+    assert got == [(0, 0.0), (1, pytest.approx(0.1)), (2, pytest.approx(0.2)), (3, 0.75)]
+
+
+def test_several_backends_get_the_same(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with make(["console", "jsonl"], tmp_path, console=Console(file=out, width=80)) as logger:
+        logger.log(12, {"success_once": 0.4375}, prefix="env/")
+    assert "step 12" in out.getvalue()
+    assert "success_once" in out.getvalue()
+    assert "0.4375" in out.getvalue()
+    assert lines(tmp_path) == [{"step": 12, "env/success_once": 0.4375}]
+
+
+def test_a_backend_that_cannot_start_closes_the_others(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such option"):
+        make(["jsonl", "wandb"], tmp_path, wandb_options={"entty": "me"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"entty": "me"}, r"logger.wandb.entty: wandb.init has no such option. Did you mean 'entity'"),
+        ({"api_key": "123"}, "no key belongs in one"),
+        ({"settings": {"api_key": "123"}}, "no key belongs in one"),
+        ({"project": "p"}, "it follows from logger.project_name"),
+    ],
+)
+def test_wandb_options_are_checked(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    pytest.importorskip("wandb")
+    with pytest.raises(UserError, match=message):
+        make(["wandb"], tmp_path, wandb_options=options)
+
+
+@pytest.mark.parametrize(
+    ("backend", "package", "command"),
+    [("wandb", "wandb", r"pip install 'embodied_rl\[wandb\]'"),
+     ("tensorboard", "torch.utils.tensorboard", "pip install tensorboard")],
+)  # fmt: skip
+def test_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, package: str, command: str
+) -> None:
+    real_import = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == package:
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UserError, match=command):
+        make([backend], tmp_path)
+
+
+def test_wandb_offline_run_needs_no_network_and_resumes_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens: any request would fail
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    video = tmp_path / "a.mp4"
+    video.write_bytes(b"0000")
+    run_dir = tmp_path / "run"
+    with make(["wandb", "jsonl"], run_dir, wandb_options={"mode": "offline"}) as logger:
+        logger.log(0, {"env/success_once": 0.5})
+        logger.log_video(0, "eval/video", video)
+    run_id = (run_dir / "wandb_run_id.txt").read_text().strip()
+    stored = list((run_dir / "wandb").glob(f"offline-run-*-{run_id}"))
+    assert len(stored) == 1
+    assert (stored[0] / f"run-{run_id}.wandb").stat().st_size > 0
+    assert list(stored[0].rglob("*.mp4")), "the video is part of the run"
+    with make(["wandb"], run_dir, first_step=1, wandb_options={"mode": "offline"}) as logger:
+        logger.log(1, {"env/success_once": 0.6})
+    assert (run_dir / "wandb_run_id.txt").read_text().strip() == run_id

@@ -1,0 +1,39 @@
+"""A reader's links and commands lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_resolve(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not broken
+
+
+def test_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    missing = [name for name in pages if f"({name})" not in index]
+    assert not missing
+
+
+def test_readme_names_make_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    assert {"run", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("group", ["env", "model", "algorithm", "cluster", "logger"])
+def test_readme_lists_every_choice_of_a_group(group: str) -> None:
+    row = re.search(rf"^\| `{group}` \|(.*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert row
+    listed = set(re.findall(r"`([a-z0-9_]+)`", row[1]))
+    assert listed == {path.stem for path in (ROOT / "config" / group).glob("*.yaml")} - {"base"}

@@ -1,0 +1,74 @@
+"""One import name for everything, and no torch before a configuration is known to be right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Seconds each to import; a mistyped key must be answered before them.
+HEAVY = ("torch", "mujoco", "robosuite", "libero", "tensorboard", "wandb")
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("name", ["envs", "models"])
+def test_folders_refuse_their_top_level_name(name: str) -> None:
+    """Else one module could be loaded twice, and its classes would not be instances of each other."""
+    done = run_python(f"import {name}")
+    assert done.returncode != 0
+    assert "ImportError" in done.stderr
+    assert f"embodied_rl.{name}" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["envs", "models", "config"])
+def test_folders_answer_to_their_package_name(name: str) -> None:
+    done = run_python(f"import embodied_rl.{name} as module; print(module.__name__)")
+    assert done.stdout.strip() == f"embodied_rl.{name}", done.stderr
+
+
+@pytest.mark.parametrize("module", ["embodied_rl", "embodied_rl.schema", "embodied_rl.validation", "embodied_rl.cli"])
+def test_configuration_imports_nothing_heavy(module: str) -> None:
+    done = run_python(f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from embodied_rl.cli import main
+try:
+    main(["--help"])
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print("loaded:", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert "python train.py task=embodied env=libero_10" in done.stdout
+    assert done.stdout.strip().endswith("loaded: []")
+
+
+def test_unknown_key_is_answered_before_anything_heavy() -> None:
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print("loaded:", [name for name in {HEAVY!r} if name in sys.modules]))
+from embodied_rl.cli import main
+main(["env=dummy", "runner.max_step=2"])
+"""
+    done = run_python(code)
+    assert done.returncode == 2, done.stderr
+    assert "runner.max_steps" in done.stderr
+    assert done.stdout.strip().endswith("loaded: []")
+
+
+def test_train_script_is_importable_without_starting_a_run() -> None:
+    done = run_python("import train; print(train.main.__module__)")
+    assert done.stdout.strip() == "embodied_rl.cli", done.stderr
