@@ -60,8 +60,8 @@ class EnvObs:
     """N task descriptions in natural language."""
 
     def __post_init__(self) -> None:
-        n = self.env_ids.shape[0] if self.env_ids.ndim else -1
         _check(self, "env_ids", self.env_ids, (None,), torch.int64)
+        n = len(self.env_ids)
         _check(self, "state", self.state, (n, None), torch.float32)
         for camera, image in self.images.items():
             _check(self, f"images[{camera!r}]", image, (n, None, None, 3), torch.uint8)
@@ -114,7 +114,8 @@ class ActionChunk:
     """Version of the weights that chose the actions."""
 
     def __post_init__(self) -> None:
-        n = self.env_ids.shape[0]
+        _check(self, "env_ids", self.env_ids, (None,), torch.int64)
+        n = len(self.env_ids)
         _check(self, "actions", self.actions, (n, None, None), torch.float32)
         if self.logprobs is not None:
             _check(self, "logprobs", self.logprobs, tuple(self.actions.shape), torch.float32)
@@ -143,10 +144,9 @@ class ChunkResult:
     """Last observations of the episodes that ended and were reset (a subset of the envs), or None."""
 
     def __post_init__(self) -> None:
-        shape = (len(self.next_obs), self.rewards.shape[-1])
-        _check(self, "rewards", self.rewards, shape, torch.float32)
+        _check(self, "rewards", self.rewards, (len(self.next_obs), None), torch.float32)
         for name in ("terminated", "truncated", "valid"):
-            _check(self, name, getattr(self, name), shape, torch.bool)
+            _check(self, name, getattr(self, name), tuple(self.rewards.shape), torch.bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +182,10 @@ class Trajectory:
     """[T] int64."""
 
     def __post_init__(self) -> None:
+        _check(self, "rewards", self.rewards, (None, None, None), torch.float32)
         t, n, c = self.rewards.shape
         _check(self, "env_ids", self.env_ids, (n,), torch.int64)
         _check(self, "group_ids", self.group_ids, (n,), torch.int64)
-        _check(self, "rewards", self.rewards, (t, n, c), torch.float32)
         for name in ("terminated", "truncated", "valid"):
             _check(self, name, getattr(self, name), (t, n, c), torch.bool)
         _check(self, "logprobs", self.logprobs, (t, n, c, None), torch.float32)
@@ -227,7 +227,8 @@ class TrainBatch:
     """[B] int64."""
 
     def __post_init__(self) -> None:
-        b, shape = self.sample_ids.shape[0], tuple(self.logprobs.shape)
+        _check(self, "sample_ids", self.sample_ids, (None,), torch.int64)
+        b, shape = len(self.sample_ids), tuple(self.logprobs.shape)
         _check(self, "logprobs", self.logprobs, (b, *shape[1:]), torch.float32)
         _check(self, "advantages", self.advantages, shape, torch.float32)
         _check(self, "loss_mask", self.loss_mask, shape, torch.bool)

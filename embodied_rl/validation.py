@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from embodied_rl.algorithms.levels import check_levels
 from embodied_rl.envs.registry import adapter_class
-from embodied_rl.errors import ConfigError, suggestion
+from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.models.registry import MODELS
 from embodied_rl.monitoring.metrics import BACKENDS
 from embodied_rl.params import describe, parse_params
@@ -75,15 +75,15 @@ def _name_problems(c: Config) -> Iterator[str]:
                 f"runner.logger.logger_backends: got {backend!r}, expected some of {', '.join(BACKENDS)}."
                 f"{suggestion(backend, BACKENDS)}"
             )
-    if c.model.model_type not in MODELS and ":" not in c.model.model_type:
+    if c.model.model_type not in MODELS and ":" not in c.model.model_type:  # the module itself may import torch
         yield (
             f"model.model_type: got {c.model.model_type!r}, expected one of {', '.join(MODELS)}, or module:Class."
             f"{suggestion(c.model.model_type, MODELS)}"
         )
     try:
         adapter = adapter_class(c.env.env_type)
-    except Exception as error:
-        yield f"env.env_type: {error}"
+    except UserError as error:
+        yield str(error)
     else:
         try:
             parse_params(adapter.Params, c.env.init_params, "env.init_params")
@@ -164,7 +164,8 @@ def _env_problems(c: Config) -> Iterator[str]:
     if steps is not None and steps < train.max_episode_steps and not train.auto_reset:
         yield (
             f"env.train.max_steps_per_rollout_epoch: got {steps}, less than max_episode_steps="
-            f"{train.max_episode_steps}: episodes would be dropped unfinished; set it to null, or env.train.auto_reset=true"
+            f"{train.max_episode_steps}: episodes would be dropped unfinished; set it to null, or "
+            "env.train.auto_reset=true"
         )
     if steps is not None and steps % c.model.num_action_chunks:
         yield (
@@ -188,21 +189,15 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
     ("runner.max_keep", lambda c: c.runner.save_interval == -1, "runner.save_interval=-1 saves nothing"),
     ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
-    ("algorithm", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),
-    ("actor.optim", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),
-    ("env.train", lambda c: c.runner.only_eval, "runner.only_eval=true trains nothing"),
-    ("runner.save_interval", lambda c: c.runner.only_eval, "runner.only_eval=true saves nothing"),
-    ("runner.val_check_interval", lambda c: c.runner.only_eval, "runner.only_eval=true is one evaluation"),
 )
-"""Key (or section) -> when the run would not read it -> why. Checked for keys the user set, not for defaults."""
+"""Key (or section) -> when the run would not read it -> why. Checked for keys the user set, not for defaults.
 
-_READ_ANYWAY: Final = ("algorithm.sampling_params.temperature_eval",)
+Not here: what ``runner.only_eval`` leaves unread. One evaluates with the command that one trained with.
+"""
 
 
 def _unread_keys(c: Config, overridden: Sequence[str]) -> Iterator[str]:
     for key in dict.fromkeys(overridden):
-        if key in _READ_ANYWAY:
-            continue
         for pattern, unread, why in _UNREAD:
             if (key == pattern or key.startswith(pattern + ".")) and unread(c):
                 yield f"{key}: this run would not read it, since {why}; leave it out"

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from embodied_rl.errors import UserError
+
 APT_PACKAGES = {"egl": "libegl1 libgl1 libglib2.0-0", "osmesa": "libosmesa6 libgl1 libglib2.0-0"}
 """Debian packages for each value of MUJOCO_GL."""
 _RENDERERS = {"egl": ("libEGL.so.1",), "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")}
@@ -24,7 +26,7 @@ _IMPORTED = (("libGL.so.1",), ("libglib-2.0.so.0",))
 """What OpenCV, which robosuite imports, usually needs."""
 
 
-class SimulatorMissingError(ImportError):
+class SimulatorMissingError(UserError, ImportError):
     """LIBERO, or a graphics library that it needs, is not installed."""
 
 

@@ -98,7 +98,7 @@ class Scene:
         import mujoco
         from libero.libero.envs.env_wrapper import ControlEnv
 
-        self._mujoco = mujoco
+        self._mujoco: Any = mujoco
         self._spec = spec
         numpy_random = np.random.get_state()
         try:
@@ -121,7 +121,7 @@ class Scene:
         self._robot_parts = (robot.controller, *(b for name, b in vars(robot).items() if name.startswith("recent_")))
         self._eef_body = self._sim.model.body_name2id(robot.robot_model.eef_name)
         self._gripper_qpos = list(robot._ref_gripper_joint_pos_indexes)
-        self._physics_size = mujoco.mj_stateSize(self._model, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._physics_size = self._mujoco.mj_stateSize(self._model, self._mujoco.mjtState.mjSTATE_INTEGRATION)
         self._substeps = int(self._env.control_timestep / self._env.model_timestep)
         self._context: Any = None
         self._settled: dict[tuple[bytes, int], Snapshot] = {}
@@ -203,6 +203,9 @@ class Scene:
 
         for observable in self._env._observables.values():
             observable.set_enabled(False)
+        # A fresh LIBERO environment's first reset loads the model a second time, which lists these samplers of open and
+        # closed doors once more; they draw before the fixtures are placed.
+        self._env.object_property_initializers *= 2
         self._env.seed(_PLACEMENT_SEED)
         while True:
             try:
@@ -214,7 +217,7 @@ class Scene:
             robot.gripper.current_action = np.zeros(robot.gripper.dof)  # A soft reset forgets this one.
 
     def _look(self, qpos: NDArray[np.float64] | None = None) -> View:
-        """What is seen now. ``qpos``: the positions that the kinematics belong to, where they differ from the present."""
+        """What is seen now. ``qpos``: the positions that the kinematics belong to, if not the present ones."""
         data = self._data
         return View(
             qpos=data.qpos.copy() if qpos is None else qpos,
@@ -264,8 +267,13 @@ class Scene:
 
 
 def _copy_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A copy that no in-place change of an array reaches."""
-    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in attributes.items()}
+    """The data among attributes, where no in-place change reaches it. References to the scene's own objects stay out:
+    a snapshot may be resumed on another scene."""
+    return {
+        name: value.copy() if isinstance(value, np.ndarray) else value
+        for name, value in attributes.items()
+        if value is None or isinstance(value, np.ndarray | np.generic | bool | int | float)
+    }
 
 
 def _discard(pixels: NDArray[np.uint8]) -> None:

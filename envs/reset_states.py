@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimEnv
+from embodied_rl.errors import UserError
 
 
 def task_ranges(sim: SimEnv, task_ids: Sequence[int] | None = None) -> dict[int, range]:
@@ -41,8 +42,8 @@ def task_ranges(sim: SimEnv, task_ids: Sequence[int] | None = None) -> dict[int,
         return ranges
     unknown = sorted(set(task_ids) - set(ranges))
     if unknown or not task_ids or len(set(task_ids)) != len(task_ids):
-        raise ValueError(
-            f"task_ids: got {list(task_ids)}, expected different ones of {list(ranges)}"
+        raise UserError(
+            f"env.task_ids: got {list(task_ids)}, expected different ones of {list(ranges)}"
             + (f"; {unknown} do not exist" if unknown else "")
         )
     return {task_id: ranges[task_id] for task_id in task_ids}
@@ -97,8 +98,8 @@ def eval_reset_states(tasks: Mapping[int, range], *, episodes_per_task: int) -> 
     """
     for task_id, states in tasks.items():
         if not 1 <= episodes_per_task <= len(states):
-            raise ValueError(
-                f"episodes_per_task: got {episodes_per_task}, expected 1 to {len(states)}, "
+            raise UserError(
+                f"env.eval.episodes_per_task: got {episodes_per_task}, expected 1 to {len(states)}, "
                 f"the number of initial states of task {task_id}"
             )
     return np.concatenate([np.array(states[:episodes_per_task], dtype=np.int64) for states in tasks.values()])

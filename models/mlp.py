@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from embodied_rl.contracts import EnvObs
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
 
 
@@ -40,7 +41,7 @@ class MlpPolicy(Policy):
     def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
         super().__init__()
         if spec.state_dim < 1:
-            raise ValueError(
+            raise UserError(
                 "model_type 'mlp' acts on the env's state vector and this env gives none; use a model that acts on "
                 "images, such as 'tiny_vla', or let the env observe its state"
             )
@@ -77,9 +78,10 @@ class MlpPolicy(Policy):
     def evaluate(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
         state = replay_inputs["state"].to(self.log_std.device)
         mean, log_std = self._distribution(state, temperature)
+        entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
         return Evaluation(
             logprobs=_normal_logprob(replay_inputs["samples"].to(mean.device), mean, log_std),
-            entropy=(log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean),
+            entropy=entropy.expand_as(mean).clone().clone(),  # FSDP warns of outputs that are views
             values=self.value_head(state).float() if self.value_head else None,
         )
 

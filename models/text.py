@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from embodied_rl.errors import UserError
+
 PADDING = 0
 """The id behind the last word."""
 
@@ -27,7 +29,7 @@ def hash_words(instructions: Sequence[str], *, num_buckets: int, max_words: int)
     for row, instruction in enumerate(instructions):
         words = _WORD.findall(instruction.lower())
         if not 1 <= len(words) <= max_words:
-            raise ValueError(
+            raise UserError(
                 f"instruction {instruction!r} has {len(words)} words, expected 1 to {max_words}; "
                 "for longer ones raise model.params.max_words"
             )

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied_rl.contracts import EnvObs
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.text import PADDING, hash_words
 
@@ -68,7 +69,7 @@ class TinyVlaPolicy(Policy):
     def __init__(self, spec: PolicySpec, params: TinyVlaParams) -> None:
         super().__init__()
         if not spec.image_shapes:
-            raise ValueError(
+            raise UserError(
                 "model_type 'tiny_vla' acts on camera images and this env gives none; use a model that acts on the "
                 "state, such as 'mlp', or give the env cameras"
             )
@@ -249,4 +250,5 @@ def _zero(layer: nn.Linear) -> nn.Linear:
 
 
 def _pick(log_probabilities: Tensor, bins: Tensor) -> Tensor:
-    return log_probabilities.gather(-1, bins.unsqueeze(-1)).squeeze(-1)
+    # sum, not squeeze: FSDP warns of outputs that are views.
+    return log_probabilities.gather(-1, bins.unsqueeze(-1)).sum(-1)

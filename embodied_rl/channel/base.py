@@ -68,9 +68,9 @@ class Channel(Protocol):
         ...
 
 
-def check_capacity(name: str, capacity: int) -> None:
-    if capacity < 1:
-        raise ValueError(f"channel {name!r}: got capacity {capacity}, expected at least 1 message a key")
+def check_capacity(name: str, capacity: int, at_most: float = float("inf")) -> None:
+    if not 1 <= capacity <= at_most:
+        raise ValueError(f"channel {name!r}: got capacity {capacity}, expected 1 to {at_most} messages a key")
 
 
 def check_count(name: str, n: int) -> None:

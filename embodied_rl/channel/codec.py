@@ -1,7 +1,8 @@
 """Messages to bytes and back, with the bytes of tensors and arrays copied once each way.
 
 Pickle protocol 5 (PEP 574) writes the structure into a small stream, while the blocks (the contents of tensors and
-arrays) are copied straight from where they are to where the message goes. In memory a message is::
+arrays above 4 KiB; for smaller ones the bookkeeping takes longer than another copy) are copied straight from where they
+are to where the message goes. In memory a message is::
 
     stream length, number of blocks, each block's bytes | stream | block 0 | block 1 | ...
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from embodied_rl.channel.memory import Array, Bytes, copy_bytes, new_bytes
 
 _ALIGNMENT = 64
+_SMALL = 4096
 _COUNTS = struct.Struct("QQ")
 
 # What numpy has no type for travels as integers of the same size.
@@ -109,8 +111,11 @@ class _Blocks:
         self.found: list[Array] = []
         self._announced: Array | None = None
 
-    def announce(self, block: Array) -> pickle.PickleBuffer:
-        """A stand-in to be pickled next, since a PickleBuffer of a strided array cannot be."""
+    def announce(self, block: Array) -> pickle.PickleBuffer | bytearray:
+        """What to pickle next in the block's place."""
+        if block.nbytes <= _SMALL:
+            return bytearray(block.tobytes())
+        # A stand-in, because a PickleBuffer of a strided array cannot be pickled.
         self._announced = block
         return pickle.PickleBuffer(bytearray())
 
@@ -159,13 +164,15 @@ def _array_of(tensor: Tensor) -> Array:
     raise TypeError(f"it holds a tensor {problem} before the put")
 
 
-def _to_array(block: Bytes, dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _to_array(block: Bytes | bytearray, dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if isinstance(block, bytearray):
+        return np.ndarray(shape, dtype, block)
     owned = new_bytes(block.nbytes)
     copy_bytes(owned, block)
     return np.ndarray(shape, dtype, owned)
 
 
-def _to_tensor(block: Bytes, array_dtype: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+def _to_tensor(block: Bytes | bytearray, array_dtype: str, shape: tuple[int, ...], dtype: str) -> Tensor:
     tensor = torch.from_numpy(_to_array(block, array_dtype, shape))
     wanted = getattr(torch, dtype)
     return tensor if tensor.dtype is wanted else tensor.view(wanted)

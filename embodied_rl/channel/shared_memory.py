@@ -40,22 +40,25 @@ class SharedMemoryChannel:
     """Lanes in anonymous shared memory, for any number of producers and consumers in processes and threads.
 
     Made by one process and handed to others as an argument of ``Process`` (or inside one). Its coroutines never
-    suspend: they block the calling thread, asleep. Linux only. It takes four file descriptors a key, and two more.
+    suspend: they block the calling thread, asleep. Linux only. Each process has three file descriptors of it, four more
+    a key, and one more for each slot that the process has used.
     """
+
+    MAX_CAPACITY = 1024
 
     def __init__(self, name: str, keys: Sequence[Hashable], capacity: int, context: BaseContext) -> None:
         """
         Args:
             name: for error messages.
             keys: every key that will be used.
-            capacity: messages that may wait in each lane.
+            capacity: messages that may wait in each lane, 1 to 1024.
             context: what the workers are started with. It must start them by ``spawn``, which passes descriptors on.
 
         Raises:
-            ValueError: no or repeated keys, a capacity below 1, another start method.
-            OSError: too many open files, or so large a capacity that the kernel has no pipe for it.
+            ValueError: no or repeated keys, a capacity out of range, another start method.
+            OSError: too many open files or pipes.
         """
-        check_capacity(name, capacity)
+        check_capacity(name, capacity, at_most=self.MAX_CAPACITY)
         if not keys or len(set(keys)) != len(keys):
             raise ValueError(f"channel {name!r}: got keys {list(keys)}, expected one or more, each once")
         if context.get_start_method() != "spawn":
@@ -71,9 +74,10 @@ class SharedMemoryChannel:
                 fds += TokenQueue.create_fds(capacity)
         except OSError as error:
             _close_all(fds)
-            needed = 2 + 4 * len(keys)
-            what = f"{needed} file descriptors and pipes for {capacity} messages a key"
-            raise OSError(error.errno, f"channel {name!r} needs {what}: {error.strerror}; see ulimit -n") from error
+            needed = f"{2 + 4 * len(keys)} file descriptors for {len(keys)} keys"
+            raise OSError(
+                error.errno, f"channel {name!r} needs {needed}, got {error.strerror!r}: raise ulimit -n or use fewer keys"
+            ) from error
         self._assemble(name, keys, fds)
         # Slot 0 is the closed flag's.
         for index, lane in enumerate(self._lanes.values()):

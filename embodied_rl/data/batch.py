@@ -54,8 +54,8 @@ def build_train_batch(
     ).contiguous()
     groups = {name: torch.stack([part["groups"][name] for part in parts]).sum(0) for name in parts[0]["groups"]}
     batch = TrainBatch(**fields)
-    # A filtered group's chunks carry no gradient. One sample always stays: a rank without any could not take part in
-    # the collectives of the others.
+    # A filtered group's chunks carry no gradient. One sample always stays, masked: without any to compute on, a rank
+    # could not take part in the collectives of the others.
     trainable = batch.loss_mask.flatten(1).any(1).nonzero().squeeze(-1)
     return batch.select(trainable if len(trainable) else torch.zeros(1, dtype=torch.int64)), groups
 
@@ -128,7 +128,7 @@ def _cat(parts: list[Any]) -> Any:
 
 def minibatches(
     all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch: int, count: int
-) -> Iterator[tuple[Tensor, int]]:
+) -> Iterator[Tensor]:
     """One pass over a training step's samples, in an order drawn for this (step, epoch).
 
     The order is drawn over the samples of *all* ranks by their ids, and each rank takes those that are its own: what an
@@ -136,16 +136,19 @@ def minibatches(
 
     Args:
         all_ids: sample ids of all ranks, in any order.
-        own_ids: those of this rank.
-        count: optimiser steps.
+        own_ids: those of this rank, in any order; all of them are in ``all_ids``.
+        count: optimiser steps; fewer where there are fewer samples.
 
     Yields:
-        This rank's part of the mini-batch as places in ``own_ids``, and the mini-batch's size over all ranks.
+        This rank's part of each mini-batch as places in ``own_ids``; it may be empty. Nothing if there is no sample.
     """
+    if not len(all_ids):
+        return
     ordered = np.sort(all_ids.numpy())
     rng = np.random.default_rng(np.random.SeedSequence([seed, step, epoch]))
     permuted = ordered[rng.permutation(len(ordered))]
-    place = {int(sample): index for index, sample in enumerate(own_ids.tolist())}
+    own = own_ids.numpy()
+    by_id = np.argsort(own)
     for part in np.array_split(permuted, min(count, len(permuted))):
-        own = [place[int(sample)] for sample in part if int(sample) in place]
-        yield torch.tensor(own, dtype=torch.int64), len(part)
+        mine = part[np.isin(part, own)]
+        yield torch.from_numpy(by_id[np.searchsorted(own, mine, sorter=by_id)])

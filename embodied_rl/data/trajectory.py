@@ -26,7 +26,15 @@ class TrajectoryBuilder:
         self._bootstrap: list[Tensor] = []
 
     def append(self, chunk: ActionChunk, result: ChunkResult) -> None:
-        """Record what was done and what came of it."""
+        """Record what was done and what came of it.
+
+        Raises:
+            ValueError: an answer to another stage's request, or one without log-probabilities.
+        """
+        if not torch.equal(chunk.env_ids, self._env_ids):
+            raise ValueError(
+                f"got an action chunk for envs {chunk.env_ids.tolist()}, expected one for {self._env_ids.tolist()}"
+            )
         if chunk.logprobs is None:
             raise ValueError("the policy gave no log-probabilities; a trajectory for training needs them")
         self._chunks.append(chunk)
@@ -38,7 +46,11 @@ class TrajectoryBuilder:
             self._bootstrap.append(answer.bootstrap_values)
 
     def build(self) -> Trajectory:
-        """The finished rollout."""
+        """The finished rollout.
+
+        Raises:
+            ValueError: nothing was recorded, or a policy with a value head did not value every chunk's end.
+        """
         chunks, results = self._chunks, self._results
         if not chunks:
             raise ValueError("a rollout without a single chunk")

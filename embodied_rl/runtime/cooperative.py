@@ -7,6 +7,7 @@ lets the other workers run. So both backends run the same code, and a debugger s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
@@ -76,17 +77,21 @@ class Scheduler:
             if not runnable:
                 waits = "\n".join(f"  {t.name} waits for {t.waiting.what if t.waiting else '?'}" for t in self.tasks)
                 raise DeadlockError(f"no worker can go on:\n{waits}")
-            for current in runnable:
-                current.advance()
-                if current.error is not None:
-                    raise current.error
-            self.tasks = [t for t in self.tasks if not t.done]
+            try:
+                for current in runnable:
+                    current.advance()
+                    if current.error is not None:
+                        raise current.error
+            finally:
+                self.tasks = [t for t in self.tasks if not t.done]
+        if task.error is not None:  # it failed while another task was being waited for
+            raise task.error
 
     def cancel(self) -> None:
-        """Forget every unfinished task."""
-        for task in self.tasks:
-            task.coroutine.close()
-        self.tasks.clear()
+        """Close every unfinished task's coroutine, also where one of them raises as it is closed."""
+        with contextlib.ExitStack() as stack:
+            while self.tasks:
+                stack.callback(self.tasks.pop().coroutine.close)
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from embodied_rl.errors import suggestion
+
 
 class PlacementError(ValueError):
     """A placement that cannot be read."""
@@ -76,15 +78,21 @@ def parse_placement(
     for names, text in component_placement.items():
         for name in (part.strip() for part in str(names).split(",")):
             if name not in components:
-                raise PlacementError(f"got component {name!r}, expected {', '.join(components)}")
+                raise PlacementError(
+                    f"got component {name!r}, expected {', '.join(components)}.{suggestion(name, components)}"
+                )
             if name in slots:
                 raise PlacementError(f"component {name!r} is placed twice")
-            slots[name] = parse_ranks(text, num_slots)
+            try:
+                slots[name] = parse_ranks(text, num_slots)
+            except PlacementError as error:
+                raise PlacementError(f"{name}: {error}") from None
             if accelerators and max(slots[name]) >= accelerators:
                 raise PlacementError(
-                    f"{name}: got rank {max(slots[name])}, but this machine has accelerators 0-{accelerators - 1}"
+                    f"{name}: got rank {max(slots[name])}, but this machine has {accelerators} accelerator(s), "
+                    "numbered from 0"
                 )
     missing = [name for name in components if name not in slots]
     if missing:
-        raise PlacementError(f"no ranks for {', '.join(missing)}")
+        raise PlacementError(f"no ranks for {', '.join(missing)}; every component needs some, e.g. {missing[0]}: 0")
     return Placement(slots=slots, num_accelerators=accelerators)

@@ -6,9 +6,8 @@ result it watches every worker, so a failure anywhere ends the run at once, whoe
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import faulthandler
-import inspect
 import multiprocessing as mp
 import os
 import shutil
@@ -16,23 +15,20 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
-from embodied_rl.errors import UserError
-from embodied_rl.runtime.cooperative import run_blocking
+from embodied_rl.runtime import process_worker, signals
 from embodied_rl.runtime.worker import (
     GroupSpec,
     ProgressCallback,
     StallError,
     UserFailure,
-    Worker,
     WorkerContext,
     WorkerError,
     WorkerGroup,
@@ -40,8 +36,14 @@ from embodied_rl.runtime.worker import (
 
 _GRACE_S: Final = 5.0
 """How long a worker may take to close before it is killed."""
+_PATIENCE_S: Final = 1.0
+"""How long the user waits for that before we say what for."""
 _SETTLE_S: Final = 0.5
 """After a first failure, how long to wait for others: a dead rank's peers may complain before its death is noticed."""
+_POLL_S: Final = 1.0
+"""How often to look for dead workers that nothing announces: a forked child may hold a dead worker's pipes open."""
+_KILL_S: Final = 2.0
+"""How long the kernel may take to kill."""
 
 
 class _Process:
@@ -49,7 +51,34 @@ class _Process:
 
     def __init__(self, context: WorkerContext, process: BaseProcess, pipe: Connection) -> None:
         self.context, self.process, self.pipe = context, process, pipe
-        self.name = context.name
+        self.name, self.pid = context.name, process.pid
+        self.ready = False
+        """It has been built, so it may have something to close."""
+        self.failure: tuple[bool, str] | None = None
+        """Whether it is a user's mistake, and the message or traceback."""
+
+    @property
+    def running(self) -> bool:
+        return self.process.exitcode is None  # asks the kernel
+
+    def receive(self) -> tuple[str, list[Any]]:
+        """The next message's kind and content, after the bookkeeping that every message asks for.
+
+        Raises:
+            EOFError, OSError: there is none, and none will come.
+        """
+        kind, *content = self.pipe.recv()
+        self.ready = True
+        if kind == "failure":
+            self.failure = (content[0], content[1])
+        return kind, content
+
+    def kill(self) -> None:
+        """End it at once, and all processes that it started, even if it has ended itself."""
+        if self.running:
+            self.process.kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody left, or it got no group yet
+            os.killpg(self.pid, signal.SIGKILL)  # type: ignore[arg-type]  # it was started
 
 
 class ProcessHandle:
@@ -72,7 +101,8 @@ class ProcessGroup:
 
 
 class ProcessBackend:
-    """See :class:`embodied_rl.runtime.worker.Backend`.
+    """See :class:`embodied_rl.runtime.worker.Backend`. Its methods belong to one thread, which outlives the run: the
+    kernel kills the workers when the thread that launched them ends.
 
     Args:
         stall_timeout: seconds without any sign of life after which :meth:`collect` gives up.
@@ -86,7 +116,9 @@ class ProcessBackend:
         self._results: dict[int, Any] = {}
         self._ticket = 0
         self._callback: ProgressCallback | None = None
+        self._failure: WorkerError | UserFailure | None = None
         self._scratch = tempfile.mkdtemp(prefix="embodied_rl-")
+        atexit.register(self.shutdown)  # before multiprocessing's own hook, which would wait for the workers for ever
 
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
         channel = SharedMemoryChannel(name, keys, capacity, self._context)
@@ -94,6 +126,8 @@ class ProcessBackend:
         return channel
 
     def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
+        # multiprocessing starts it with the first process, and then unblocks the signals that we block.
+        resource_tracker.ensure_running()
         groups: list[WorkerGroup] = []
         for spec in specs:
             processes = [self._spawn(spec, rank, device) for rank, device in enumerate(spec.devices)]
@@ -111,17 +145,21 @@ class ProcessBackend:
         )
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_worker_main,
-            args=(context, spec.worker, dict(spec.arguments), theirs, os.getpid()),
+            target=process_worker.main,
+            args=(context, process_worker.Sealed(spec.worker, spec.arguments), theirs, os.getpid()),
             name=context.name,
             daemon=False,  # an env worker may have children of its own
         )
-        process.start()
+        with signals.deferred():  # a process that has been started is one that we know of
+            with signals.blocked_in_children():
+                process.start()
+            self._processes.append(_Process(context, process, ours))
         theirs.close()
-        self._processes.append(_Process(context, process, ours))
         return self._processes[-1]
 
     def send(self, process: _Process, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Start a call in one worker; the number is for :meth:`collect`. Raises as that does."""
+        self._check()
         self._ticket += 1
         try:
             process.pipe.send((self._ticket, method, args, kwargs))
@@ -133,158 +171,143 @@ class ProcessBackend:
         self._callback = callback
 
     def collect(self, tickets: Sequence[int]) -> list[Any]:
-        """Wait for the results of ``tickets``, watching every worker meanwhile."""
+        """Wait for the results of ``tickets``, watching every worker meanwhile.
+
+        Raises:
+            WorkerError: a worker raised or died. Every later call raises it again.
+            StallError: no worker gave a sign of life for ``stall_timeout`` seconds while it was waited for.
+            UserFailure: a worker refused its input.
+        """
+        self._check()
         last_sign = time.monotonic()
         while not all(ticket in self._results for ticket in tickets):
-            left = self._stall_timeout - (time.monotonic() - last_sign)
+            left = last_sign + self._stall_timeout - time.monotonic()
             if left <= 0:
                 self._stalled()
-            if self._receive(left):
+            if self._receive(min(left, _POLL_S)):
                 last_sign = time.monotonic()
         return [self._results.pop(ticket) for ticket in tickets]
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _receive(self, timeout: float) -> bool:
         """Take in what has arrived; True if anything has."""
         pipes = {p.pipe: p for p in self._processes}
-        ready = wait([*pipes, *(p.process.sentinel for p in self._processes)], timeout)
-        for item in ready:
-            if isinstance(item, Connection):
-                try:
-                    kind, *content = item.recv()
-                except (EOFError, OSError):
-                    self._fail()
-                if kind == "result":
-                    self._results[content[0]] = content[1]
-                elif kind == "progress":
-                    if self._callback is not None:
-                        self._callback(*content)
-                else:
-                    self._fail((pipes[item], content[0], content[1]))
-            else:
+        arrived = [item for item in wait([*pipes, *_sentinels(self._processes)], timeout) if item in pipes]
+        for pipe in arrived:
+            try:
+                kind, content = pipes[pipe].receive()  # type: ignore[index]
+            except (EOFError, OSError):
                 self._fail()
-        return bool(ready)
+            if kind == "result":
+                self._results[content[0]] = content[1]
+            elif kind == "progress" and self._callback is not None:
+                self._callback(*content)
+            elif kind == "failure":
+                self._fail()
+        if not all(p.running for p in self._processes):
+            self._fail()
+        return bool(arrived)
 
-    def _fail(self, first: tuple[_Process, bool, str] | None = None) -> None:
+    def _fail(self) -> NoReturn:
         """Raise for the worker that failed, and for all others that have failed by then: deaths first."""
-        failures = [first] if first else []
         deadline = time.monotonic() + _SETTLE_S
-        open_pipes = {p.pipe: p for p in self._processes}
-        while open_pipes and (left := deadline - time.monotonic()) > 0:
-            for item in wait(list(open_pipes), left):
-                process = open_pipes[item]  # type: ignore[index]
+        pipes = {p.pipe: p for p in self._processes}
+        closed: list[_Process] = []
+        while pipes and (left := deadline - time.monotonic()) > 0:
+            for item in wait(list(pipes), left):
                 try:
-                    kind, *content = process.pipe.recv()
+                    pipes[item].receive()  # type: ignore[index]
                 except (EOFError, OSError):
-                    del open_pipes[process.pipe]
-                    continue
-                if kind == "failure":
-                    failures.append((process, content[0], content[1]))
-        texts = [_obituary(p) for p in self._processes if not p.process.is_alive() and p.process.exitcode != 0]
-        refusals = [text for _, by_user, text in failures if by_user]
+                    closed.append(pipes.pop(item))  # type: ignore[call-overload]
+        failed = [p for p in self._processes if p.failure is not None]
+        silent = [p for p in self._processes if p.failure is None]
+        texts = [_obituary(p) for p in silent if not p.running]
+        refusals = [p.failure[1] for p in failed if p.failure and p.failure[0]]
         if refusals and not texts:
-            raise UserFailure(refusals[0])
-        texts += [f"{p.name} failed:\n{text}" for p, by_user, text in failures if not by_user]
-        message = "\n\n".join(texts) or "a worker closed its connection without a word"
-        self._close_channels(message)
-        raise WorkerError(message)
+            self._failure = UserFailure(refusals[0])
+        else:
+            texts += [f"{p.name} failed:\n{p.failure[1].rstrip()}" for p in failed if p.failure and not p.failure[0]]
+            texts += [f"{p.name} closed its connection, but runs." for p in silent if p in closed and p.running]
+            self._failure = WorkerError("\n\n".join(texts))
+        for channel in self._channels:
+            channel.close(str(self._failure))
+        raise self._failure
 
-    def _stalled(self) -> None:
-        depths = "\n".join(f"  {channel.name}: {channel.depth()}" for channel in self._channels)
+    def _stalled(self) -> NoReturn:
         for process in self._processes:
             print(f"--- stack of {process.name} ---", file=sys.stderr, flush=True)
-            if process.process.pid and process.process.is_alive():
-                os.kill(process.process.pid, signal.SIGUSR1)
+            if process.running:
+                os.kill(process.pid, signal.SIGUSR1)  # type: ignore[arg-type]  # it was started
                 time.sleep(0.2)  # so that the stacks do not interleave
-        raise StallError(
-            f"no worker has shown a sign of life for {self._stall_timeout:.0f} s (cluster.stall_timeout); their "
-            f"stacks are above. Messages waiting in the channels:\n{depths}"
+        depths = "\n".join(f"  {channel.name}: {channel.depth()}" for channel in self._channels)
+        self._failure = StallError(
+            f"no worker has shown a sign of life for {self._stall_timeout:g} s (cluster.stall_timeout); their "
+            f"stacks are above. Messages waiting in the channels:\n{depths or '  there are no channels'}"
         )
-
-    def _close_channels(self, error: str | None) -> None:
-        for channel in self._channels:
-            channel.close(error)
+        raise self._failure
 
     def shutdown(self) -> None:
-        for process in self._processes:
-            with contextlib.suppress(OSError):
-                process.pipe.send(None)
-        self._close_channels("the run is over")
-        deadline = time.monotonic() + _GRACE_S
-        for step in ("wait", "terminate", "kill"):
+        atexit.unregister(self.shutdown)
+        with signals.deferred() as signalled:  # another Ctrl-C ends the waiting, not the tidying
+            self._drain()
+            for channel in self._channels:
+                channel.close("the run is over")
             for process in self._processes:
-                if step != "wait" and process.process.is_alive():
-                    getattr(process.process, step)()
-                process.process.join(max(0.0, deadline - time.monotonic()))
-            deadline = time.monotonic() + 1.0
+                process.pipe.close()  # what a worker waits for between calls
+                if not process.ready:
+                    process.kill()
+            self._wait_for_workers(signalled)
+            for process in self._processes:
+                process.kill()
+            self._bury()
+            self._channels.clear()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _drain(self) -> None:
+        """Learn who is ready."""
         for process in self._processes:
-            process.pipe.close()
-            process.process.close()
+            with contextlib.suppress(Exception):  # whatever it was, it is too late for it
+                while process.pipe.poll():
+                    process.receive()
+
+    def _wait_for_workers(self, signalled: Sequence[int]) -> None:
+        start, said = time.monotonic(), False
+        while (alive := [p for p in self._processes if p.running]) and not signalled:
+            waited = time.monotonic() - start
+            if waited > _GRACE_S:
+                return
+            if waited > _PATIENCE_S and not said:
+                said = True
+                names = ", ".join(p.name for p in alive)
+                print(f"waiting {_GRACE_S:g} s at most for {names} to close; Ctrl-C: at once", file=sys.stderr)
+            wait(_sentinels(alive), 0.1)
+
+    def _bury(self) -> None:
+        deadline = time.monotonic() + _KILL_S
+        for process in self._processes:
+            while process.running and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if process.running:  # stuck in the kernel, for example in a driver
+                print(f"{process.name} (process {process.pid}) cannot be killed", file=sys.stderr)
+            else:
+                process.process.close()
         self._processes.clear()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _sentinels(processes: Iterable[_Process]) -> list[int]:
+    return [p.process.sentinel for p in processes]
 
 
 def _obituary(process: _Process) -> str:
     code = process.process.exitcode
     if code is not None and code < 0:
-        cause = f"was killed by {signal.Signals(-code).name} (signal {-code})"
+        name = next((s.name for s in signal.Signals if s == -code), "a real-time signal")
+        cause = f"was killed by {name} (signal {-code})"
         if code == -signal.SIGKILL:
             cause += "; if nobody did that, the system ran out of memory: use fewer envs or workers"
     else:
         cause = f"ended with exit status {code}"
-    return f"{process.name} (process {process.process.pid}) {cause}."
-
-
-# In the worker's process.
-
-
-def _worker_main(
-    context: WorkerContext,
-    worker_class: Callable[..., Worker],
-    arguments: dict[str, Any],
-    pipe: Connection,
-    driver_pid: int,
-) -> None:
-    _die_with_driver(driver_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the driver decides
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    worker: Worker | None = None
-    try:
-        import torch
-
-        torch.set_num_threads(context.num_threads)
-        context = replace(context, report_progress=lambda *progress: pipe.send(("progress", *progress)))
-        worker = worker_class(context, **arguments)
-        while (call := pipe.recv()) is not None:
-            ticket, method, args, kwargs = call
-            result = getattr(worker, method)(*args, **kwargs)
-            if inspect.iscoroutine(result):  # its channels block, so it never suspends
-                result = run_blocking(result)
-            pipe.send(("result", ticket, result))
-    except (EOFError, BrokenPipeError):
-        pass  # the driver is gone
-    except UserError as error:
-        _report(pipe, True, str(error))
-    except BaseException:
-        _report(pipe, False, traceback.format_exc())
-    finally:
-        if worker is not None:
-            worker.close()
-        pipe.close()
-
-
-def _report(pipe: Connection, by_user: bool, text: str) -> None:
-    try:
-        pipe.send(("failure", by_user, text))
-    except OSError:
-        print(text, file=sys.stderr)
-
-
-def _die_with_driver(driver_pid: int) -> None:
-    """Ask the kernel to kill this process when the driver dies, however it dies (Linux)."""
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != driver_pid:  # it died before we asked
-        os._exit(1)
+    return f"{process.name} (process {process.pid}) {cause}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import tempfile
@@ -68,7 +69,7 @@ class SerialBackend:
     def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
         groups: list[WorkerGroup] = []
         for spec in specs:
-            workers = []
+            workers: list[Worker] = []
             for rank, device in enumerate(spec.devices):
                 context = WorkerContext(
                     group=spec.name,
@@ -80,7 +81,7 @@ class SerialBackend:
                     report_progress=self._report,
                 )
                 workers.append(spec.worker(context, **spec.arguments))
-            self._workers.extend(workers)
+                self._workers.append(workers[-1])
             groups.append(SerialGroup(spec.name, workers, self._scheduler))
         return groups
 
@@ -92,9 +93,10 @@ class SerialBackend:
             self._callback(what, done, total)
 
     def shutdown(self) -> None:
-        self._scheduler.cancel()
-        for channel in self._channels:
-            channel.close()
-        while self._workers:
-            self._workers.pop().close()
-        torch.set_num_threads(self._threads)
+        with contextlib.ExitStack() as stack:  # runs all of it, last line first, whatever raises
+            stack.callback(torch.set_num_threads, self._threads)
+            while self._workers:
+                stack.callback(self._workers.pop(0).close)
+            for channel in self._channels:
+                stack.callback(channel.close)
+            stack.callback(self._scheduler.cancel)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from embodied_rl.channel.base import Channel
 from embodied_rl.errors import UserError
+
+if TYPE_CHECKING:  # channels import torch; a worker's process reads this before it may
+    from embodied_rl.channel.base import Channel
 
 
 class WorkerError(RuntimeError):
@@ -41,7 +43,7 @@ class WorkerContext:
     device: str
     """torch device, ``cpu`` or ``cuda:<index>``."""
     num_threads: int
-    """CPU threads for torch."""
+    """CPU threads for torch and the numerical libraries."""
     rendezvous: str
     """A file that the group's ranks share, for ``torch.distributed``'s initialisation."""
     report_progress: ProgressCallback = field(default=_ignore_progress)
@@ -55,7 +57,8 @@ class WorkerContext:
 class Worker:
     """Base class. Methods that exchange messages over channels are coroutines; all others are ordinary.
 
-    The constructor only stores; a ``setup`` method of the worker's own builds what is slow (models, simulators).
+    The constructor only stores: a worker still in it may be killed without :meth:`close`. A ``setup`` method of the
+    worker's own builds what is slow (models, simulators).
     """
 
     def __init__(self, context: WorkerContext) -> None:

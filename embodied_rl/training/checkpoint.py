@@ -7,24 +7,37 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from embodied_rl.errors import CheckpointError
 from embodied_rl.models.base import Policy
 
 ACTOR_DIR = "actor"
+_SHOWN = 8
+"""Differing tensors that a message lists."""
 
 
 def save_actor(policy: Policy, optimizer: Optimizer, directory: Path) -> None:
     """Write this rank's shards (a collective)."""
-    model_state, optimizer_state = get_state_dict(policy, optimizer)
-    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(directory / ACTOR_DIR))
+    state = {"model": get_model_state_dict(policy), "optimizer": _optimizer_state(policy, optimizer)}
+    save(state, checkpoint_id=str(directory / ACTOR_DIR))
 
 
 def load_actor(policy: Policy, optimizer: Optimizer | None, directory: Path) -> None:
     """Read this rank's shards (a collective); the number of ranks may differ from that of the save.
+
+    Moments and step counts are the checkpoint's; learning rates and all other hyperparameters stay those of this run's
+    configuration.
 
     Args:
         optimizer: None reads the model alone.
@@ -32,46 +45,68 @@ def load_actor(policy: Policy, optimizer: Optimizer | None, directory: Path) -> 
     Raises:
         CheckpointError: unreadable, or of another model.
     """
-    model_state, optimizer_state = get_state_dict(policy, optimizer or [])
+    model_state = get_model_state_dict(policy)
+    _check_model(_saved_tensors(directory), model_state, directory)
     state: dict[str, Any] = {"model": model_state}
     if optimizer is not None:
-        state["optimizer"] = optimizer_state
-    saved = _read_metadata(directory).state_dict_metadata
-    _check_model(saved, model_state, directory)
+        state["optimizer"] = _optimizer_state(policy, optimizer)
     try:
-        dcp.load(state, checkpoint_id=str(directory / ACTOR_DIR))
+        load(state, checkpoint_id=str(directory / ACTOR_DIR))
     except Exception as error:
-        raise CheckpointError(f"{directory}: cannot be loaded into this run's model: {error}") from error
-    set_state_dict(
-        policy,
-        optimizer or [],
-        model_state_dict=state["model"],
-        optim_state_dict=state.get("optimizer", {}),
-    )
+        raise CheckpointError(
+            f"{directory}: cannot be read, or not whole: {_last_line(error)}. Use another checkpoint of the run."
+        ) from error
+    set_model_state_dict(policy, state["model"])
+    if optimizer is not None:
+        configured = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        set_optimizer_state_dict(policy, optimizer, state["optimizer"])
+        for group, options in zip(optimizer.param_groups, configured, strict=True):
+            group.update(options)
 
 
-def _read_metadata(directory: Path) -> Any:
+def _optimizer_state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
+    """The optimiser's state, made where it does not exist yet.
+
+    torch makes it by a step with gradients of zero; undone here, so that saving before the first optimiser step (all
+    groups were filtered) does not change the steps to come.
+    """
+    fresh = not optimizer.state
+    state = get_optimizer_state_dict(policy, optimizer)
+    if fresh:
+        for moments in optimizer.state.values():
+            moments["step"].zero_()
+    return state
+
+
+def _saved_tensors(directory: Path) -> dict[str, TensorStorageMetadata]:
     try:
-        return dcp.FileSystemReader(str(directory / ACTOR_DIR)).read_metadata()
+        metadata = FileSystemReader(str(directory / ACTOR_DIR)).read_metadata()
     except Exception as error:
-        raise CheckpointError(f"{directory}: not a readable checkpoint: {error}") from error
+        raise CheckpointError(f"{directory}: not a readable checkpoint: {_last_line(error)}") from error
+    entries = metadata.state_dict_metadata.items()
+    return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
 
 
-def _check_model(saved: Mapping[str, Any], model_state: Mapping[str, Any], directory: Path) -> None:
+def _check_model(saved: Mapping[str, TensorStorageMetadata], model_state: Mapping[str, Any], directory: Path) -> None:
     """Refuse a checkpoint of another model, saying how it differs."""
-    differences = []
-    for name, tensor in model_state.items():
-        entry = saved.get(f"model.{name}")
-        if entry is None:
-            differences.append(f"{name} is missing")
-        elif isinstance(tensor, torch.Tensor) and tuple(entry.size) != tuple(tensor.shape):
-            differences.append(f"{name} is {list(entry.size)}, expected {list(tensor.shape)}")
-    known = {f"model.{name}" for name in model_state}
-    differences += [f"{key[6:]} is not in this model" for key in saved if key.startswith("model.") and key not in known]
+    held = {name.removeprefix("model."): list(entry.size) for name, entry in saved.items() if name.startswith("model.")}
+    wanted = {name: list(tensor.shape) for name, tensor in model_state.items() if isinstance(tensor, torch.Tensor)}
+    differences = [f"{name} is missing" for name in wanted.keys() - held.keys()]
+    differences += [f"{name} is not in this model" for name in held.keys() - wanted.keys()]
+    differences += [
+        f"{name} is {held[name]}, expected {wanted[name]}"
+        for name in wanted.keys() & held.keys()
+        if held[name] != wanted[name]
+    ]
     if differences:
-        shown = "\n".join(f"  {text}" for text in differences[:8])
-        more = f"\n  and {len(differences) - 8} more" if len(differences) > 8 else ""
+        shown = "\n".join(f"  {text}" for text in sorted(differences)[:_SHOWN])
+        more = f"\n  and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise CheckpointError(
             f"{directory} holds another model than this run's:\n{shown}{more}\n"
             "Use the model, env and algorithm that it was saved with (config.yaml in its run directory)."
         )
+
+
+def _last_line(error: Exception) -> str:
+    """DCP's errors hold the tracebacks of all ranks; the cause is their last line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

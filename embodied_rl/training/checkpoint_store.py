@@ -1,13 +1,14 @@
 """Where checkpoints are, and how one becomes visible. No torch here: the command line checks paths before loading it.
 
 A run's checkpoints are ``<run>/checkpoints/global_step_<N>/``, each with ``actor/`` (see ``checkpoint.py``) and
-``state.json``. Everything is written to a hidden neighbour and renamed when complete, so a directory that has the right
-name is a whole checkpoint, whenever the run was killed.
+``state.json``. A checkpoint is written to a hidden neighbour and renamed when complete, and renamed to a hidden
+neighbour before it is deleted: a directory that has the right name is whole, whenever the run was killed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from embodied_rl.schema import Config
 
 STATE_FILE = "state.json"
 _NAME = re.compile(r"global_step_(\d+)")
+_HIDDEN = ".global_step_*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,27 +44,57 @@ def experiment_dir(config: Config) -> Path:
 
 
 def find_checkpoint(config: Config) -> Path | None:
-    """The checkpoint to go on from or to evaluate; None to start afresh. Raises as :func:`resolve` does."""
-    resume_dir = config.runner.resume_dir
-    return None if resume_dir is None else resolve(resume_dir, experiment_dir(config))
+    """The checkpoint to go on from or to evaluate; None to start afresh.
+
+    Raises:
+        CheckpointError: as :func:`resolve`, or an evaluation asks for ``auto`` and there is nothing to evaluate.
+    """
+    resume_dir, runs = config.runner.resume_dir, experiment_dir(config)
+    found = None if resume_dir is None else resolve(resume_dir, runs)
+    if found is None and resume_dir is not None and config.runner.only_eval:
+        raise CheckpointError(
+            f"runner.resume_dir={resume_dir}: no run in {runs} has a whole checkpoint to evaluate; train first, "
+            "set runner.experiment_name, give a path, or leave it out to evaluate the untrained policy"
+        )
+    return found
 
 
 def begin(directory: Path) -> Path:
-    """A clean hidden place to write the checkpoint to that :func:`publish` will call ``directory``."""
+    """A clean hidden place to write the checkpoint to that :func:`publish` will call ``directory``.
+
+    What killed runs left behind is removed.
+    """
+    for leftover in directory.parent.glob(_HIDDEN):
+        shutil.rmtree(leftover)
     scratch = directory.with_name(f".{directory.name}.writing")
-    shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     return scratch
 
 
 def publish(scratch: Path, directory: Path, state: RunState, *, max_keep: int | None) -> None:
-    """Complete a checkpoint: its state, then its name; then drop the oldest ones beyond ``max_keep``."""
-    (scratch / STATE_FILE).write_text(json.dumps(asdict(state), indent=2) + "\n")
-    shutil.rmtree(directory, ignore_errors=True)
+    """Complete a checkpoint: its state, then its name; then drop the oldest ones beyond ``max_keep``.
+
+    Checkpoints of later steps, from before the run was resumed at an earlier one, neither count nor are dropped.
+    """
+    with (scratch / STATE_FILE).open("w") as file:
+        file.write(json.dumps(asdict(state), indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    _remove(directory)
     scratch.rename(directory)
     if max_keep is not None:
-        for old in complete_checkpoints(directory.parent)[:-max_keep]:
-            shutil.rmtree(old)
+        upto = complete_checkpoints(directory.parent)
+        upto = upto[: upto.index(directory) + 1]
+        for old in upto[:-max_keep]:
+            _remove(old)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Delete a checkpoint, if it exists, so that a half-deleted one does not pass for a whole one."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}.removed")
+    if checkpoint.exists():
+        checkpoint.rename(hidden)
+        shutil.rmtree(hidden)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
@@ -103,8 +135,17 @@ def resolve(resume_dir: str, experiment_dir: Path) -> Path | None:
 
 
 def read_state(directory: Path) -> RunState:
-    """A checkpoint's :class:`RunState`."""
+    """A checkpoint's :class:`RunState`.
+
+    Raises:
+        CheckpointError: it is missing, torn, or not one.
+    """
+    path = directory / STATE_FILE
     try:
-        return RunState(**json.loads((directory / STATE_FILE).read_text()))
+        fields = json.loads(path.read_text())
+        state = RunState(**fields)
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{directory / STATE_FILE}: cannot be read: {error}") from error
+        raise CheckpointError(f"{path}: cannot be read ({error}); use another checkpoint of the run") from error
+    if not all(type(value) is int for value in fields.values()):
+        raise CheckpointError(f"{path}: got {fields}, expected whole numbers; use another checkpoint of the run")
+    return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,21 +55,22 @@ class Updater:
             FloatingPointError: a gradient is not finite; the weights are those before the failing optimiser step.
         """
         algorithm = self._algorithm
-        all_ids = gather_ids(batch.sample_ids, self._device)
+        # A rank whose groups were all filtered holds one masked sample, which must not take a place in a mini-batch:
+        # another number of ranks would have another number of them.
+        trainable = batch.loss_mask.flatten(1).any(1).nonzero().squeeze(-1)
+        own_ids = batch.sample_ids[trainable]
+        all_ids = gather_ids(own_ids, self._device)
         if algorithm.n_minibatches is not None:
             count = algorithm.n_minibatches
         else:
-            count = max(1, round(len(all_ids) / (self._actor.global_batch_size or len(all_ids))))
+            assert self._actor.global_batch_size is not None  # the config's checks ask for one of the two
+            count = max(1, round(len(all_ids) / self._actor.global_batch_size))
         diagnostics = Diagnostics()
         norms: list[float] = []
         total = algorithm.update_epoch * min(count, len(all_ids))
         for epoch in range(algorithm.update_epoch):
-            for index, _ in minibatches(
-                all_ids, batch.sample_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count
-            ):
-                norm = self._optimizer_step(batch, index, diagnostics)
-                if norm is not None:
-                    norms.append(norm)
+            for place in minibatches(all_ids, own_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count):
+                norms.append(self._optimizer_step(batch, trainable[place], diagnostics))
                 self._report_progress("update", len(norms), total)
         diagnostics.reduce(self._sum, self._max)
         return {
@@ -78,22 +80,19 @@ class Updater:
             "samples": float(len(all_ids)),
         }
 
-    def _optimizer_step(self, batch: TrainBatch, index: Tensor, diagnostics: Diagnostics) -> float | None:
-        """One mini-batch; returns the gradient's norm before clipping, or None if no unit of it is valid."""
+    def _optimizer_step(self, batch: TrainBatch, index: Tensor, diagnostics: Diagnostics) -> float:
+        """One mini-batch; returns the gradient's norm before clipping."""
         size = self._actor.micro_batch_size
         passes = int(self._max(torch.tensor([-(-len(index) // size)]))[0])
         counts = self._sum(self._counts(batch, index))
-        if not counts[0]:
-            return None
         self._optimizer.zero_grad(set_to_none=True)
         for number in range(passes):
             part = index[number * size : (number + 1) * size]
-            # A rank that has run out of samples repeats one without weight: FSDP's collectives need it to take part.
-            weight = 1.0 if len(part) else 0.0
-            micro = batch.select(part if len(part) else torch.zeros(1, dtype=torch.int64))
-            loss = self._loss(micro, counts, diagnostics if weight else Diagnostics())
+            # A rank that has run out of samples repeats one, masked: FSDP's collectives need it to take part, and those
+            # of the diagnostics need it to know their names.
+            micro = batch.select(part) if len(part) else _masked(batch.select(torch.zeros(1, dtype=torch.int64)))
             # FSDP averages gradients over ranks; the loss's denominators are global already.
-            (loss * weight * self._world_size).backward()
+            (self._loss(micro, counts, diagnostics) * self._world_size).backward()
         parameters = [p for p in self._policy.parameters() if p.requires_grad]
         limit = float("inf") if self._actor.optim.clip_grad is None else self._actor.optim.clip_grad
         norm = _full(torch.nn.utils.clip_grad_norm_(parameters, limit))
@@ -154,6 +153,16 @@ class Updater:
             diagnostics.merge(found)
             loss = loss + algorithm.value_loss_coef * token_mean(units, value_mask, denominator=float(counts[1]))
         return loss
+
+
+def _masked(batch: TrainBatch) -> TrainBatch:
+    """The batch with nothing in it that counts."""
+    return replace(
+        batch,
+        loss_mask=torch.zeros_like(batch.loss_mask),
+        valid=torch.zeros_like(batch.valid),
+        value_mask=None if batch.value_mask is None else torch.zeros_like(batch.value_mask),
+    )
 
 
 def _full(tensor: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class ActorWorker(Worker):
         self._policy.train()
         with self._timer.phase("update"):
             metrics = self._updater.run(batch, step=step)
-        metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
+        metrics["learning_rate"] = self._config.optim.lr
         return UpdateReport(metrics=metrics | statistics, seconds=self._timer.drain())
 
     def save(self, directory: Path) -> None:

@@ -46,7 +46,8 @@ def counting(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 @settings(deadline=None, max_examples=150)
 @given(
     dtype=st.sampled_from(DTYPES),
-    shape=st.lists(st.integers(0, 5), max_size=4).map(tuple),
+    # From empty to tens of thousands of bytes, on both sides of what is a block of its own.
+    shape=st.lists(st.integers(0, 5), max_size=4).map(tuple) | st.tuples(st.integers(30, 60), st.integers(30, 60)),
     data=st.data(),
 )
 def test_tensors_of_any_dtype_shape_and_stride(dtype: torch.dtype, shape: tuple[int, ...], data: st.DataObject) -> None:
@@ -131,7 +132,7 @@ def test_conjugate_and_negative_views_are_resolved() -> None:
 
 
 def test_a_tensor_sent_twice_in_a_message_is_written_once() -> None:
-    tensor = torch.zeros(1000)
+    tensor = torch.zeros(10_000)
     assert encode([tensor, tensor]).nbytes < 2 * tensor.nbytes
     first, second = roundtrip([tensor, tensor])
     assert first is second

@@ -118,7 +118,7 @@ def test_close_reaches_whoever_waits(blocked: str) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="channel 'x': got capacity 0, expected at least 1"):
+    with pytest.raises(ValueError, match="channel 'x': got capacity 0, expected 1 to inf"):
         InProcessChannel("x", capacity=0)
     with pytest.raises(ValueError, match=r"channel 'x': got get_batch\(0\), expected at least 1"):
         scheduler_result(Scheduler(), InProcessChannel("x", capacity=1).get_batch(0))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import pickle
+import resource
 import signal
 import threading
 import time
@@ -82,33 +83,42 @@ def test_a_received_message_survives_the_slot() -> None:
     assert get(messages).sum() == 100_000
 
 
-def produce(messages: SharedMemoryChannel, producer: int, count: int) -> None:
-    for i in range(count):
-        for key in ("a", "b"):
-            # Contents that tell a torn or mixed-up message.
-            put(messages, {"id": (producer, i), "x": torch.full((2000 * (1 + i % 3),), producer * count + i)}, key=key)
+def produce_and_consume(messages: SharedMemoryChannel, results: SharedMemoryChannel, rank: int, count: int) -> None:
+    def produce() -> None:
+        for i in range(count):
+            for key in ("a", "b"):
+                # Contents that tell a torn or mixed-up message.
+                item = {"id": (rank, i), "x": torch.full((2000 * (1 + i % 3),), rank * count + i)}
+                put(messages, item, key=key)
+
+    def consume(key: str) -> None:
+        received = get_batch(messages, count, key=key)
+        assert all((m["x"] == m["x"][0]).all() for m in received)
+        put(results, (key, [(*m["id"], int(m["x"][0])) for m in received]))
+
+    in_threads(produce, lambda: consume("a"), lambda: consume("b"))
 
 
-def consume(messages: SharedMemoryChannel, results: SharedMemoryChannel, key: str, count: int) -> None:
-    received = get_batch(messages, count, key=key)
-    assert all((m["x"] == m["x"][0]).all() for m in received)
-    put(results, (key, [(*m["id"], int(m["x"][0])) for m in received]))
+def in_threads(*functions: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_fifo_per_key_with_several_producers_and_consumers() -> None:
-    count, producers = 60, 3
-    messages, results = channel(keys=("a", "b"), capacity=3), channel("results", capacity=4)
-    calls = [(produce, (messages, p, count)) for p in range(producers)]
-    calls += [(consume, (messages, results, key, count * producers // 2)) for key in ("a", "b") for _ in range(2)]
-    with processes(*calls):
-        received = get_batch(results, 4)
+    count, ranks = 60, 3
+    messages, results = channel(keys=("a", "b"), capacity=3), channel("results", capacity=2 * ranks)
+    with processes(*((produce_and_consume, (messages, results, rank, count)) for rank in range(ranks))):
+        received = get_batch(results, 2 * ranks)
     for key in ("a", "b"):
         lists = [items for k, items in received if k == key]
-        everything = sorted(sum(lists, []))
-        assert everything == [(p, i, p * count + i) for p in range(producers) for i in range(count)]
+        everything = sorted(item for items in lists for item in items)
+        assert everything == [(rank, i, rank * count + i) for rank in range(ranks) for i in range(count)]
         for items in lists:
-            for producer in range(producers):
-                indices = [i for p, i, _ in items if p == producer]
+            for producer in range(ranks):
+                indices = [i for rank, i, _ in items if rank == producer]
                 assert indices == sorted(indices)
     assert messages.depth() == {"a": 0, "b": 0}
 
@@ -155,33 +165,30 @@ def test_get_batch_loses_nothing_when_it_times_out() -> None:
     assert get(messages) == 0 and get_batch(messages, 3) == [1, 2, 3]
 
 
-def wait_until_closed(ready: SharedMemoryChannel, blocked: SharedMemoryChannel, action: str) -> None:
-    put(ready, action)
-    try:
-        if action == "get":
-            get(blocked, key="empty")
-        else:
-            put(blocked, 1, key="full")
-    except ChannelClosed as error:
-        put(ready, (time.time(), error.error, str(error)))
+def wait_until_closed(reports: SharedMemoryChannel, blocked: SharedMemoryChannel) -> None:
+    def wait(call: Callable[[], None]) -> None:
+        put(reports, "waiting")
+        try:
+            call()
+        except ChannelClosed as error:
+            put(reports, (time.monotonic(), error.error, str(error)))
+
+    in_threads(
+        lambda: wait(lambda: get(blocked, key="empty", timeout=None)),
+        lambda: wait(lambda: put(blocked, 1, key="full", timeout=None)),
+    )
 
 
-def close_soon(blocked: SharedMemoryChannel, started: SharedMemoryChannel, error: str) -> None:
-    time.sleep(0.3)
-    put(started, time.time())
-    blocked.close(error)
-
-
-def test_close_in_one_process_ends_the_waits_of_others() -> None:
-    ready, blocked, started = channel("ready"), channel("blocked", keys=("full", "empty"), capacity=1), channel("started")
+def test_close_ends_the_waits_in_other_processes() -> None:
+    reports, blocked = channel("reports"), channel("blocked", keys=("full", "empty"), capacity=1)
     put(blocked, 0, key="full")
     error = "Traceback\n" + "line\n" * 50_000 + "RuntimeError: simulator crashed"
-    waiting = [(wait_until_closed, (ready, blocked, action)) for action in ("get", "put")]
-    with processes(*waiting):
-        assert sorted(get_batch(ready, 2)) == ["get", "put"]
-        with processes((close_soon, (blocked, started, error))):
-            closed_at = get(started)
-            ends = get_batch(ready, 2)
+    with processes((wait_until_closed, (reports, blocked))):
+        assert get_batch(reports, 2) == ["waiting", "waiting"]
+        time.sleep(0.1)  # they report before they wait
+        closed_at = time.monotonic()
+        blocked.close(error)
+        ends = get_batch(reports, 2)
     for at, text, message in ends:
         assert at - closed_at < 0.5
         assert text.endswith("simulator crashed") and len(text) < len(error)
@@ -191,6 +198,16 @@ def test_close_in_one_process_ends_the_waits_of_others() -> None:
         get(blocked, key="full")
     with pytest.raises(ChannelClosed, match="simulator crashed"):
         put(blocked, 1, key="empty")
+
+
+def close_with(messages: SharedMemoryChannel, error: str) -> None:
+    messages.close(error)
+
+
+def test_a_child_closes_what_its_parent_waits_for() -> None:
+    messages = channel()
+    with processes((close_with, (messages, "child failed"))), pytest.raises(ChannelClosed, match="child failed"):
+        get(messages)
 
 
 def test_close_without_an_error() -> None:
@@ -213,15 +230,14 @@ def put_for_ever(messages: SharedMemoryChannel) -> None:
 
 
 def test_a_killed_peer_leaves_nothing_behind_and_blocks_nobody() -> None:
-    names, fds = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
-    mapped = len(shared_mappings())
+    names, mapped = set(os.listdir("/dev/shm")), len(shared_mappings())
     messages = channel("doomed", capacity=2)
     with processes((put_for_ever, (messages,))) as (process,):
         for _ in range(5):
             assert get(messages).sum() == 1_000_000
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        # A producer that was killed in the middle of a put takes no more than its own slot along.
+        # A producer that is killed in the middle of a put takes that slot along, and no more.
         while messages.depth()[0]:
             assert get(messages).sum() == 1_000_000
         put(messages, "still works", timeout=1)
@@ -233,7 +249,15 @@ def test_a_killed_peer_leaves_nothing_behind_and_blocks_nobody() -> None:
     assert 0 < len(ours) <= 3  # the closed flag and two slots
     del messages
     assert len(shared_mappings()) == mapped
-    assert len(os.listdir("/proc/self/fd")) <= fds + 1  # multiprocessing keeps one for its resource tracker
+
+
+def test_a_channel_frees_its_descriptors_and_memory() -> None:
+    fds, mapped = os.listdir("/proc/self/fd"), len(shared_mappings())
+    messages = channel(keys=tuple(range(10)))
+    put(messages, torch.zeros(1_000_000))
+    assert len(os.listdir("/proc/self/fd")) == len(fds) + 3 + 4 * 10 + 1 and len(shared_mappings()) == mapped + 2
+    del messages
+    assert len(os.listdir("/proc/self/fd")) == len(fds) and len(shared_mappings()) == mapped
 
 
 def test_undeclared_keys_are_listed() -> None:
@@ -251,8 +275,9 @@ def test_pickling_outside_spawning_says_what_to_do() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="got capacity 0"):
-        channel(capacity=0)
+    for capacity in (0, 1025):
+        with pytest.raises(ValueError, match=f"got capacity {capacity}, expected 1 to 1024 messages a key"):
+            channel(capacity=capacity)
     for keys in ((), (1, 1)):
         with pytest.raises(ValueError, match="expected one or more, each once"):
             channel(keys=keys)
@@ -262,8 +287,14 @@ def test_wrong_arguments() -> None:
 
 def test_a_failed_creation_says_what_it_needed_and_keeps_no_descriptors() -> None:
     fds = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="channel 'messages' needs 6 file descriptors and pipes for 1000000000 messages"):
-        channel(capacity=1_000_000_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, hard))
+    try:
+        with pytest.raises(OSError, match="channel 'messages' needs 402 file descriptors for 100 keys, got 'Too many open"):
+            channel(keys=tuple(range(100)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(os.listdir("/proc/self/fd")) == fds
 
 

@@ -14,6 +14,7 @@ from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.registry import ADAPTERS, adapter_class
+from embodied_rl.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -136,11 +137,11 @@ def test_wrong_parameters_are_refused() -> None:
 def test_registry_finds_adapters_by_name_and_by_path() -> None:
     assert adapter_class("dummy") is DummyEnv
     assert adapter_class("embodied_rl.envs.dummy:DummyEnv") is DummyEnv
-    with pytest.raises(ValueError, match=r"unknown env_type 'dumy'\. Did you mean 'dummy'\?"):
+    with pytest.raises(UserError, match=r"env\.env_type: got 'dumy'.* Did you mean 'dummy'\?"):
         adapter_class("dumy")
-    with pytest.raises(ValueError, match=r"no class 'DumyEnv'\. Did you mean 'DummyEnv'\?"):
+    with pytest.raises(UserError, match=r"no class 'DumyEnv'\. Did you mean 'DummyEnv'\?"):
         adapter_class("embodied_rl.envs.dummy:DumyEnv")
-    with pytest.raises(ImportError, match="cannot import module 'no_such_module'"):
+    with pytest.raises(UserError, match="module 'no_such_module' cannot be imported"):
         adapter_class("no_such_module:Env")
 
 

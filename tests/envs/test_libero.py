@@ -390,7 +390,7 @@ def test_evicted_scenes_come_back_exactly(caplog: pytest.LogCaptureFixture) -> N
 )
 def test_wrong_parameters(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LiberoParams(**({"task_suite_name": "libero_10"} | arguments))
+        LiberoParams(**{"task_suite_name": "libero_10", **arguments})
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

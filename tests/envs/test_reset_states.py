@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from embodied_rl.envs.base import SimEnv, Task
 from embodied_rl.envs.reset_states import eval_reset_states, task_ranges, train_reset_states
+from embodied_rl.errors import UserError
 from tests.fakes import Script, ScriptedSim
 
 TASKS = {0: range(0, 4), 1: range(4, 10), 2: range(10, 13)}
@@ -49,7 +50,7 @@ def test_chosen_tasks_keep_the_order_given() -> None:
 
 @pytest.mark.parametrize("task_ids", [[0, 9], [], [1, 1]])
 def test_wrong_task_ids_are_refused(task_ids: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"expected different ones of \[0, 1, 2\]"):
+    with pytest.raises(UserError, match=r"expected different ones of \[0, 1, 2\]"):
         task_ranges(sim(9, 3), task_ids)
 
 
@@ -135,5 +136,5 @@ def test_evaluation_covers_the_first_states_of_each_task() -> None:
 
 @pytest.mark.parametrize("episodes_per_task", [0, 4])
 def test_more_episodes_than_states_are_refused(episodes_per_task: int) -> None:
-    with pytest.raises(ValueError, match="expected 1 to"):
+    with pytest.raises(UserError, match="expected 1 to"):
         eval_reset_states(TASKS, episodes_per_task=episodes_per_task)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.mlp import MlpPolicy
 from embodied_rl.models.registry import MODELS, build_policy, policy_class
@@ -22,11 +23,11 @@ def test_every_name_leads_to_a_class_named_after_its_folder() -> None:
 
 
 def test_unknown_names_get_suggestions() -> None:
-    with pytest.raises(ValueError, match=r"unknown model_type 'tiny_vl'\. Did you mean 'tiny_vla'"):
+    with pytest.raises(UserError, match=r"model\.model_type: got 'tiny_vl'.* Did you mean 'tiny_vla'"):
         policy_class("tiny_vl")
-    with pytest.raises(ValueError, match=r"no class 'MlpPolice'\. Did you mean 'MlpPolicy'"):
+    with pytest.raises(UserError, match=r"no class 'MlpPolice'\. Did you mean 'MlpPolicy'"):
         policy_class("embodied_rl.models.mlp:MlpPolice")
-    with pytest.raises(ImportError, match=r"cannot import module 'no_such_module'"):
+    with pytest.raises(UserError, match=r"module 'no_such_module' cannot be imported"):
         policy_class("no_such_module:Model")
 
 
@@ -35,26 +36,28 @@ def test_parameters_are_checked_and_all_problems_are_listed() -> None:
     assert isinstance(policy, MlpPolicy)
     assert policy.log_std.flatten().tolist() == [-1.0] * 4
     with pytest.raises(
-        ValueError, match=r"'hiden_size'\. Did you mean 'hidden_size'.*num_layers: got 0;.*greater than"
+        UserError, match=r"(?s)hiden_size: no such key\. Did you mean 'model\.params\.hidden_size'"
     ):
-        build_policy("mlp", SPEC, {"hiden_size": 8, "num_layers": 0})
+        build_policy("mlp", SPEC, {"hiden_size": 8})
+    with pytest.raises(UserError, match=r"model\.params\.num_layers: got 0.*greater than"):
+        build_policy("mlp", SPEC, {"num_layers": 0})
     for wrong in ("8", 8.0, True, None):
-        with pytest.raises(ValueError, match=r"model_type 'mlp': hidden_size: got .*valid integer"):
+        with pytest.raises(UserError, match=r"model\.params\.hidden_size: got .*valid integer"):
             build_policy("mlp", SPEC, {"hidden_size": wrong})
     images = PolicySpec(
         action_dim=2, num_action_chunks=2, state_dim=3, image_shapes={"c": (32, 32)}, values_per_chunk=1
     )
-    with pytest.raises(ValueError, match=r"hidden_size=40 is not a multiple of num_heads=3"):
+    with pytest.raises(UserError, match=r"hidden_size=40 is not a multiple of num_heads=3"):
         build_policy("tiny_vla", images, {"hidden_size": 40, "num_heads": 3})
 
 
 def test_a_spec_that_the_model_cannot_serve_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'tiny_vla' acts on camera images and this env gives none; use .*'mlp'"):
+    with pytest.raises(UserError, match=r"'tiny_vla' acts on camera images and this env gives none; use .*'mlp'"):
         build_policy("tiny_vla", SPEC, {})
     stateless = PolicySpec(
         action_dim=2, num_action_chunks=2, state_dim=0, image_shapes={"c": (32, 32)}, values_per_chunk=0
     )
-    with pytest.raises(ValueError, match=r"'mlp' acts on the env's state vector"):
+    with pytest.raises(UserError, match=r"'mlp' acts on the env's state vector"):
         build_policy("mlp", stateless, {})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from embodied_rl.errors import UserError
 from embodied_rl.models.text import hash_words
 
 ROOT = Path(__file__).parents[2]
@@ -39,5 +40,5 @@ def test_case_and_punctuation_do_not_matter_but_order_does() -> None:
 
 @pytest.mark.parametrize("instruction", ["", "one two three four"])
 def test_too_many_or_no_words(instruction: str) -> None:
-    with pytest.raises(ValueError, match=r"expected 1 to 3; for longer ones raise model\.params\.max_words"):
+    with pytest.raises(UserError, match=r"expected 1 to 3; for longer ones raise model\.params\.max_words"):
         hash_words([instruction], num_buckets=8192, max_words=3)

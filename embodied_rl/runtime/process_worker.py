@@ -1,0 +1,115 @@
+"""The worker's side of the process backend: the main function of a worker's process.
+
+It is imported before anything else, so it imports nothing heavy: signals are in order, and failures can be reported,
+before the worker's own module and torch are imported.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import inspect
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from embodied_rl.errors import UserError
+from embodied_rl.runtime import signals
+from embodied_rl.runtime.cooperative import run_blocking
+from embodied_rl.runtime.worker import Worker, WorkerContext
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Sealed:
+    """What to build a worker from. Arrives as ``bytes``, for :func:`main` to open when it is ready for an error."""
+
+    def __init__(self, worker: Callable[..., Worker], arguments: Mapping[str, Any]) -> None:
+        self._content = (worker, dict(arguments))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (bytes(ForkingPickler.dumps(self._content)),)
+
+
+class _DriverGone(BaseException):
+    """The driver closed the pipe, or died. No ``Exception``, so that no worker takes it for one of its own."""
+
+
+class _Driver:
+    """This end of the pipe. An error of the pipe cannot be mistaken for an error that the worker raised."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, *message: Any) -> None:
+        data = ForkingPickler.dumps(message)
+        try:
+            self._pipe.send_bytes(data)
+        except OSError:
+            raise _DriverGone from None
+
+    def receive(self) -> Any:
+        try:
+            data = self._pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise _DriverGone from None
+        return pickle.loads(data)
+
+    def close(self) -> None:
+        self._pipe.close()
+
+
+def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: int) -> None:
+    """Build the worker, then answer calls until the driver closes the pipe."""
+    signals.die_with_parent(driver_pid)
+    os.setpgid(0, 0)  # with its children, so that they can be killed together
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
+    signals.unblock()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(context.num_threads)))  # for what is imported from here on
+    driver = _Driver(pipe)
+    worker: Worker | None = None
+    try:
+        try:
+            worker = _build(context, sealed, driver)
+            driver.send("ready")
+            while True:
+                _answer(worker, driver)
+        except UserError as error:
+            driver.send("failure", True, str(error))
+        except _DriverGone:
+            raise
+        except BaseException as error:  # an exit() in a worker is a failure too
+            driver.send("failure", False, "".join(traceback.format_exception(error)))
+    except _DriverGone:
+        pass
+    finally:
+        if worker is not None:
+            worker.close()
+        driver.close()
+
+
+def _build(context: WorkerContext, sealed: bytes, driver: _Driver) -> Worker:
+    worker_class, arguments = pickle.loads(sealed)
+    if torch := sys.modules.get("torch"):  # the user's main module may have brought it in before the variables were set
+        torch.set_num_threads(context.num_threads)
+
+    def report_progress(what: str, done: int, total: int) -> None:
+        driver.send("progress", what, done, total)
+
+    return worker_class(replace(context, report_progress=report_progress), **arguments)
+
+
+def _answer(worker: Worker, driver: _Driver) -> None:
+    ticket, method, args, kwargs = driver.receive()
+    result = getattr(worker, method)(*args, **kwargs)
+    if inspect.iscoroutine(result):  # its channels block, so it never suspends
+        result = run_blocking(result)
+    driver.send("result", ticket, result)

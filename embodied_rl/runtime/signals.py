@@ -1,0 +1,65 @@
+"""Signals around workers: none is lost, none strikes half-way, and nobody outlives the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM in the list it gives, instead of raising in the middle of the block.
+
+    At the end the first one noted is raised after all, unless an exception is on its way already, which must not be
+    replaced. Outside the main thread there is nothing to do: Python runs handlers there only.
+    """
+    caught: list[int] = []
+    previous = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDING:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    previous[number] = signal.signal(number, lambda number, _: caught.append(number))
+        yield caught
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if caught and sys.exc_info()[0] is None:
+            signal.raise_signal(caught[0])
+
+
+@contextlib.contextmanager
+def blocked_in_children() -> Iterator[None]:
+    """Processes started in the block have SIGINT and SIGTERM pending, not delivered, until they :func:`unblock`.
+
+    Otherwise Ctrl-C, which goes to the whole terminal, prints a traceback from each child that is still importing.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock() -> None:
+    """In a process started under :func:`blocked_in_children`, when its handlers are in place."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, however it dies. Linux only.
+
+    Children do not inherit this. A worker's own child processes call it too (``os.getppid()`` at their start), if they
+    must not survive a driver that is killed by SIGKILL. "Parent" is the thread that started the process.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before we asked
+        os._exit(1)

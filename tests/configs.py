@@ -1,0 +1,34 @@
+"""Configurations for tests: what a command line would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+
+from embodied_rl.cli import CONFIG_MODULE, from_hydra
+from embodied_rl.schema import Config
+
+
+def config_of(*overrides: str) -> Config:
+    """The checked configuration of ``python train.py <overrides>``."""
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        return from_hydra(compose("train", overrides=list(overrides)), [o.partition("=")[0] for o in overrides])
+
+
+def tiny_run(directory: Path, *overrides: str) -> Config:
+    """A run of seconds on the dummy env that writes below ``directory`` only."""
+    return config_of(
+        "env=dummy",
+        f"runner.output_dir={directory / 'results'}",
+        f"env.eval.video_cfg.video_base_dir={directory / 'videos'}",
+        "env.eval.video_cfg.save_video=false",
+        "env.train.total_num_envs=16",
+        "env.train.max_episode_steps=16",
+        "env.eval.total_num_envs=8",
+        "env.eval.max_episode_steps=16",
+        "env.eval.episodes_per_task=2",
+        "cluster.num_threads.actor=1",
+        "runner.logger.logger_backends=[jsonl]",
+        *overrides,
+    )

@@ -1,0 +1,199 @@
+"""Whole runs through the launcher: in one process and in several, and again after an interruption."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from embodied_rl.channel.base import Channel
+from embodied_rl.contracts import Trajectory
+from embodied_rl.launch import connect, make_backend, run
+from embodied_rl.runtime.cooperative import Scheduler, run_blocking
+from embodied_rl.schema import Config
+from embodied_rl.workers.actor import ActorWorker
+from embodied_rl.workers.env import EnvWorker
+from embodied_rl.workers.rollout import RolloutWorker
+from tests.configs import tiny_run
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, float]]:
+    """Logged lines without the wall times."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    timed = ("time/", "eval/seconds", "eval/wait_seconds", "rollout/env_steps_per_s")
+    return [{key: value for key, value in line.items() if not key.startswith(timed)} for line in lines]
+
+
+def weights_of(checkpoint: Path, scratch: Path) -> dict[str, Any]:
+    dcp_to_torch_save(checkpoint / "actor", scratch)
+    return torch.load(scratch, weights_only=False)
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {k: v for name, item in value.items() for k, v in flatten(item, f"{prefix}/{name}").items()}
+    return {prefix: value}
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    left, right = flatten(left), flatten(right)
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name], name
+
+
+def only_run(config: Config) -> Path:
+    [directory] = (Path(config.runner.output_dir) / config.runner.experiment_name).iterdir()
+    return directory
+
+
+def rollout(config: Config) -> list[Trajectory]:
+    """One training rollout's trajectories, taken from the channel before the actor sees them."""
+    backend = make_backend(config)
+    channels: dict[str, Channel] = {}
+    make = backend.channel
+
+    def recording(name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
+        channels[name] = make(name, keys, capacity)
+        return channels[name]
+
+    backend.channel = recording  # type: ignore[method-assign]
+    try:
+        env, rollouts, actor = connect(config, backend)
+        loaded = rollouts.call(RolloutWorker.load_weights)
+        actor.call(ActorWorker.publish_weights, 0).wait()
+        loaded.wait()
+        served = rollouts.call(RolloutWorker.serve, mode="train", step=3)
+        env.call(EnvWorker.interact, step=3).wait()
+        served.wait()
+        get = channels["trajectories"].get_batch(4 * config.algorithm.rollout_epoch, key=0)
+        if config.cluster.backend == "process":
+            parts = run_blocking(get)
+        else:
+            scheduler = Scheduler()
+            task = scheduler.add("test", get)
+            scheduler.run_until(task)
+            parts = task.result
+        return sorted(parts, key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
+    finally:
+        backend.shutdown()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_serial_and_process_give_identical_trajectories(tmp_path: Path, algorithm: str) -> None:
+    options = [f"algorithm={algorithm}", "model=mlp"]
+    serial = rollout(tiny_run(tmp_path, "cluster=serial", *options))
+    process = rollout(tiny_run(tmp_path, "cluster=process", *options))
+    assert len(serial) == len(process) == 4  # two workers, two stages
+    for left, right in zip(serial, process, strict=True):
+        for name in Trajectory.__dataclass_fields__:
+            assert_equal(getattr(left, name), getattr(right, name))
+    assert torch.cat([t.env_ids for t in serial]).tolist() == list(range(16))
+
+
+def test_serial_and_process_train_alike(tmp_path: Path) -> None:
+    runs = []
+    for backend in ("serial", "process"):
+        config = tiny_run(tmp_path, f"cluster={backend}", f"runner.experiment_name={backend}", "runner.max_steps=2")
+        run(config)
+        runs.append(only_run(config))
+    assert metrics_of(runs[0]) == metrics_of(runs[1])
+    assert_equal(*[weights_of(r / "checkpoints/global_step_2", tmp_path / r.parent.name) for r in runs])
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, algorithm: str) -> None:
+    options = ["cluster=serial", f"algorithm={algorithm}", "runner.eval_at_end=false"]
+    whole = tiny_run(tmp_path, *options, "runner.experiment_name=whole", "runner.max_steps=4")
+    run(whole)
+    first = tiny_run(tmp_path, *options, "runner.experiment_name=parts", "runner.max_steps=2")
+    run(first)
+    rest = tiny_run(
+        tmp_path, *options, "runner.experiment_name=parts", "runner.max_steps=4", "runner.resume_dir=auto"
+    )
+    run(rest)
+    assert only_run(rest) == only_run(first), "a resumed run goes on in its directory"
+    assert metrics_of(only_run(whole)) == metrics_of(only_run(rest))
+    assert_equal(
+        weights_of(only_run(whole) / "checkpoints/global_step_4", tmp_path / "a"),
+        weights_of(only_run(rest) / "checkpoints/global_step_4", tmp_path / "b"),
+    )
+
+
+def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
+    run(tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1"))
+    options = ("runner.only_eval=true", "runner.resume_dir=auto", "env.eval.video_cfg.save_video=true")
+    evaluation = tiny_run(tmp_path, "cluster=serial", *options)
+    tables = []
+    for _ in range(2):
+        run(evaluation)
+        [directory] = (tmp_path / "results" / evaluation.runner.experiment_name).glob("*-eval")
+        table = json.loads((directory / "eval_step_000001/eval.json").read_text())
+        del table["timing"]
+        tables.append(table)
+        shutil.rmtree(directory)
+    assert tables[0] == tables[1]
+    assert tables[0]["overall"]["n_episodes"] == 8
+    assert [row["n_episodes"] for row in tables[0]["per_task"]] == [2, 2, 2, 2]
+    videos = list((tmp_path / "videos").rglob("*.mp4"))
+    assert len(videos) == 2 * len(tables[0]["overall"]["video_paths"]) > 0
+
+
+def test_two_actor_ranks_train_as_one(tmp_path: Path) -> None:
+    weights = []
+    for ranks in ("0", "0-1"):
+        config = tiny_run(
+            tmp_path,
+            f"cluster.component_placement.actor={ranks}",
+            f"runner.experiment_name=ranks_{ranks}",
+            "runner.max_steps=2",
+            "runner.eval_at_end=false",
+            "algorithm.n_minibatches=2",
+        )
+        run(config)
+        weights.append(flatten(weights_of(only_run(config) / "checkpoints/global_step_2", tmp_path / ranks)["model"]))
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_tiny_vla_trains_on_images(tmp_path: Path) -> None:
+    config = tiny_run(
+        tmp_path,
+        "cluster=serial",
+        "model=tiny_vla",
+        "model.num_action_chunks=4",
+        "++env.init_params.image_size=32",
+        "runner.max_steps=1",
+    )
+    run(config)
+    [line] = metrics_of(only_run(config))
+    assert line["actor/grad_norm"] > 0
+    assert line["actor/ratio_max"] == pytest.approx(1.0, abs=1e-5)  # rollout and actor agree on the log-probabilities
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", ["serial", "process"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_dummy_env_is_learned(tmp_path: Path, algorithm: str, cluster: str) -> None:
+    config = tiny_run(
+        tmp_path,
+        f"experiment=dummy_{algorithm}",
+        f"cluster={cluster}",
+        "runner.val_before_train=true",
+        "env.train.total_num_envs=64",
+        "env.train.max_episode_steps=32",
+        "env.eval.total_num_envs=64",
+        "env.eval.max_episode_steps=32",
+        "env.eval.episodes_per_task=16",
+    )
+    run(config)
+    rates = [line["eval/success_rate"] for line in metrics_of(only_run(config)) if "eval/success_rate" in line]
+    assert rates[0] == 0.0
+    assert rates[-1] > 0.9
