@@ -133,24 +133,24 @@ class _Pickler(pickle.Pickler):
         self._blocks = blocks
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Tensor):
-            array = _array_of(obj)
-            # Types by name, because pickling them as objects is slow.
-            dtype = str(obj.dtype).removeprefix("torch.")
+        kind = type(obj)
+        if kind is Tensor or issubclass(kind, Tensor):
+            array, dtype = _array_of(obj)
+            # numpy's types by name, because pickling them as objects is slow.
             return _to_tensor, (self._blocks.announce(array), array.dtype.str, array.shape, dtype)
-        if type(obj) is np.ndarray and not obj.dtype.hasobject and obj.dtype.itemsize:
+        if kind is np.ndarray and obj.dtype.itemsize and not obj.dtype.hasobject:
             dtype = obj.dtype.str if obj.dtype.isbuiltin else obj.dtype
             return _to_array, (self._blocks.announce(obj), dtype, obj.shape)
         return NotImplemented
 
 
-def _array_of(tensor: Tensor) -> Array:
-    """The tensor's memory as an array."""
+def _array_of(tensor: Tensor) -> tuple[Array, str | None]:
+    """The tensor's memory as an array, and the tensor's dtype if numpy has no such."""
     if type(tensor) is Tensor:
         try:
-            return tensor.numpy()
+            return tensor.numpy(), None
         except (TypeError, RuntimeError):
-            pass  # not a plain float or integer tensor on the CPU: the slow way finds out what it is
+            pass  # it needs a gradient, or a type that numpy does not have, or is none that can be sent: see below
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         problem = f"of type {type(tensor).__name__}: convert it to a torch.Tensor"
     elif tensor.layout is not torch.strided or tensor.is_quantized:
@@ -160,7 +160,9 @@ def _array_of(tensor: Tensor) -> Array:
     else:
         plain = tensor.detach().resolve_conj().resolve_neg()
         carrier = _CARRIERS.get(tensor.dtype)
-        return plain.numpy() if carrier is None else plain.view(carrier).numpy()
+        if carrier is None:
+            return plain.numpy(), None
+        return plain.view(carrier).numpy(), str(tensor.dtype).removeprefix("torch.")
     raise TypeError(f"it holds a tensor {problem} before the put")
 
 
@@ -172,7 +174,8 @@ def _to_array(block: Bytes | bytearray, dtype: str | np.dtype[Any], shape: tuple
     return np.ndarray(shape, dtype, owned)
 
 
-def _to_tensor(block: Bytes | bytearray, array_dtype: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+def _to_tensor(
+    block: Bytes | bytearray, array_dtype: str, shape: tuple[int, ...], tensor_dtype: str | None
+) -> Tensor:
     tensor = torch.from_numpy(_to_array(block, array_dtype, shape))
-    wanted = getattr(torch, dtype)
-    return tensor if tensor.dtype is wanted else tensor.view(wanted)
+    return tensor if tensor_dtype is None else tensor.view(getattr(torch, tensor_dtype))

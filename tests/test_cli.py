@@ -1,0 +1,88 @@
+"""The command line as a user meets it, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def train(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(REPOSITORY / "train.py"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_help_explains_the_groups() -> None:
+    result = train("--help")
+    assert result.returncode == 0, result.stderr
+    for text in ("task=embodied env=libero_10", "algorithm: ", "grpo, ppo", "libero_spatial", "Groups (choose"):
+        assert text in result.stdout
+
+
+def test_every_unknown_key_gets_a_suggestion_in_one_go() -> None:
+    result = train("runner.max_step=3", "algorithm.gama=0.3", "lr=3", "actor.optim.weight_decay=x")
+    assert result.returncode == 2
+    assert "4 problems in the configuration" in result.stderr
+    for name in ("runner.max_steps", "algorithm.gamma", "actor.optim.lr"):
+        assert f"Did you mean {name!r}?" in result.stderr
+    assert "actor.optim.weight_decay: got 'x'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("env=libero_1O", "expected one of dummy, libero_10, libero_90"),
+        ("env.init_params.foo=1", "Did you mean 'env.init_params."),
+        ("model.params.hiden_size=1", "Did you mean 'model.params.hidden_size'?"),
+        ("runner.resume_dir=/nowhere", "runner.resume_dir=/nowhere: no such directory"),
+    ],
+)
+def test_a_mistake_is_one_message(argument: str, message: str, tmp_path: Path) -> None:
+    result = train(argument, f"runner.output_dir={tmp_path}")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir()), "nothing is left of a run that never was"
+
+
+def test_a_mistake_in_a_value_is_found_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from embodied_rl.cli import main\n"
+        "main(['algorithm.group_size=0', 'env=libero_10', 'cluster=serial'])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "algorithm.group_size: got 0" in result.stderr
+
+
+def test_a_model_that_does_not_fit_the_env_is_one_message(tmp_path: Path) -> None:
+    result = train("env=dummy", "model=tiny_vla", "cluster=serial", f"runner.output_dir={tmp_path}")
+    assert result.returncode == 2
+    assert "'tiny_vla' acts on camera images and this env gives none" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_options_of_adapters_need_no_plus_and_reach_them(tmp_path: Path) -> None:
+    result = train("env.init_params.states_per_task=8", "--cfg", "job")
+    assert "states_per_task: 8" in result.stdout
+
+
+def test_a_sweep_runs_each_job(tmp_path: Path) -> None:
+    result = train(
+        "-m",
+        "cluster=serial",
+        "actor.seed=1,2",
+        "runner.max_steps=1",
+        "runner.eval_at_end=false",
+        "runner.save_interval=-1",
+        f"runner.output_dir={tmp_path}",
+    )
+    assert result.returncode == 0, result.stderr
+    assert len(list(tmp_path.glob("*/*/config.yaml"))) == 2

@@ -1,0 +1,129 @@
+"""The config: unknown keys, wrong types and rules across fields, all problems at once, each with its remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from embodied_rl.cli import CONFIG_MODULE
+from embodied_rl.errors import ConfigError
+from embodied_rl.schema import Config
+from embodied_rl.validation import build_config, known_keys
+from tests.configs import config_of
+
+CONFIG = Path(__file__).parents[1] / "config"
+ENVS = sorted(path.stem for path in (CONFIG / "env").glob("*.yaml"))
+
+
+def problems(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        config_of(*overrides)
+    return refused.value.problems
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("cluster", ["serial", "process"])
+def test_every_choice_of_groups_is_a_valid_config(env: str, algorithm: str, cluster: str) -> None:
+    config = config_of(f"env={env}", f"algorithm={algorithm}", f"cluster={cluster}")
+    assert config.env.name == env
+    assert config.cluster.backend == cluster
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONFIG / "experiment").glob("*.yaml")))
+def test_every_experiment_is_a_valid_config(experiment: str) -> None:
+    assert config_of(f"experiment={experiment}").runner.max_steps > 0
+
+
+def test_the_env_chooses_the_model_unless_the_user_does() -> None:
+    assert config_of("env=dummy").model.model_type == "mlp"
+    assert config_of("env=libero_10").model.model_type == "tiny_vla"
+    assert config_of("env=libero_10", "model=mlp").model.model_type == "mlp"
+
+
+def test_the_saved_config_is_read_back_as_it_was() -> None:
+    config = config_of("env=libero_10", "algorithm=ppo")
+    assert build_config(yaml.safe_load(yaml.safe_dump(dataclasses.asdict(config)))) == config
+
+
+def test_the_yaml_gives_every_key_of_the_schema() -> None:
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        raw = OmegaConf.to_container(compose("train"), resolve=True)
+    assert isinstance(raw, dict)
+    for key in known_keys(Config):
+        node = raw
+        for part in key.split("."):
+            assert part in node, f"{key} has no default in config/"
+            node = node[part]
+
+
+def test_several_wrong_types_are_reported_together() -> None:
+    found = problems("actor.optim.lr=abc", "algorithm.group_size=0", "runner.save_interval=-3", "algorithm.gamma=1.5")
+    assert len(found) == 4
+    assert any("actor.optim.lr: got 'abc' (str); input should be a valid number" in text for text in found)
+    assert any("algorithm.group_size: got 0" in text for text in found)
+
+
+def test_several_broken_rules_are_reported_together() -> None:
+    found = problems("env.train.total_num_envs=63", "algorithm.n_minibatches=null", "algorithm.group_size=1")
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["++algorithm.gama=0.9"], r"algorithm.gama: no such key. Did you mean 'algorithm.gamma'?"),
+        (["++env.init_params.step_sise=1"], "Did you mean 'env.init_params.step_size'?"),
+        (["env.env_type=libro"], "env.env_type: got 'libro', expected one of dummy, libero, or module:Class."),
+        (["model.model_type=tinyvla"], "Did you mean 'tiny_vla'?"),
+        (["runner.logger.logger_backends=[jsnol]"], "Did you mean 'jsonl'?"),
+        (["cluster.component_placement.env=x"], "got 'x', expected all, 3, 0,2,3, 0-3 or 0-3,5"),
+        (["~cluster.component_placement.env"], "no ranks for env"),
+        (["env.train.total_num_envs=6"], "2 env workers x 2 pipeline stages; use a multiple of 4"),
+        (["env.eval.total_num_envs=6"], "env.eval.total_num_envs: got 6"),
+        (["algorithm.group_size=3"], "a group is never split; use a divisor of 16, or env.train.total_num_envs=12"),
+        (["cluster.component_placement.rollout=0-2"], "3 rollout workers for 2 env workers"),
+        (["cluster=serial", "cluster.component_placement.actor=0-1"], "one process is one rank; use cluster=process"),
+        (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], "cannot share its one ratio"),
+        (["actor.global_batch_size=8"], "set exactly one of them, the other to null"),
+        (["env.train.auto_reset=true"], "grpo scores one whole episode per env"),
+        (["env.train.max_steps_per_rollout_epoch=64"], "nothing starts a second episode; set env.train"),
+        (["env.train.max_steps_per_rollout_epoch=16"], "episodes would be dropped unfinished"),
+        (
+            ["algorithm=ppo", "env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=50"],
+            "not a multiple of model.num_action_chunks=4",
+        ),
+        (["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=2"], "every group would be masked"),
+        (["~cluster.num_threads.actor"], "cluster.num_threads: no entry for actor"),
+        (["++cluster.num_threads.acter=1"], "Did you mean 'actor'?"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_remedy(overrides: list[str], message: str) -> None:
+    assert any(message in text for text in problems(*overrides)), problems(*overrides)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.gamma=0.5",
+        "algorithm.gae_lambda=0.5",
+        "algorithm.normalize_advantages=false",
+        "algorithm.value_clip=0.2",
+        "actor.optim.value_lr=0.1",
+        "algorithm.rewards_lower_bound=0.1",
+        "algorithm.entropy_type=chunk_level",
+        "++runner.logger.wandb.mode=offline",
+    ],
+)
+def test_a_key_that_the_run_would_not_read_is_refused(override: str) -> None:
+    [problem] = problems(override)
+    assert problem.startswith(f"{override.split('=')[0].lstrip('+')}: this run would not read it, since ")
+
+
+def test_the_same_key_is_welcome_where_it_is_read() -> None:
+    assert config_of("algorithm=ppo", "algorithm.gamma=0.5").algorithm.gamma == 0.5
