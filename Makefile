@@ -28,9 +28,8 @@ test-all: setup ## All tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 
 lint: setup ## ruff (lint and format) and pyright
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/pyright
+	@status=0; for check in "ruff check" "ruff format --check" pyright; do \
+	  echo "$$check"; $(BIN)/$$check || status=1; done; exit $$status
 
 format: setup ## Let ruff sort imports and format
 	$(BIN)/ruff check --select I --fix

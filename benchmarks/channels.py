@@ -2,9 +2,9 @@
 
     python -m benchmarks.channels [--quick] [--json FILE]
 
-Every transport is measured in each of several rounds, one after the other, so that all meet the same load of the machine;
-the table shows the median of the rounds. What is received must be the receiver's own: a transport that hands out shared
-memory is charged for the copy out of it, as the channel is.
+Every transport is measured in each of several rounds, one after the other, so that all meet the same load of the
+machine; the table shows the median of the rounds. What is received must be the receiver's own: a transport that hands
+out shared memory is charged for the copy out of it, as the channel is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.util
+import itertools
 import json
 import multiprocessing as mp
 import os
@@ -207,7 +208,7 @@ class Iceoryx2:
         count = int.from_bytes(view[:8], "little")
         sizes = np.frombuffer(view[8 : 8 + 8 * count], np.uint64).tolist()
         ends = np.cumsum([8 + 8 * count, *sizes]).tolist()
-        stream, *blocks = (view[start:end] for start, end in zip(ends, ends[1:], strict=False))
+        stream, *blocks = (view[start:end] for start, end in itertools.pairwise(ends))
         arrays = pickle.loads(stream, buffers=[bytearray(block) for block in blocks])
         sample.delete()
         return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.params import unknown_key
+from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.schema import Config
 from embodied_rl.training.checkpoint_store import find_checkpoint
 from embodied_rl.validation import build_config
@@ -29,6 +30,8 @@ FREE_FORM = ("env.init_params.", "model.params.", "runner.logger.wandb.")
 """Sections whose keys belong to an adapter, a model or wandb, and are checked by their owner."""
 USAGE_ERROR = 2
 """Exit status of a command line or configuration that is wrong."""
+WORKER_ERROR = 1
+"""Exit status of a run in which a worker failed or died."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except SystemExit as ending:
+        if ending.code == 128 + signal.SIGTERM:
+            print("terminated", file=sys.stderr)
+        raise
 
 
 @hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="train")
@@ -55,9 +65,20 @@ def _hydra_main(composed: DictConfig) -> None:
     except UserError as error:  # here and not only in main: Hydra would wrap it in a traceback of its own
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+    except WorkerError as error:  # its text is the worker's own traceback; ours would only hide it
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(WORKER_ERROR)
+
+
+def config_of(*overrides: str) -> Config:
+    """The checked configuration of ``python train.py <overrides>``, for scripts, notebooks and tests.
+
+    Raises:
+        ConfigError: naming every problem found.
+    """
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        composed = compose("train", overrides=[_settable(text) for text in overrides])
+    return from_hydra(composed, _value_keys(overrides))
 
 
 def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:

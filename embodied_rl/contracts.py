@@ -109,7 +109,7 @@ class ActionChunk:
     """[N] float32: the value of the state the *previous* chunk led to in its own episode, V(final_obs) where an episode
     ended there, else V(obs). None without value head."""
     replay_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """Each [N,...]. Opaque to everybody but the model: what ``evaluate`` needs to compute the log-probabilities again."""
+    """Each [N,...]. Opaque to all but the model: what ``evaluate`` needs to compute the log-probabilities again."""
     policy_version: int
     """Version of the weights that chose the actions."""
 
@@ -242,6 +242,10 @@ class TrainBatch:
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
+
+    def trainable(self) -> Tensor:
+        """[K] int64: the samples with a unit that counts."""
+        return self.loss_mask.reshape(len(self), -1).any(1).nonzero().squeeze(-1)
 
     def select(self, index: Tensor) -> TrainBatch:
         """The samples at ``index`` ([K] int64), in that order."""

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
-
-from embodied_rl.cli import CONFIG_MODULE, from_hydra
+from embodied_rl.cli import config_of
 from embodied_rl.schema import Config
-
-
-def config_of(*overrides: str) -> Config:
-    """The checked configuration of ``python train.py <overrides>``."""
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        return from_hydra(compose("train", overrides=list(overrides)), [o.partition("=")[0].lstrip("+~") for o in overrides])
 
 
 def tiny_run(directory: Path, *overrides: str) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,10 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from embodied_rl.cli import CONFIG_MODULE
+from embodied_rl.cli import CONFIG_MODULE, config_of
 from embodied_rl.errors import ConfigError
 from embodied_rl.schema import Config
 from embodied_rl.validation import build_config, known_keys
-from tests.configs import config_of
 
 CONFIG = Path(__file__).parents[1] / "config"
 ENVS = sorted(path.stem for path in (CONFIG / "env").glob("*.yaml"))
@@ -127,3 +127,13 @@ def test_a_key_that_the_run_would_not_read_is_refused(override: str) -> None:
 
 def test_the_same_key_is_welcome_where_it_is_read() -> None:
     assert config_of("algorithm=ppo", "algorithm.gamma=0.5").algorithm.gamma == 0.5
+
+
+def test_the_configuration_page_is_current() -> None:
+    script = CONFIG.parent / "scripts/configuration_page.py"
+    location = importlib.util.spec_from_file_location(script.stem, script)
+    assert location is not None
+    assert location.loader is not None
+    module = importlib.util.module_from_spec(location)
+    location.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), "run: python scripts/configuration_page.py"

@@ -47,7 +47,7 @@ class Encoded:
     def __init__(self, stream: bytes, blocks: list[Array]) -> None:
         self._stream, self._blocks = stream, blocks
         sizes = [block.nbytes for block in blocks]
-        self._head = struct.pack(f"{2 + len(sizes)}Q", len(stream), len(sizes), *sizes)
+        self._head = _COUNTS.pack(len(stream), len(sizes)) + struct.pack(f"{len(sizes)}Q", *sizes)
         self._places, self.nbytes = _layout(len(self._head) + len(stream), sizes)
 
     def write(self, memory: Bytes) -> None:
@@ -70,8 +70,10 @@ def encode(item: Any) -> Encoded:
         TypeError: it holds a tensor that is not a dense CPU tensor, or something that cannot be pickled.
     """
     stream, blocks = io.BytesIO(), _Blocks()
+    pickler = _Pickler(stream, protocol=5, buffer_callback=blocks)
+    pickler.blocks = blocks
     try:
-        _Pickler(stream, blocks).dump(item)
+        pickler.dump(item)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(
             f"this {type(item).__name__} cannot be sent: {error}. "
@@ -128,19 +130,17 @@ class _Blocks:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, blocks: _Blocks) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=blocks)
-        self._blocks = blocks
+    blocks: _Blocks
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is Tensor or issubclass(kind, Tensor):
             array, dtype = _array_of(obj)
             # numpy's types by name, because pickling them as objects is slow.
-            return _to_tensor, (self._blocks.announce(array), array.dtype.str, array.shape, dtype)
+            return _to_tensor, (self.blocks.announce(array), array.dtype.str, array.shape, dtype)
         if kind is np.ndarray and obj.dtype.itemsize and not obj.dtype.hasobject:
             dtype = obj.dtype.str if obj.dtype.isbuiltin else obj.dtype
-            return _to_array, (self._blocks.announce(obj), dtype, obj.shape)
+            return _to_array, (self.blocks.announce(obj), dtype, obj.shape)
         return NotImplemented
 
 
@@ -174,8 +174,6 @@ def _to_array(block: Bytes | bytearray, dtype: str | np.dtype[Any], shape: tuple
     return np.ndarray(shape, dtype, owned)
 
 
-def _to_tensor(
-    block: Bytes | bytearray, array_dtype: str, shape: tuple[int, ...], tensor_dtype: str | None
-) -> Tensor:
+def _to_tensor(block: Bytes | bytearray, array_dtype: str, shape: tuple[int, ...], tensor_dtype: str | None) -> Tensor:
     tensor = torch.from_numpy(_to_array(block, array_dtype, shape))
     return tensor if tensor_dtype is None else tensor.view(getattr(torch, tensor_dtype))

@@ -107,15 +107,15 @@ class ClosedFlag:
     def __init__(self, memory: SlotMemory, slot: int, event_fd: int) -> None:
         self.event_fd = event_fd
         self._memory_fd = memory.fd
-        self._window = memory.window(slot, self.TEXT_BYTES)
+        self._window = memory.window(slot, self.TEXT_BYTES).data
         self._threads = threading.Lock()
 
     def __bool__(self) -> bool:
-        return bool(self._window[0])
+        return self._window[0] != 0
 
     @property
     def error(self) -> str | None:
-        (length,) = _LENGTH.unpack_from(self._window.data, 8)
+        (length,) = _LENGTH.unpack_from(self._window, 8)
         return bytes(self._window[16 : 16 + length]).decode(errors="replace") or None
 
     def set(self, error: str | None) -> None:
@@ -126,8 +126,8 @@ class ClosedFlag:
             fcntl.lockf(self._memory_fd, fcntl.LOCK_EX)
             try:
                 if not self:
-                    _LENGTH.pack_into(self._window.data, 8, len(text))
-                    self._window[16 : 16 + len(text)] = np.frombuffer(text, np.uint8)
+                    _LENGTH.pack_into(self._window, 8, len(text))
+                    self._window[16 : 16 + len(text)] = text
                     self._window[0] = 1
             finally:
                 fcntl.lockf(self._memory_fd, fcntl.LOCK_UN)

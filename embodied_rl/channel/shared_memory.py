@@ -76,7 +76,8 @@ class SharedMemoryChannel:
             _close_all(fds)
             needed = f"{2 + 4 * len(keys)} file descriptors for {len(keys)} keys"
             raise OSError(
-                error.errno, f"channel {name!r} needs {needed}, got {error.strerror!r}: raise ulimit -n or use fewer keys"
+                error.errno,
+                f"channel {name!r} needs {needed}, got {error.strerror!r}: raise ulimit -n or use fewer keys",
             ) from error
         self._assemble(name, keys, fds)
         # Slot 0 is the closed flag's.

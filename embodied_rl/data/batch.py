@@ -56,7 +56,7 @@ def build_train_batch(
     batch = TrainBatch(**fields)
     # A filtered group's chunks carry no gradient. One sample always stays, masked: without any to compute on, a rank
     # could not take part in the collectives of the others.
-    trainable = batch.loss_mask.flatten(1).any(1).nonzero().squeeze(-1)
+    trainable = batch.trainable()
     return batch.select(trainable if len(trainable) else torch.zeros(1, dtype=torch.int64)), groups
 
 
@@ -126,9 +126,7 @@ def _cat(parts: list[Any]) -> Any:
     return torch.cat(parts)
 
 
-def minibatches(
-    all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch: int, count: int
-) -> Iterator[Tensor]:
+def minibatches(all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch: int, count: int) -> Iterator[Tensor]:
     """One pass over a training step's samples, in an order drawn for this (step, epoch).
 
     The order is drawn over the samples of *all* ranks by their ids, and each rank takes those that are its own: what an

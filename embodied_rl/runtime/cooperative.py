@@ -1,8 +1,8 @@
 """One thread, many workers: the scheduler of the serial backend.
 
 Worker methods that exchange messages are coroutines. In a process of its own a worker's coroutine never suspends,
-since its channels block; in the serial backend a channel that has nothing to give awaits :func:`until`, and the scheduler
-lets the other workers run. So both backends run the same code, and a debugger sees one thread.
+since its channels block; in the serial backend a channel that has nothing to give awaits :func:`until`, and the
+scheduler lets the other workers run. So both backends run the same code, and a debugger sees one thread.
 """
 
 from __future__ import annotations

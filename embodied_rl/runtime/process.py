@@ -43,7 +43,7 @@ _SETTLE_S: Final = 0.5
 _POLL_S: Final = 1.0
 """How often to look for dead workers that nothing announces: a forked child may hold a dead worker's pipes open."""
 _KILL_S: Final = 2.0
-"""How long the kernel may take to kill."""
+"""How long a process may take to die, for example one that has much GPU memory."""
 
 
 class _Process:
@@ -222,6 +222,9 @@ class ProcessBackend:
                     pipes[item].receive()  # type: ignore[index]
                 except (EOFError, OSError):
                     closed.append(pipes.pop(item))  # type: ignore[call-overload]
+        dying = [p for p in closed if p.failure is None]
+        while any(p.running for p in dying) and time.monotonic() < deadline + _KILL_S:
+            time.sleep(0.01)
         failed = [p for p in self._processes if p.failure is not None]
         silent = [p for p in self._processes if p.failure is None]
         texts = [_obituary(p) for p in silent if not p.running]
@@ -230,7 +233,7 @@ class ProcessBackend:
             self._failure = UserFailure(refusals[0])
         else:
             texts += [f"{p.name} failed:\n{p.failure[1].rstrip()}" for p in failed if p.failure and not p.failure[0]]
-            texts += [f"{p.name} closed its connection, but runs." for p in silent if p in closed and p.running]
+            texts += [f"{p.name} closed its connection, but runs." for p in dying if p.running]
             self._failure = WorkerError("\n\n".join(texts))
         for channel in self._channels:
             channel.close(str(self._failure))

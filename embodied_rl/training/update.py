@@ -57,7 +57,7 @@ class Updater:
         algorithm = self._algorithm
         # A rank whose groups were all filtered holds one masked sample, which must not take a place in a mini-batch:
         # another number of ranks would have another number of them.
-        trainable = batch.loss_mask.flatten(1).any(1).nonzero().squeeze(-1)
+        trainable = batch.trainable()
         own_ids = batch.sample_ids[trainable]
         all_ids = gather_ids(own_ids, self._device)
         if algorithm.n_minibatches is not None:
@@ -98,7 +98,8 @@ class Updater:
         norm = _full(torch.nn.utils.clip_grad_norm_(parameters, limit))
         if not torch.isfinite(norm):
             raise FloatingPointError(
-                f"the gradient's norm is {norm.item()}: lower actor.optim.lr, or look for NaN in rewards or observations"
+                f"the gradient's norm is {norm.item()}, the weights are those before it: lower actor.optim.lr, or look "
+                "for NaN in rewards and observations"
             )
         self._optimizer.step()
         return norm.item()

@@ -97,7 +97,9 @@ def test_contract_messages_and_nested_dataclasses() -> None:
         state=torch.tensor([[1.5], [2.5]]),
         instructions=("open the drawer", "schließe die Schublade"),
     )
-    message = Nested(name="outer", parts=(PolicyRequest(obs=obs), Nested(name="inner", parts=(None, 1, [2.5, {"k": b"v"}]))))
+    message = Nested(
+        name="outer", parts=(PolicyRequest(obs=obs), Nested(name="inner", parts=(None, 1, [2.5, {"k": b"v"}])))
+    )
     received = roundtrip(message)
     assert received.parts[1] == message.parts[1] and received.name == "outer"
     got = received.parts[0].obs

@@ -91,7 +91,9 @@ def test_deadlock_names_who_waits_for_what() -> None:
         scheduler.run_until(task)
     text = str(error.value)
     assert "env 0 waits for room in channel 'requests' for key 'stage 0' (messages waiting: 'stage 0': 1)" in text
-    assert "rollout 0 waits for a message in channel 'actions' for key 'stage 1' (messages waiting: 'stage 1': 0)" in text
+    assert (
+        "rollout 0 waits for a message in channel 'actions' for key 'stage 1' (messages waiting: 'stage 1': 0)" in text
+    )
     scheduler.cancel()
 
 

@@ -143,7 +143,9 @@ def test_put_waits_for_room_and_names_the_wait() -> None:
 
 
 def test_get_waits_and_names_the_wait() -> None:
-    with pytest.raises(ChannelTimeout, match=r"channel 'messages': waited 0\.2 s for a message with key 0 .* producer is"):
+    with pytest.raises(
+        ChannelTimeout, match=r"channel 'messages': waited 0\.2 s for a message with key 0 .* producer is"
+    ):
         get(channel(), timeout=0.2)
 
 
@@ -291,7 +293,9 @@ def test_a_failed_creation_says_what_it_needed_and_keeps_no_descriptors() -> Non
     highest = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, hard))
     try:
-        with pytest.raises(OSError, match="channel 'messages' needs 402 file descriptors for 100 keys, got 'Too many open"):
+        with pytest.raises(
+            OSError, match="channel 'messages' needs 402 file descriptors for 100 keys, got 'Too many open"
+        ):
             channel(keys=tuple(range(100)))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

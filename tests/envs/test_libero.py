@@ -33,12 +33,15 @@ class Upstream:
         self.env: Any = OffScreenRenderEnv(
             bddl_file_name=_load_suite(suite)[task_id].bddl_file, camera_heights=SIZE, camera_widths=SIZE
         )
+        self.samplers = list(self.env.env.object_property_initializers)
         self.antialias = antialias
         self.looking = False
 
     def start(self, init_state: NDArray[np.float64]) -> dict[str, Any]:
         # A hard reset frees its rendering context's objects in whichever context is current.
         self.env.sim._render_context_offscreen.gl_ctx.make_current()
+        # Every hard reset appends these again, so a used environment places its fixtures differently from a fresh one.
+        self.env.env.object_property_initializers = list(self.samplers)
         self.env.seed(0)
         self.env.reset()
         if not self.antialias:

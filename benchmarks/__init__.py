@@ -1,0 +1,1 @@
+"""What measures speed, each against a named peer in the same run."""

@@ -1,0 +1,68 @@
+"""A process backend that must leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+
+from embodied_rl.runtime.process import ProcessBackend
+
+MakeBackend = Callable[..., ProcessBackend]
+
+
+def alive(pid: int, patience: float = 0.0) -> bool:
+    """Whether the process still runs after ``patience`` seconds. A zombie does not."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return False
+        except psutil.NoSuchProcess:
+            return False
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(0.02)
+
+
+def shared_memory() -> set[str]:
+    """Files of the libraries that put any in /dev/shm; other programs of this machine have theirs there, too."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "embodied"))}
+
+
+def descendants() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.fixture
+def make_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MakeBackend]:
+    """Makes backends; at the end they are shut down, and must have left no process and no file."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    resource_tracker.ensure_running()  # multiprocessing's own process; it goes with pytest
+    processes, files = descendants(), shared_memory()
+    backends: list[ProcessBackend] = []
+
+    def make(stall_timeout: float = 100.0) -> ProcessBackend:
+        backends.append(ProcessBackend(stall_timeout))
+        assert len(list(scratch.iterdir())) == len(backends)
+        return backends[-1]
+
+    yield make
+    for backend in backends:
+        backend.shutdown()
+    assert not descendants() - processes
+    assert not shared_memory() - files
+    assert not list(scratch.iterdir())
+
+
+@pytest.fixture
+def backend(make_backend: MakeBackend) -> ProcessBackend:
+    return make_backend()

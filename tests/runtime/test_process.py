@@ -1,0 +1,218 @@
+"""Calls, results and failures of workers in processes of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from embodied_rl.errors import UserError
+from embodied_rl.runtime.cooperative import run_blocking
+from embodied_rl.runtime.process import ProcessBackend
+from embodied_rl.runtime.worker import GroupSpec, StallError, WorkerError, WorkerGroup
+from tests.runtime.workers import Answerer, Asker, Probe, Unbuildable
+
+PROMPT = 5.0  # seconds within which the driver must know of a failure
+
+
+def spec(name: str, worker: Any, world_size: int = 1, *, num_threads: int = 1, **arguments: Any) -> GroupSpec:
+    return GroupSpec(
+        name=name, worker=worker, arguments=arguments, devices=["cpu"] * world_size, num_threads=num_threads
+    )
+
+
+def probes(backend: ProcessBackend, world_size: int = 1, **arguments: Any) -> WorkerGroup:
+    """A group of probes that have started."""
+    [group] = backend.launch([spec("probe", Probe, world_size, **arguments)])
+    group.call(Probe.identity).wait()
+    return group
+
+
+@contextmanager
+def promptly() -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < PROMPT
+
+
+def test_results_come_in_rank_order_from_processes_of_their_own(backend: ProcessBackend) -> None:
+    group = probes(backend, 3)
+    identities = group.call(Probe.identity).wait()
+    assert [identity[:4] for identity in identities] == [(f"probe[{rank}]", rank, 3, "cpu") for rank in range(3)]
+    assert len({identity[4] for identity in identities}) == 3
+    first = group.call(Probe.add, 1)
+    second = group.call(Probe.add, 2, b=5)
+    assert second.wait() == [7, 107, 207]  # calls run in order, results may be taken in any
+    assert first.wait() == [1, 101, 201]
+
+
+@pytest.mark.slow
+def test_workers_exchange_messages_with_their_own_threads(backend: ProcessBackend) -> None:
+    channels = {name: backend.channel(name, range(2), 1) for name in ("questions", "answers")}
+    askers, answerers, probe = backend.launch(
+        [
+            spec("asker", Asker, 2, **channels),
+            spec("answerer", Answerer, askers=2, **channels),
+            spec("probe", Probe, num_threads=3),
+        ]
+    )
+    served = answerers.call(Answerer.answer, times=3)
+    asked = askers.call(Asker.ask, [1, 2, 3])
+    assert served.wait() == ["served"]
+    assert asked.wait() == [[10, 20, 30], [11, 21, 31]]
+    assert probe.call(Probe.threads).wait() == [("3", False, 3)]
+
+
+def test_progress_reaches_the_callback(backend: ProcessBackend) -> None:
+    reports: list[tuple[str, int, int]] = []
+    group = probes(backend)
+    group.call(Probe.count, 1).wait()  # dropped: nobody listens yet
+    backend.on_progress(lambda *report: reports.append(report))
+    group.call(Probe.count, 2).wait()
+    assert reports == [("probe[0] counts", 1, 2), ("probe[0] counts", 2, 2)]
+
+
+def test_an_exception_ends_the_run_whoever_is_waited_for(backend: ProcessBackend) -> None:
+    channels = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
+    asker, sleeper, failing = backend.launch(
+        [spec("asker", Asker, **channels), spec("sleeper", Probe), spec("failing", Probe, 2)]
+    )
+    for group in (sleeper, failing):
+        group.call(Probe.identity).wait()
+    blocked = asker.call(Asker.wait_for_ever)
+    sleeping = sleeper.call(Probe.sleep)
+    failed = failing.call(Probe.fail)
+    with promptly(), pytest.raises(WorkerError) as caught:
+        sleeping.wait()
+    message = str(caught.value)
+    assert message.startswith("failing[0] failed:\nTraceback (most recent call last):\n")
+    assert "failing[1] failed:\n" in message
+    assert 'workers.py", line ' in message and "in fail\n" in message
+    assert "\nValueError: the gripper is stuck" in message
+    assert "asker" not in message and "sleeper" not in message
+    for handle in (blocked, failed):  # and nobody waits for ever for what will not come
+        with pytest.raises(WorkerError, match="failing\\[0\\] failed"):
+            handle.wait()
+    with pytest.raises(WorkerError, match="failing\\[0\\] failed"):
+        sleeper.call(Probe.identity)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "cause"),
+    [
+        (Probe.kill_self, (), "was killed by SIGKILL (signal 9); if nobody did that, the system ran out of memory"),
+        (Probe.exit_at_once, (3,), "ended with exit status 3."),
+        (Probe.exit_at_once, (0,), "ended with exit status 0."),
+    ],
+    ids=["kill", "exit 3", "exit 0"],
+)
+def test_a_death_is_told_with_its_cause(
+    backend: ProcessBackend, method: Callable[..., Any], args: tuple[Any, ...], cause: str
+) -> None:
+    dying, waiting = backend.launch([spec("dying", Probe), spec("waiting", Probe)])
+    [[_, _, _, _, pid]] = dying.call(Probe.identity).wait()
+    waiting.call(Probe.identity).wait()
+    dying.call(method, *args)
+    with promptly(), pytest.raises(WorkerError) as caught:
+        waiting.call(Probe.sleep).wait()
+    assert str(caught.value).startswith(f"dying[0] (process {pid}) {cause}")
+
+
+def test_a_death_is_noticed_though_a_forked_child_holds_the_pipes_open(backend: ProcessBackend) -> None:
+    group = probes(backend)
+    group.call(Probe.fork_child).wait()
+    group.call(Probe.kill_self)
+    with promptly(), pytest.raises(WorkerError, match=r"probe\[0\] \(process \d+\) was killed by SIGKILL"):
+        group.call(Probe.sleep).wait()
+
+
+def test_a_death_between_calls_is_told_at_the_next(backend: ProcessBackend) -> None:
+    group = probes(backend)
+    group.call(Probe.exit_at_once, 3)
+    time.sleep(1)
+    with promptly(), pytest.raises(WorkerError, match="ended with exit status 3"):
+        for _ in range(2):
+            group.call(Probe.identity).wait()
+
+
+def test_a_death_comes_before_the_complaints_of_those_it_left(backend: ProcessBackend) -> None:
+    group = probes(backend, 2)
+    with promptly(), pytest.raises(WorkerError) as caught:
+        group.call(Probe.complain_of_the_dying).wait()
+    message = str(caught.value)
+    assert message.startswith("probe[1] (process ")
+    assert "was killed by SIGKILL" in message.splitlines()[0]
+    assert "probe[0] failed:\n" in message and "ConnectionError: peer 1 hung up" in message
+
+
+def test_a_users_mistake_arrives_as_its_message_only(backend: ProcessBackend) -> None:
+    group = probes(backend, 2)
+    with promptly(), pytest.raises(UserError, match="^got 3 cubes, expected 2; remove one$"):
+        group.call(Probe.refuse).wait()
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        (Probe.break_pipe, "BrokenPipeError: the simulator's pipe broke"),
+        (Probe.exit_politely, "SystemExit: 0"),
+        (Probe.return_unpicklable, "pickle"),
+    ],
+)
+def test_no_failure_is_mistaken_for_an_orderly_end(
+    backend: ProcessBackend, method: Callable[..., Any], text: str
+) -> None:
+    group = probes(backend)
+    with promptly(), pytest.raises(WorkerError, match=r"^probe\[0\] failed:\nTraceback") as caught:
+        group.call(method).wait()
+    assert text in str(caught.value).splitlines()[-1]
+
+
+def test_a_worker_that_cannot_be_built_says_why(backend: ProcessBackend) -> None:
+    [group] = backend.launch([spec("broken", Unbuildable)])
+    with pytest.raises(WorkerError, match=r"^broken\[0\] failed:\nTraceback[\s\S]*ValueError: no display$"):
+        group.call(Unbuildable.close).wait()
+
+
+def test_a_coroutine_for_an_event_loop_is_refused(backend: ProcessBackend) -> None:
+    channels = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
+    [asker] = backend.launch([spec("asker", Asker, **channels)])
+    with pytest.raises(WorkerError, match="RuntimeError"):
+        asker.call(Asker.wait_in_vain_for_event_loop).wait()
+
+
+def test_a_stall_shows_stacks_and_channels(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    channel = backend.channel("questions", ("left", "right"), 4)
+    for number in range(3):
+        run_blocking(channel.put(number, key="left"))
+    group = probes(backend, 2)
+    monkeypatch.setattr(backend, "_stall_timeout", 0.5)
+    with promptly(), pytest.raises(StallError) as caught:
+        group.call(Probe.sleep).wait()
+    message = str(caught.value)
+    assert message.startswith("no worker has shown a sign of life for 0.5 s (cluster.stall_timeout)")
+    assert "questions: {'left': 3, 'right': 0}" in message
+    first, second = capfd.readouterr().err.split("--- stack of probe[1] ---")
+    assert first.startswith("--- stack of probe[0] ---")
+    for stack in (first, second):
+        assert 'workers.py", line ' in stack and "in sleep\n" in stack
+
+
+def test_signs_of_life_put_a_stall_off(backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = probes(backend)
+    monkeypatch.setattr(backend, "_stall_timeout", 1.5)
+    assert group.call(Probe.live, 2.5).wait() == [None]
+
+
+def test_a_stall_is_not_what_the_driver_takes_between_calls(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = probes(backend)
+    monkeypatch.setattr(backend, "_stall_timeout", 0.5)
+    time.sleep(1)
+    assert group.call(Probe.add, 1).wait() == [1]

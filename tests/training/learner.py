@@ -1,0 +1,141 @@
+"""An actor without its workers: policy, shards, optimiser and updates on made-up rollouts, in any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from embodied_rl.contracts import TrainBatch, Trajectory
+from embodied_rl.data.batch import build_train_batch
+from embodied_rl.data.trajectory import split_by_rank
+from embodied_rl.schema import Config
+from embodied_rl.training.checkpoint import load_actor, save_actor
+from embodied_rl.training.fsdp import full_state_dict, shard, sum_over_ranks
+from embodied_rl.training.optimizer import build_optimizer
+from embodied_rl.training.update import Updater
+from tests.configs import config_of
+from tests.data.rollouts import CHUNK, rollout, small_policy
+
+GROUPS = 5
+
+
+def training_config(algorithm: str, *overrides: str) -> Config:
+    """``adam_eps`` is so large that Adam does not blow up differences of rounding where a gradient is almost 0."""
+    return config_of(
+        f"algorithm={algorithm}",
+        "algorithm.group_size=2",
+        "algorithm.update_epoch=2",
+        "algorithm.n_minibatches=2",
+        "actor.optim.lr=0.01",
+        "actor.optim.adam_eps=0.001",
+        *overrides,
+    )
+
+
+def values_per_chunk(config: Config) -> int:
+    if config.algorithm.adv_type != "gae":
+        return 0
+    return 1 if config.algorithm.reward_type == "chunk_level" else CHUNK
+
+
+def two_epochs(config: Config) -> list[Trajectory]:
+    """A training step's trajectories: 10 envs in groups of 2, two rollout epochs, episodes of different lengths."""
+    behaviour = small_policy(values_per_chunk(config), seed=1)
+    return [rollout(behaviour, rollout_epoch=epoch, groups_per_epoch=GROUPS) for epoch in range(2)]
+
+
+@dataclass
+class Learner:
+    """One rank's policy and how it is trained."""
+
+    mesh: DeviceMesh
+    config: Config
+    make_optimizer: Callable[..., Optimizer] = build_optimizer
+    progress: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.world_size, self.rank = self.mesh.size(), self.mesh.get_rank()
+        self.policy = small_policy(values_per_chunk(self.config))
+        shard(self.policy, self.mesh, self.config.actor.fsdp_config)
+        self.optimizer = self.make_optimizer(self.policy, self.config.actor.optim)
+        self.updater = Updater(
+            self.policy,
+            self.optimizer,
+            actor=self.config.actor,
+            algorithm=self.config.algorithm,
+            device="cpu",
+            world_size=self.world_size,
+            report_progress=lambda _, done, total: self.progress.append((done, total)),
+        )
+
+    def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch:
+        """This rank's samples."""
+        own = [split_by_rank(trajectory, self.world_size)[self.rank] for trajectory in trajectories]
+        kept = [part for part in own if part is not None]
+        return build_train_batch(kept, self.config.algorithm, reduce=sum_over_ranks("cpu"))[0]
+
+    def train(self, steps: int = 1, first: int = 0) -> dict[str, float]:
+        """Updates on the same trajectories; the last one's metrics."""
+        batch = self.batch(two_epochs(self.config))
+        metrics: dict[str, float] = {}
+        for step in range(first, first + steps):
+            metrics = self.updater.run(batch, step=step)
+        return metrics
+
+    def weights(self) -> dict[str, Tensor]:
+        return full_state_dict(self.policy)
+
+
+# Run in ranks by ``Ranks.run``.
+
+
+def trained(mesh: DeviceMesh, config: Config, steps: int) -> dict[str, Any]:
+    learner = Learner(mesh, config)
+    samples = len(learner.batch(two_epochs(config)))
+    metrics = learner.train(steps)
+    return {"weights": learner.weights(), "metrics": metrics, "samples": samples}
+
+
+def trained_on(mesh: DeviceMesh, config: Config, trajectories: list[Trajectory]) -> dict[str, Any]:
+    learner = Learner(mesh, config)
+    batch = learner.batch(trajectories)
+    metrics = learner.updater.run(batch, step=0)
+    return {"weights": learner.weights(), "metrics": metrics, "samples": len(batch.trainable())}
+
+
+def save_and_go_on(mesh: DeviceMesh, config: Config, directory: Path) -> dict[str, Any]:
+    """Train a step, save, train another."""
+    learner = Learner(mesh, config)
+    learner.train(first=0)
+    save_actor(learner.policy, learner.optimizer, directory)
+    saved = learner.weights()
+    learner.train(first=1)
+    return {"saved": saved, "after": learner.weights()}
+
+
+def load_and_go_on(mesh: DeviceMesh, config: Config, directory: Path) -> dict[str, Any]:
+    learner = Learner(mesh, config)
+    load_actor(learner.policy, learner.optimizer, directory)
+    loaded = learner.weights()
+    learner.train(first=1)
+    return {"loaded": loaded, "after": learner.weights()}
+
+
+def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """Norm of the difference over the norm, of all weights together."""
+    assert left.keys() == right.keys()
+    difference = torch.cat([(left[name].double() - right[name].double()).flatten() for name in left])
+    whole = torch.cat([tensor.double().flatten() for tensor in right.values()])
+    return (difference.norm() / whole.norm()).item()
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

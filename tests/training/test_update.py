@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from embodied_rl.contracts import TrainBatch, Trajectory
+from embodied_rl.schema import Config
+from tests.data.rollouts import rollout, small_policy
+from tests.training.learner import (
+    GROUPS,
+    Learner,
+    distance,
+    same,
+    trained,
+    trained_on,
+    training_config,
+    two_epochs,
+    values_per_chunk,
+)
+from tests.training.ranks import Ranks
+
+PPO = "ppo", "algorithm.value_clip=0.2", "algorithm.huber_delta=1.0", "algorithm.entropy_bonus=0.01"
+PPO_BY_ACTION = "ppo", "algorithm.reward_type=action_level", "algorithm.logprob_type=action_level"
+GRPO = "grpo", "algorithm.entropy_bonus=0.01", "algorithm.entropy_type=chunk_level"
+GRPO_BY_CHUNK = "grpo", "algorithm.logprob_type=chunk_level"
+RECIPES = [PPO, PPO_BY_ACTION, GRPO, GRPO_BY_CHUNK]
+IDS = ["ppo", "ppo-action", "grpo", "grpo-chunk"]
+SMALLEST_MOVE = 1e-2
+"""The updates of these tests move the weights by more than this, so 1e-6 says something."""
+
+
+def sgd(policy: torch.nn.Module, config: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(policy.parameters(), lr=config.lr)
+
+
+def untrained(mesh: DeviceMesh, config: Config) -> dict[str, Tensor]:
+    return Learner(mesh, config).weights()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=IDS)
+def test_micro_batch_size_changes_nothing(mesh: DeviceMesh, recipe: tuple[str, ...]) -> None:
+    runs = [trained(mesh, training_config(*recipe, f"actor.micro_batch_size={size}"), 2) for size in (1, 3, 10_000)]
+    assert distance(runs[0]["weights"], untrained(mesh, training_config(*recipe))) > SMALLEST_MOVE
+    for run in runs[1:]:
+        assert distance(run["weights"], runs[0]["weights"]) < 1e-6
+        assert run["metrics"] == pytest.approx(runs[0]["metrics"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=IDS)
+def test_two_ranks_with_uneven_shares_train_as_one(mesh: DeviceMesh, two_ranks: Ranks, recipe: tuple[str, ...]) -> None:
+    config = training_config(*recipe, "actor.micro_batch_size=3")
+    one = trained(mesh, config, 2)
+    first, second = two_ranks.run(trained, config, 2)
+    assert first["samples"] != second["samples"]
+    assert first["samples"] + second["samples"] == one["samples"]
+    assert distance(first["weights"], one["weights"]) < 1e-6
+    assert distance(one["weights"], untrained(mesh, config)) > SMALLEST_MOVE
+    assert first["metrics"] == second["metrics"]
+    assert first["metrics"] == pytest.approx(one["metrics"], rel=1e-4, abs=1e-6)
+
+
+def plain_training(config: Config, batch: TrainBatch) -> dict[str, Tensor]:
+    """Two AdamW steps over the whole batch, written without any of the platform's training code."""
+    a, o = config.algorithm, config.actor.optim
+    policy = small_policy(values_per_chunk(config))
+    matrices = [p for p in policy.parameters() if p.ndim >= 2]
+    others = [p for p in policy.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=o.lr,
+        betas=(o.adam_beta1, o.adam_beta2),
+        eps=o.adam_eps,
+    )
+    weight = batch.valid.unsqueeze(-1).float().expand(*batch.valid.shape, 2)
+    for _ in range(a.update_epoch):
+        evaluation = policy.evaluate(batch.replay_inputs, temperature=1.0)
+        ratio = torch.exp(evaluation.logprobs - batch.logprobs)
+        clipped = torch.clamp(ratio, 1 - a.clip_ratio_low, 1 + (a.clip_ratio_high or a.clip_ratio_low))
+        surrogate = -torch.minimum(batch.advantages * ratio, batch.advantages * clipped)
+        if a.clip_ratio_c is not None:
+            bound = -a.clip_ratio_c * batch.advantages
+            surrogate = torch.where(batch.advantages < 0, torch.minimum(surrogate, bound), surrogate)
+        loss = (surrogate * weight).sum() / weight.sum()
+        loss = loss - a.entropy_bonus * (evaluation.entropy * weight).sum() / weight.sum()
+        if batch.returns is not None:
+            assert evaluation.values is not None
+            loss = loss + a.value_loss_coef * (0.5 * (batch.returns - evaluation.values) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.sqrt(sum((p.grad**2).sum() for p in policy.parameters() if p.grad is not None))  # type: ignore[arg-type]
+        for p in policy.parameters():
+            if p.grad is not None and o.clip_grad is not None and norm > o.clip_grad:
+                p.grad *= o.clip_grad / norm
+        optimizer.step()
+    return {name: tensor.detach() for name, tensor in policy.state_dict().items()}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_the_same_as_plain_pytorch(mesh: DeviceMesh, algorithm: str) -> None:
+    config = training_config(
+        algorithm,
+        "algorithm.n_minibatches=1",
+        "algorithm.entropy_bonus=0.01",
+        "actor.optim.weight_decay=0.1",
+        "actor.optim.clip_grad=0.3",
+        "actor.micro_batch_size=7",
+    )
+    learner = Learner(mesh, config)
+    batch = learner.batch(two_epochs(config))
+    metrics = learner.updater.run(batch, step=0)
+    assert metrics["optimizer_steps"] == 2
+    assert metrics["grad_norm"] > 0.3, "the gradient is clipped"
+    assert distance(learner.weights(), plain_training(config, batch)) < 1e-6
+    assert distance(learner.weights(), untrained(mesh, config)) > SMALLEST_MOVE
+
+
+def with_rubbish(trajectory: Trajectory) -> Trajectory:
+    """Other numbers wherever nothing was done."""
+    idle = ~trajectory.valid
+    idle_chunks = idle.all(-1)
+    samples = trajectory.replay_inputs["samples"].masked_fill(idle.unsqueeze(-1), 3.0)
+    states = trajectory.replay_inputs["state"].masked_fill(idle_chunks.unsqueeze(-1), torch.nan)
+    return replace(
+        trajectory,
+        rewards=trajectory.rewards.masked_fill(idle, 50.0),
+        logprobs=trajectory.logprobs.masked_fill(idle.unsqueeze(-1), torch.nan),
+        values=None if trajectory.values is None else trajectory.values.masked_fill(idle_chunks.unsqueeze(-1), 9.0),
+        replay_inputs={"samples": samples, "state": states},
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=IDS)
+def test_what_is_masked_has_no_influence(mesh: DeviceMesh, recipe: tuple[str, ...]) -> None:
+    config = training_config(*recipe)
+    clean = trained_on(mesh, config, two_epochs(config))
+    dirty = trained_on(mesh, config, [with_rubbish(t) for t in two_epochs(config)])
+    assert same(dirty["weights"], clean["weights"])
+    assert dirty["metrics"] == clean["metrics"]
+
+
+def scored(config: Config, scores: list[float]) -> list[Trajectory]:
+    """One rollout of groups of 2 whose members have these scores."""
+    behaviour = small_policy(values_per_chunk(config), seed=1)
+    trajectory = rollout(behaviour, num_envs=len(scores), groups_per_epoch=GROUPS)
+    rewards = torch.zeros_like(trajectory.rewards)
+    rewards[0, :, 0] = torch.tensor(scores)
+    return [replace(trajectory, rewards=rewards)]
+
+
+FILTERED = "algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=0.1", "algorithm.rewards_upper_bound=0.9"
+
+
+def test_a_rank_whose_groups_are_all_filtered_changes_nothing(mesh: DeviceMesh, two_ranks: Ranks) -> None:
+    config = training_config("grpo", *FILTERED, "actor.micro_batch_size=3")
+    trajectories = scored(config, [0, 1, 1, 1, 1, 0, 0, 0])  # rank 1 has groups 1 and 3
+    one = trained_on(mesh, config, trajectories)
+    first, second = two_ranks.run(trained_on, config, trajectories)
+    assert second["samples"] == 0
+    assert first["metrics"]["samples"] == one["metrics"]["samples"] == first["samples"]
+    assert distance(first["weights"], one["weights"]) < 1e-6
+    assert distance(one["weights"], untrained(mesh, config)) > SMALLEST_MOVE
+    assert second["metrics"] == first["metrics"]
+
+
+def test_if_all_groups_are_filtered_the_update_is_skipped(mesh: DeviceMesh, two_ranks: Ranks) -> None:
+    config = training_config("grpo", *FILTERED)
+    trajectories = scored(config, [1, 1, 0, 0])
+    one = trained_on(mesh, config, trajectories)
+    assert one["metrics"]["optimizer_steps"] == one["metrics"]["samples"] == 0
+    assert same(one["weights"], untrained(mesh, config))
+    for result in two_ranks.run(trained_on, config, trajectories):
+        assert result["metrics"] == one["metrics"]
+
+
+@pytest.mark.parametrize("limit", [0.05, None])
+def test_clip_grad_limits_the_norm(mesh: DeviceMesh, limit: float | None) -> None:
+    """With SGD at learning rate 1 the weights move by the gradient."""
+    config = training_config(
+        "ppo",
+        "algorithm.update_epoch=1",
+        "algorithm.n_minibatches=1",
+        "actor.optim.lr=1.0",
+        f"actor.optim.clip_grad={'null' if limit is None else limit}",
+    )
+    learner = Learner(mesh, config, make_optimizer=sgd)
+    before = learner.weights()
+    metrics = learner.train()
+    after = learner.weights()
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in before]).norm().item()
+    assert metrics["grad_norm"] > 0.05, "the norm before clipping"
+    assert moved == pytest.approx(metrics["grad_norm"] if limit is None else limit, rel=1e-4)
+
+
+@pytest.mark.parametrize("field", ["returns", "advantages"])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(mesh: DeviceMesh, field: str) -> None:
+    learner = Learner(mesh, training_config("ppo"))
+    learner.train()
+    batch = learner.batch(two_epochs(learner.config))
+    before = learner.weights()
+    moments = {name: value.clone() for name, value in _moments(learner).items()}
+    with pytest.raises(FloatingPointError, match=r"the gradient's norm is nan, the weights are those before it"):
+        learner.updater.run(replace(batch, **{field: getattr(batch, field) * torch.nan}), step=1)
+    assert same(learner.weights(), before)
+    assert same(_moments(learner), moments)
+
+
+def _moments(learner: Learner) -> dict[str, Tensor]:
+    states = enumerate(learner.optimizer.state.values())
+    return {
+        f"{i}.{name}": value.full_tensor() if hasattr(value, "full_tensor") else value
+        for i, state in states
+        for name, value in state.items()
+    }
+
+
+def test_nan_in_one_rank_stops_all(two_ranks: Ranks) -> None:
+    config = training_config("grpo")
+    [trajectory] = scored(config, [0, 1, 0, 1])
+    rewards = trajectory.rewards.clone()
+    rewards[0, 3, 0] = torch.nan  # group 1, so rank 1
+    with pytest.raises(RuntimeError, match="FloatingPointError: the gradient's norm is nan"):
+        two_ranks.run(trained_on, config, [replace(trajectory, rewards=rewards)])
+
+
+def test_the_entropy_bonus_widens_the_distribution(mesh: DeviceMesh) -> None:
+    log_std = {}
+    for bonus in (0.0, 1.0):
+        config = training_config("grpo", f"algorithm.entropy_bonus={bonus}")
+        log_std[bonus] = trained(mesh, config, 1)["weights"]["log_std"].mean()
+    assert log_std[1.0] > log_std[0.0] + 0.005
+
+
+@pytest.mark.parametrize(("epochs", "count"), [(1, 1), (3, 2), (2, 5)])
+def test_optimizer_steps_are_epochs_times_minibatches(mesh: DeviceMesh, epochs: int, count: int) -> None:
+    config = training_config("grpo", f"algorithm.update_epoch={epochs}", f"algorithm.n_minibatches={count}")
+    learner = Learner(mesh, config)
+    metrics = learner.train()
+    total = epochs * count
+    assert metrics["optimizer_steps"] == total
+    assert learner.progress == [(done, total) for done in range(1, total + 1)]
+    assert all(state["step"] == total for state in learner.optimizer.state.values())
+
+
+def test_global_batch_size_derives_the_number_of_minibatches(mesh: DeviceMesh) -> None:
+    def steps(size: int) -> float:
+        config = training_config("grpo", "algorithm.n_minibatches=null", f"actor.global_batch_size={size}")
+        return Learner(mesh, config).train()["optimizer_steps"] / config.algorithm.update_epoch
+
+    samples = len(Learner(mesh, training_config("grpo")).batch(two_epochs(training_config("grpo"))))
+    assert steps(samples) == 1
+    assert steps(10 * samples) == 1
+    assert steps(samples // 4) == round(samples / (samples // 4))
+    assert steps(1) == samples
+
+
+def test_more_minibatches_than_samples_give_one_each(mesh: DeviceMesh) -> None:
+    config = training_config("grpo", "algorithm.update_epoch=1", "algorithm.n_minibatches=1000")
+    metrics = Learner(mesh, config).train()
+    assert metrics["optimizer_steps"] == metrics["samples"]
+
+
+def test_resharding_after_forward_changes_nothing(mesh: DeviceMesh) -> None:
+    runs = [
+        trained(mesh, training_config("ppo", f"actor.fsdp_config.reshard_after_forward={on}"), 1)
+        for on in ("true", "false")
+    ]
+    assert same(runs[0]["weights"], runs[1]["weights"])
