@@ -3,11 +3,11 @@
 ``bare`` steps one LiberoEnv in this process, with random actions, rendering both cameras where a chunk of 8 ends: no
 chunk machinery, no messages, no policy. ``worker`` is the one env worker of a run in the process backend: the same
 number of envs in two pipeline stages, masks, rewards and records, observations to a rollout worker and actions back,
-and trajectories recorded and sent to the actor. Scene building and resets are left out on both sides. They alternate, so
-that they meet the same load of the machine; the table shows the median of the rounds.
+and trajectories recorded and sent to the actor. Scene building and resets are left out on both sides. They alternate,
+so they meet the same load of the machine; the table shows the median of the rounds.
 
-The policy is an ``mlp``, so what is measured is the worker; with ``tiny_vla`` the row shows what pipelining hides of the
-inference when both share the machine's cores.
+The policy is an ``mlp``, so what is measured is the worker; the row with ``tiny_vla`` shows what pipelining hides of
+the inference when both share the machine's cores.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def run(config: Config) -> None:
     run_dir = _run_directory(config, resumed)
     video_dir = Path(config.env.eval.video_cfg.video_base_dir) / _run_name(config, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False))
-    console.print(f"run directory: {run_dir}", highlight=False)
+    console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
     if resumed:
-        console.print(f"weights of: {resumed}", highlight=False)
+        console.print(f"weights of: {resumed}", highlight=False, soft_wrap=True)
     first_step = state.step if state else 0
     total = 1 if config.runner.only_eval else config.runner.max_steps
     with _terminable(), contextlib.ExitStack() as stack:

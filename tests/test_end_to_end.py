@@ -114,9 +114,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, algorithm: st
     run(whole)
     first = tiny_run(tmp_path, *options, "runner.experiment_name=parts", "runner.max_steps=2")
     run(first)
-    rest = tiny_run(
-        tmp_path, *options, "runner.experiment_name=parts", "runner.max_steps=4", "runner.resume_dir=auto"
-    )
+    rest = tiny_run(tmp_path, *options, "runner.experiment_name=parts", "runner.max_steps=4", "runner.resume_dir=auto")
     run(rest)
     assert only_run(rest) == only_run(first), "a resumed run goes on in its directory"
     assert metrics_of(only_run(whole)) == metrics_of(only_run(rest))

@@ -97,9 +97,9 @@ class EvalReporter:
         }
         names = [video.relative_to(self.video_dir) for video in videos]
         write_eval_json(path, table, meta=meta, eval_s=seconds, video_paths=names)
-        self.console.print(f"table:  {path}", highlight=False)
+        self.console.print(f"table:  {path}", highlight=False, soft_wrap=True)
         for video in videos:
-            self.console.print(f"video:  {video}", highlight=False)
+            self.console.print(f"video:  {video}", highlight=False, soft_wrap=True)
 
 
 def _digest(config: Config) -> str:

@@ -36,7 +36,7 @@ from embodied_rl.runtime.worker import (
 
 _GRACE_S: Final = 5.0
 """How long a worker may take to close before it is killed."""
-_PATIENCE_S: Final = 1.0
+_PATIENCE_S: Final = 2.0
 """How long the user waits for that before we say what for."""
 _SETTLE_S: Final = 0.5
 """After a first failure, how long to wait for others: a dead rank's peers may complain before its death is noticed."""

@@ -68,6 +68,7 @@ class _Driver:
 def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: int) -> None:
     """Build the worker, then answer calls until the driver closes the pipe."""
     signals.die_with_parent(driver_pid)
+    signals.show_as(context.name)
     os.setpgid(0, 0)  # with its children, so that they can be killed together
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     signals.unblock()

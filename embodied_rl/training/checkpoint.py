@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
@@ -52,9 +53,9 @@ def load_actor(policy: Policy, optimizer: Optimizer | None, directory: Path) -> 
         state["optimizer"] = _optimizer_state(policy, optimizer)
     try:
         load(state, checkpoint_id=str(directory / ACTOR_DIR))
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         raise CheckpointError(
-            f"{directory}: cannot be read, or not whole: {_last_line(error)}. Use another checkpoint of the run."
+            f"{directory}: cannot be read, or not whole: {_cause(error)}. Use another checkpoint of the run."
         ) from error
     set_model_state_dict(policy, state["model"])
     if optimizer is not None:
@@ -82,7 +83,7 @@ def _saved_tensors(directory: Path) -> dict[str, TensorStorageMetadata]:
     try:
         metadata = FileSystemReader(str(directory / ACTOR_DIR)).read_metadata()
     except Exception as error:
-        raise CheckpointError(f"{directory}: not a readable checkpoint: {_last_line(error)}") from error
+        raise CheckpointError(f"{directory}: not a readable checkpoint: {_cause(error)}") from error
     entries = metadata.state_dict_metadata.items()
     return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
 
@@ -107,6 +108,8 @@ def _check_model(saved: Mapping[str, TensorStorageMetadata], model_state: Mappin
         )
 
 
-def _last_line(error: Exception) -> str:
-    """DCP's errors hold the tracebacks of all ranks; the cause is their last line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+def _cause(error: BaseException) -> str:
+    """What went wrong, in one line: DCP's own message has the tracebacks of all ranks."""
+    if isinstance(error, CheckpointException):
+        [error, *_] = [failure for failure, _ in error.failures.values()]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -72,6 +72,8 @@ def test_arrays_of_any_dtype_shape_and_order(array: np.ndarray, transpose: bool)
 
 def test_object_arrays_and_strided_structured_arrays() -> None:
     assert roundtrip(np.array([{"a": 1}, None], dtype=object)).tolist() == [{"a": 1}, None]
+    record = np.rec.array([(1, 2.5)], dtype=[("step", "i4"), ("reward", "f8")])
+    assert type(roundtrip(record)) is np.recarray and roundtrip(record).reward.tolist() == [2.5]
     structured = np.array([(i, i / 2) for i in range(6)], dtype=[("step", "i4"), ("reward", "f8")])[::2]
     np.testing.assert_array_equal(roundtrip(structured), structured)
     assert roundtrip(np.datetime64("2024-02-29")) == np.datetime64("2024-02-29")

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from embodied_rl.runtime import process
 from embodied_rl.runtime.process import ProcessBackend
 
 MakeBackend = Callable[..., ProcessBackend]
@@ -47,7 +48,7 @@ def make_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ma
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     resource_tracker.ensure_running()  # multiprocessing's own process; it goes with pytest
-    processes, files = descendants(), shared_memory()
+    children, files = descendants(), shared_memory()
     backends: list[ProcessBackend] = []
 
     def make(stall_timeout: float = 100.0) -> ProcessBackend:
@@ -58,7 +59,7 @@ def make_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ma
     yield make
     for backend in backends:
         backend.shutdown()
-    assert not descendants() - processes
+    assert not descendants() - children
     assert not shared_memory() - files
     assert not list(scratch.iterdir())
 
@@ -66,3 +67,9 @@ def make_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ma
 @pytest.fixture
 def backend(make_backend: MakeBackend) -> ProcessBackend:
     return make_backend()
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose workers end up asleep, so that each of them does not take the whole grace period."""
+    monkeypatch.setattr(process, "_GRACE_S", 0.5)

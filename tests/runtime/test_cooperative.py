@@ -34,7 +34,9 @@ def exchange() -> list[str]:
     scheduler.add("c", turns.step("c", ["a1"], ["c0"]))
     scheduler.run_until(last)
     assert last.result == "b's result"
-    return turns.log
+    log = list(turns.log)  # closing the others logs, too
+    scheduler.cancel()
+    return log
 
 
 def test_tasks_go_on_in_the_order_they_were_added_each_as_far_as_it_can() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 from embodied_rl.errors import UserError
@@ -15,6 +16,7 @@ from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import GroupSpec, StallError, WorkerError, WorkerGroup
 from tests.runtime.workers import Answerer, Asker, Probe, Unbuildable
 
+pytestmark = pytest.mark.usefixtures("short_grace")
 PROMPT = 5.0  # seconds within which the driver must know of a failure
 
 
@@ -49,21 +51,25 @@ def test_results_come_in_rank_order_from_processes_of_their_own(backend: Process
     assert first.wait() == [1, 101, 201]
 
 
-@pytest.mark.slow
-def test_workers_exchange_messages_with_their_own_threads(backend: ProcessBackend) -> None:
+def test_workers_exchange_messages(backend: ProcessBackend) -> None:
     channels = {name: backend.channel(name, range(2), 1) for name in ("questions", "answers")}
-    askers, answerers, probe = backend.launch(
-        [
-            spec("asker", Asker, 2, **channels),
-            spec("answerer", Answerer, askers=2, **channels),
-            spec("probe", Probe, num_threads=3),
-        ]
+    askers, answerers = backend.launch(
+        [spec("asker", Asker, 2, **channels), spec("answerer", Answerer, askers=2, **channels)]
     )
     served = answerers.call(Answerer.answer, times=3)
     asked = askers.call(Asker.ask, [1, 2, 3])
     assert served.wait() == ["served"]
     assert asked.wait() == [[10, 20, 30], [11, 21, 31]]
-    assert probe.call(Probe.threads).wait() == [("3", False, 3)]
+
+
+def test_a_worker_has_its_number_of_threads_in_whatever_it_imports(backend: ProcessBackend) -> None:
+    [group] = backend.launch([spec("probe", Probe, num_threads=2)])
+    assert group.call(Probe.threads).wait() == [("2", False, 2)]  # this process has 1
+
+
+def test_the_system_shows_workers_by_name(backend: ProcessBackend) -> None:
+    [[name, *_, pid]] = probes(backend).call(Probe.identity).wait()
+    assert psutil.Process(pid).name() == name == "probe[0]"
 
 
 def test_progress_reaches_the_callback(backend: ProcessBackend) -> None:
@@ -178,10 +184,9 @@ def test_a_worker_that_cannot_be_built_says_why(backend: ProcessBackend) -> None
 
 
 def test_a_coroutine_for_an_event_loop_is_refused(backend: ProcessBackend) -> None:
-    channels = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
-    [asker] = backend.launch([spec("asker", Asker, **channels)])
-    with pytest.raises(WorkerError, match="RuntimeError"):
-        asker.call(Asker.wait_in_vain_for_event_loop).wait()
+    group = probes(backend)
+    with pytest.raises(WorkerError, match="RuntimeError: waited for None outside the serial backend's scheduler"):
+        group.call(Probe.sleep_in_event_loop).wait()
 
 
 def test_a_stall_shows_stacks_and_channels(

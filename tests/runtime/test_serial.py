@@ -93,7 +93,7 @@ def test_progress_without_a_callback_is_dropped(backend: SerialBackend) -> None:
 
 
 def test_an_exception_surfaces_as_it_is(backend: SerialBackend) -> None:
-    group = probes(backend, 2)
+    group = probes(backend)
     with pytest.raises(ValueError, match="^the gripper is stuck$") as caught:
         group.call(Probe.fail).wait()
     assert caught.traceback[-1].name == "fail"  # so a debugger stops there

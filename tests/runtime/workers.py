@@ -81,6 +81,9 @@ class Probe(Worker):
     def return_unpicklable(self) -> Any:
         return lambda: None
 
+    async def sleep_in_event_loop(self) -> None:
+        await asyncio.sleep(0)
+
     def exit_at_once(self, status: int) -> None:
         os._exit(status)
 
@@ -129,9 +132,6 @@ class Asker(Worker):
 
     async def wait_for_ever(self) -> None:
         await self.answers.get(key=self.context.rank)
-
-    def wait_in_vain_for_event_loop(self) -> Any:
-        return asyncio.sleep(0)  # a coroutine that only an event loop can run
 
 
 class Answerer(Worker):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.data.rollouts import CHUNK, rollout, small_policy
 GROUPS = 5
 
 
+@cache
 def training_config(algorithm: str, *overrides: str) -> Config:
     """``adam_eps`` is so large that Adam does not blow up differences of rounding where a gradient is almost 0."""
     return config_of(

@@ -63,7 +63,7 @@ def _serve(connection: Connection, rank: int, world_size: int, rendezvous: str) 
             function, args = connection.recv()
             try:
                 connection.send((False, function(mesh, *args)))
-            except Exception:
+            except BaseException:
                 connection.send((True, traceback.format_exc()))
     except EOFError:
         dist.destroy_process_group()

@@ -1,0 +1,150 @@
+"""A whole training job, as a user starts and ends it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runtime.conftest import alive, shared_memory
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120.0  # until something appears on the screen; only a failing test waits as long
+PROMPT = 8.0  # seconds for an end
+
+
+class Job:
+    """``train.py`` in a terminal of its own, which the test types into and reads."""
+
+    def __init__(self, folder: Path) -> None:
+        ours, theirs = os.openpty()
+        self.terminal, self.screen = ours, ""
+        overrides = "env=dummy runner.max_steps=100000 runner.save_interval=-1 cluster.num_threads.actor=1"
+        self.process = subprocess.Popen(
+            [sys.executable, "train.py", *overrides.split(), f"runner.output_dir={folder}"],
+            cwd=ROOT,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "TMPDIR": str(folder)},
+            preexec_fn=functools.partial(os.login_tty, theirs),  # so that ^C is a Ctrl-C, for all its processes
+        )
+        os.close(theirs)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with open(self.terminal, "rb", buffering=0, closefd=False) as screen:
+            try:
+                while data := screen.read(65536):
+                    self.screen += data.decode(errors="replace")
+            except OSError:  # the last process that had the terminal is gone
+                return
+
+    def until(self, seen: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not seen():
+            assert self.process.poll() is None, f"ended without {what}:\n{self.screen}"
+            assert time.monotonic() < deadline, f"no {what}:\n{self.screen}"
+            time.sleep(0.02)
+
+    def workers(self) -> dict[str, int]:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return {child.name(): child.pid for child in children if "Group[" in child.name()}
+
+    def end(self) -> tuple[int, list[str], float]:
+        """Exit status, what was printed after the bar as plain lines, and how long the end took."""
+        start = time.monotonic()
+        status = self.process.wait(PATIENCE)
+        seconds = time.monotonic() - start
+        self._reader.join(PATIENCE)
+        last = self.screen.rpartition("\x1b[?25h")[2]
+        return status, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).split("\r\n"), seconds
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    files = shared_memory()
+    job = Job(tmp_path)
+    try:
+        yield job
+        assert not shared_memory() - files
+        assert not list(tmp_path.glob("embodied_rl-*"))
+    finally:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+        os.close(job.terminal)
+
+
+@contextmanager
+def nothing_left_of(job: Job) -> Iterator[None]:
+    everything = [child.pid for child in psutil.Process(job.process.pid).children(recursive=True)]
+    yield
+    assert not [pid for pid in everything if alive(pid, patience=2)]
+
+
+def training(job: Job) -> None:
+    job.until(lambda: "step 2 " in job.screen, "second step")
+
+
+def test_ctrl_c(job: Job) -> None:
+    training(job)
+    assert set(job.workers()) == {"EnvGroup[0]", "EnvGroup[1]", "RolloutGroup[0]", "ActorGroup[0]"}
+    with nothing_left_of(job):
+        os.write(job.terminal, b"\x03")
+        status, lines, seconds = job.end()
+    assert status == 130
+    assert [line for line in lines if line.strip()] == ["interrupted"]
+    assert "Traceback" not in job.screen
+    assert job.screen.count("\x1b[?25l") == job.screen.count("\x1b[?25h") > 0  # the cursor is back
+    assert seconds < PROMPT
+
+
+def test_sigterm(job: Job) -> None:
+    training(job)
+    with nothing_left_of(job):
+        job.process.terminate()
+        status, lines, seconds = job.end()
+    assert status == 143
+    assert [line for line in lines if line.strip()] == ["terminated"]
+    assert "Traceback" not in job.screen
+    assert job.screen.count("\x1b[?25l") == job.screen.count("\x1b[?25h") > 0
+    assert seconds < PROMPT
+
+
+def test_a_worker_is_killed(job: Job) -> None:
+    training(job)
+    victim = job.workers()["EnvGroup[1]"]
+    with nothing_left_of(job):
+        os.kill(victim, signal.SIGKILL)
+        start = time.monotonic()
+        job.until(lambda: "SIGKILL" in job.screen, "word of the death")
+        assert time.monotonic() - start < 5
+        status, lines, seconds = job.end()
+    assert status == 1
+    assert f"error: EnvGroup[1] (process {victim}) was killed by SIGKILL (signal 9); if nobody did that" in "".join(lines)
+    assert "Traceback" not in job.screen
+    assert seconds < PROMPT
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4], ids=["none", "one", "all"])
+def test_ctrl_c_while_workers_start(job: Job, workers: int) -> None:
+    spawned = lambda: [c for c in psutil.Process(job.process.pid).children() if "spawn_main" in "".join(c.cmdline())]  # noqa: E731
+    job.until(lambda: "run directory" in job.screen and len(spawned()) >= workers, "start of the workers")
+    with nothing_left_of(job):
+        os.write(job.terminal, b"\x03")
+        status, lines, seconds = job.end()
+    assert status == 130
+    assert [line for line in lines if line.strip()][-1] == "interrupted"
+    assert "Traceback" not in job.screen and "KeyboardInterrupt" not in job.screen
+    assert seconds < PROMPT

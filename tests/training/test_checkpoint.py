@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from embodied_rl.errors import CheckpointError
+from embodied_rl.training.checkpoint import ACTOR_DIR, load_actor, save_actor
+from embodied_rl.training.optimizer import build_optimizer
+from tests.data.rollouts import small_policy
+from tests.training.learner import Learner, distance, load_and_go_on, same, save_and_go_on, training_config
+from tests.training.ranks import Ranks
+
+
+def moments(learner: Learner) -> dict[str, Tensor]:
+    names = {id(p): name for name, p in learner.policy.named_parameters()}
+    return {
+        f"{names[id(p)]}.{key}": value.full_tensor() if isinstance(value, DTensor) else value.clone()
+        for p, state in learner.optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_loading_gives_what_was_saved_bit_for_bit(mesh: DeviceMesh, tmp_path: Path, algorithm: str) -> None:
+    config = training_config(algorithm, "actor.optim.weight_decay=0.01")
+    saved = Learner(mesh, config)
+    saved.train()
+    save_actor(saved.policy, saved.optimizer, tmp_path)
+    weights, state = saved.weights(), moments(saved)
+    assert len(state) == 3 * len(weights), "step, first and second moment of each"
+
+    loaded = Learner(mesh, config)
+    assert not same(loaded.weights(), weights)
+    load_actor(loaded.policy, loaded.optimizer, tmp_path)
+    assert same(loaded.weights(), weights)
+    assert same(moments(loaded), state)
+
+    metrics = [learner.train(first=1) for learner in (saved, loaded)]
+    assert metrics[0] == metrics[1]
+    assert same(saved.weights(), loaded.weights())
+    assert not same(saved.weights(), weights)
+
+
+def test_saving_does_not_disturb_training(mesh: DeviceMesh, tmp_path: Path) -> None:
+    """Not even before the first optimiser step, where torch would count one."""
+    config = training_config("ppo")
+    plain, saving, loading = (Learner(mesh, config) for _ in range(3))
+    save_actor(saving.policy, saving.optimizer, tmp_path / "0")
+    load_actor(loading.policy, loading.optimizer, tmp_path / "0")
+    for step in range(2):
+        for learner in (plain, saving, loading):
+            learner.train(first=step)
+        save_actor(saving.policy, saving.optimizer, tmp_path / str(step + 1))
+    assert same(plain.weights(), saving.weights())
+    assert same(plain.weights(), loading.weights())
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_saved_by_two_ranks_loaded_by_one_and_the_reverse(
+    mesh: DeviceMesh, two_ranks: Ranks, tmp_path: Path, algorithm: str
+) -> None:
+    config = training_config(algorithm)
+    one = save_and_go_on(mesh, config, tmp_path / "one")
+    two = two_ranks.run(save_and_go_on, config, tmp_path / "two")[0]
+
+    one_from_two = load_and_go_on(mesh, config, tmp_path / "two")
+    assert same(one_from_two["loaded"], two["saved"])
+    assert distance(one_from_two["after"], two["after"]) < 1e-6
+
+    two_from_one = two_ranks.run(load_and_go_on, config, tmp_path / "one")[0]
+    assert same(two_from_one["loaded"], one["saved"])
+    assert distance(two_from_one["after"], one["after"]) < 1e-6
+    assert distance(one["after"], one["saved"]) > 1e-3
+
+
+def test_weights_alone(mesh: DeviceMesh, tmp_path: Path) -> None:
+    saved, loaded = (Learner(mesh, training_config("grpo")) for _ in range(2))
+    saved.train()
+    save_actor(saved.policy, saved.optimizer, tmp_path)
+    load_actor(loaded.policy, None, tmp_path)
+    assert same(loaded.weights(), saved.weights())
+    assert not loaded.optimizer.state
+
+
+def test_hyperparameters_are_those_of_the_run_that_loads(mesh: DeviceMesh, tmp_path: Path) -> None:
+    saved = Learner(mesh, training_config("ppo"))
+    saved.train()
+    save_actor(saved.policy, saved.optimizer, tmp_path)
+    options = ("actor.optim.lr=0.5", "actor.optim.value_lr=0.25", "actor.optim.adam_beta1=0.8")
+    loaded = Learner(mesh, training_config("ppo", *options, "actor.optim.weight_decay=0.1"))
+    load_actor(loaded.policy, loaded.optimizer, tmp_path)
+    assert same(moments(loaded), moments(saved))
+    groups = loaded.optimizer.param_groups
+    assert {group["lr"] for group in groups} == {0.5, 0.25}
+    assert {group["weight_decay"] for group in groups} == {0.1, 0.0}
+    assert {group["betas"] for group in groups} == {(0.8, 0.999)}
+
+
+def save(policy: Any, directory: Path) -> None:
+    save_actor(policy, build_optimizer(policy, training_config("grpo").actor.optim), directory)
+
+
+@pytest.mark.usefixtures("mesh")
+def test_another_model_is_refused_with_the_tensors_that_differ(tmp_path: Path) -> None:
+    save(small_policy(1), tmp_path)
+    other = small_policy(0, hidden_size=8)
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        load_actor(other, None, tmp_path)
+    text = str(caught.value)
+    assert text.startswith(f"{tmp_path} holds another model than this run's:\n")
+    assert "  policy.0.weight is [16, 4], expected [8, 4]\n" in text
+    assert "  and 3 more\n" in text
+    assert "config.yaml in its run directory" in text
+    assert same(dict(other.state_dict()), before)
+
+    with pytest.raises(CheckpointError, match=r"value_head\.0\.bias is not in this model"):
+        load_actor(small_policy(0), None, tmp_path)
+    save(small_policy(0), tmp_path / "without")
+    with pytest.raises(CheckpointError, match=r"value_head\.4\.weight is missing"):
+        load_actor(small_policy(1), None, tmp_path / "without")
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    policy = small_policy()
+    with pytest.raises(CheckpointError, match=re.escape(f"{tmp_path}: not a readable checkpoint")):
+        load_actor(policy, None, tmp_path)
+
+    save(small_policy(seed=3), tmp_path)
+    [shard] = (tmp_path / ACTOR_DIR).glob("*.distcp")
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="cannot be read, or not whole"):
+        load_actor(policy, None, tmp_path)
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=rf"cannot be read, or not whole: .*No such file.*{shard.name}.*"):
+        load_actor(policy, None, tmp_path)
+    (tmp_path / ACTOR_DIR / ".metadata").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="not a readable checkpoint"):
+        load_actor(policy, None, tmp_path)
+
+
+def load_damaged(mesh: DeviceMesh, directory: Path) -> str:
+    learner = Learner(mesh, training_config("grpo"))
+    try:
+        load_actor(learner.policy, learner.optimizer, directory)
+    except CheckpointError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_ranks_agree_that_a_checkpoint_is_damaged(two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(save_and_go_on, training_config("grpo"), tmp_path)
+    next((tmp_path / ACTOR_DIR).glob("__1_*.distcp")).unlink()
+    for message in two_ranks.run(load_damaged, tmp_path):
+        assert "cannot be read, or not whole" in message
+        assert len(message.splitlines()) == 1
+
+
+def test_a_saved_model_survives_its_own_directory_moving(mesh: DeviceMesh, tmp_path: Path) -> None:
+    """Publishing renames the directory."""
+    saved, loaded = (Learner(mesh, training_config("grpo")) for _ in range(2))
+    saved.train()
+    save_actor(saved.policy, saved.optimizer, tmp_path / "scratch")
+    (tmp_path / "scratch").rename(tmp_path / "final")
+    load_actor(loaded.policy, loaded.optimizer, tmp_path / "final")
+    assert same(loaded.weights(), saved.weights())
+    assert torch.isfinite(torch.cat([tensor.flatten() for tensor in loaded.weights().values()])).all()
