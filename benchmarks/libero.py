@@ -145,9 +145,9 @@ class Processes:
 
 
 def _upstream_process(steps: int, pipe: Connection) -> None:
+    task = _load_suite(SUITE)[TASK]  # Imports LIBERO quietly.
     from libero.libero.envs import OffScreenRenderEnv
 
-    task = _load_suite(SUITE)[TASK]
     env = OffScreenRenderEnv(bddl_file_name=task.bddl_file)
     env.seed(0)
     env.reset()
@@ -159,11 +159,23 @@ def _upstream_process(steps: int, pipe: Connection) -> None:
     os._exit(0)  # Its contexts complain when the interpreter takes them apart.
 
 
-def upstream(steps: int) -> Measured:
-    """In a process of its own: it frees rendering contexts while another scene's is current."""
+def _scenes_process(antialias: bool, pipe: Connection) -> None:
+    """Memory with 1, 2, .. 4 scenes, and the CPU seconds of an observation."""
+    torch.set_num_threads(1)
+    env = LiberoEnv(4, LiberoParams(task_suite_name="libero_10", antialias=antialias, max_cached_scenes=4), seed=0)
+    memory = [memory_mb()]
+    for slot in range(4):
+        env.reset([slot], [50 * slot])
+        env.observe([slot])
+        memory.append(memory_mb())
+    pipe.send((memory, measure(lambda: [env.observe([slot]) for slot in range(4)])[1] / 4))
+
+
+def in_a_process(target: Callable[..., None], *args: object) -> Any:
+    """What ``target(*args, pipe)`` sends, run in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_upstream_process, args=(steps, theirs), daemon=True)
+    process = context.Process(target=target, args=(*args, theirs), daemon=True)
     process.start()
     result = ours.recv()
     process.join()
@@ -212,13 +224,21 @@ def run(rounds: int) -> dict[str, Any]:
     separate_mb = sum(mb for _, mb in processes.ask())
     processes.close()
     steps = {name: ENVS * CHUNK for name in samples} | {"upstream": 2 * rounds}
-    samples["upstream"] = [upstream(steps["upstream"])]
+    samples["upstream"] = [in_a_process(_upstream_process, steps["upstream"])]
+    scenes = {antialias: in_a_process(_scenes_process, antialias) for antialias in (True, False)}
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, MUJOCO_GL={os.environ['MUJOCO_GL']}",
         "rounds": rounds,
         "steps_per_second": {n: steps[n] / median(wall for wall, _ in s) for n, s in samples.items()},
         "cpu_ms_per_step": {n: 1e3 * median(cpu for _, cpu in s) / steps[n] for n, s in samples.items()},
         "parts_cpu_ms": pieces,
+        "libero_10": {
+            f"antialias {antialias}": {
+                "memory_mb_by_scenes": memory,
+                "observe_cpu_ms": 1e3 * cpu,
+            }
+            for antialias, (memory, cpu) in scenes.items()
+        },
         "memory_mb": {"empty process": empty, "two envs, one process": shared_mb, "two processes": separate_mb},
     }
 
@@ -239,6 +259,11 @@ def report(result: dict[str, Any], console: Console) -> None:
     console.print(table)
     for title, values, unit in (("CPU time", result["parts_cpu_ms"], "ms"), ("memory", result["memory_mb"], "MB")):
         console.print(f"{title}: " + "; ".join(f"{name} {value:.4g} {unit}" for name, value in values.items()))
+    for name, row in result["libero_10"].items():
+        memory = " / ".join(f"{mb:.0f}" for mb in row["memory_mb_by_scenes"])
+        console.print(
+            f"libero_10, {name}: {memory} MB with 0 / 1 / 2 / 3 / 4 scenes; observe {row['observe_cpu_ms']:.0f} CPU-ms"
+        )
     console.print(result["machine"])
 
 

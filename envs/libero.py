@@ -47,9 +47,9 @@ class LiberoParams:
     render_width: int = 256
     """Width in pixels of video frames."""
     antialias: bool = True
-    """LIBERO's own picture quality. Without it a software renderer is about 1.9 times faster and edges are jagged."""
+    """LIBERO's own picture quality. Without it a software renderer is 1.7 times faster and edges are jagged."""
     max_cached_scenes: int = 4
-    """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.6 to 1.1 GB with
+    """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
     a software renderer and 4 seconds to build."""
 
     def __post_init__(self) -> None:
@@ -213,7 +213,7 @@ class LiberoEnv:
             self._warned = True
             log.warning(
                 "LIBERO: %d tasks are played at once but max_cached_scenes is %d, so scenes are built again and again "
-                "(4 seconds each). Raise env.init_params.max_cached_scenes, which costs about 1 GB a scene, or give "
+                "(4 seconds each). Raise env.init_params.max_cached_scenes, which costs up to 1.2 GB a scene, or give "
                 "each env worker fewer tasks.",
                 tasks,
                 self._params.max_cached_scenes,

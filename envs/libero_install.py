@@ -42,6 +42,8 @@ def import_libero() -> None:
         return
     if sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # robosuite would read it as a list of numbers and fail.
+            os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", "0")
     _provide_config()
     # robosuite greets every import with three warnings about a file of private settings that nobody needs.
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)

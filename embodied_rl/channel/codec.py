@@ -4,17 +4,18 @@ Pickle protocol 5 (PEP 574) writes the structure into a small stream, while the 
 arrays above 4 KiB; for smaller ones the bookkeeping takes longer than another copy) are copied straight from where they
 are to where the message goes. In memory a message is::
 
-    stream length, number of blocks, each block's bytes | stream | block 0 | block 1 | ...
+    stream's length (uint64) | stream | block | block | ...
 
-where integers are uint64 and every block starts at a multiple of 64 bytes.
+where every block starts at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import pickle
 import struct
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from embodied_rl.channel.memory import Array, Bytes, copy_bytes, new_bytes
 
 _ALIGNMENT = 64
 _SMALL = 4096
-_COUNTS = struct.Struct("QQ")
+_LENGTH = struct.Struct("Q")
 
 # What numpy has no type for travels as integers of the same size.
 _CARRIERS = {
@@ -42,25 +43,25 @@ _CARRIERS = {
 class Encoded:
     """A message ready to be copied into ``nbytes`` bytes of memory. Until then it refers to the message's tensors."""
 
-    __slots__ = ("_blocks", "_head", "_places", "_stream", "nbytes")
+    __slots__ = ("_blocks", "_start", "_stream", "nbytes")
 
-    def __init__(self, stream: bytes, blocks: list[Array]) -> None:
+    def __init__(self, stream: bytes, blocks: _Blocks) -> None:
         self._stream, self._blocks = stream, blocks
-        sizes = [block.nbytes for block in blocks]
-        self._head = _COUNTS.pack(len(stream), len(sizes)) + struct.pack(f"{len(sizes)}Q", *sizes)
-        self._places, self.nbytes = _layout(len(self._head) + len(stream), sizes)
+        self._start = _aligned(_LENGTH.size + len(stream))
+        self.nbytes = self._start + blocks.nbytes
 
     def write(self, memory: Bytes) -> None:
         """Copy the message to the start of ``memory``."""
-        view, head = memory.data, len(self._head)
-        view[:head] = self._head
-        view[head : head + len(self._stream)] = self._stream
-        for block, place in zip(self._blocks, self._places, strict=True):
-            target = memory[place : place + block.nbytes]
-            if block.flags.c_contiguous:
-                copy_bytes(target, block.reshape(-1).view(np.uint8))
+        view = memory.data
+        _LENGTH.pack_into(view, 0, len(self._stream))
+        view[_LENGTH.size : _LENGTH.size + len(self._stream)] = self._stream
+        for array, offset in self._blocks.found:
+            place = self._start + offset
+            target = memory[place : place + array.nbytes]
+            if array.flags.c_contiguous:
+                copy_bytes(target, array.reshape(-1).view(np.uint8))
             else:
-                np.copyto(target.view(block.dtype).reshape(block.shape), block)
+                np.copyto(target.view(array.dtype).reshape(array.shape), array)
 
 
 def encode(item: Any) -> Encoded:
@@ -79,54 +80,44 @@ def encode(item: Any) -> Encoded:
             f"this {type(item).__name__} cannot be sent: {error}. "
             "A message is made of dense CPU tensors, arrays, plain values, and dataclasses and containers of them."
         ) from error
-    return Encoded(stream.getvalue(), blocks.found)
+    return Encoded(stream.getvalue(), blocks)
 
 
 def decode(memory: Bytes) -> Any:
     """The message at the start of ``memory``, which may be reused afterwards."""
-    stream_length, count = _COUNTS.unpack_from(memory.data)
-    sizes = struct.unpack_from(f"{count}Q", memory.data, _COUNTS.size)
-    start = _COUNTS.size + 8 * count
-    places, _ = _layout(start + stream_length, sizes)
-    return pickle.loads(memory[start : start + stream_length].data, buffers=_views(memory, places, sizes))
+    view = memory.data
+    (length,) = _LENGTH.unpack_from(view)
+    end = _LENGTH.size + length
+    # Each buffer that the stream asks for is all blocks; it says itself where in them an array is.
+    return pickle.loads(view[_LENGTH.size : end], buffers=itertools.repeat(memory[_aligned(end) :]))
 
 
-def _layout(start: int, sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each block begins, and where the last one ends."""
-    places = []
-    for size in sizes:
-        start = -(-start // _ALIGNMENT) * _ALIGNMENT
-        places.append(start)
-        start += size
-    return places, start
-
-
-def _views(memory: Bytes, places: list[int], sizes: Sequence[int]) -> Iterator[Bytes]:
-    for place, size in zip(places, sizes, strict=True):
-        yield memory[place : place + size]
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 class _Blocks:
-    """The blocks in the order in which the stream refers to them; called by the pickler for each PickleBuffer."""
+    """The arrays that go beside the stream, each with its offset; called by the pickler for every PickleBuffer."""
 
     def __init__(self) -> None:
-        self.found: list[Array] = []
-        self._announced: Array | None = None
+        self.found: list[tuple[Array, int]] = []
+        self.nbytes = 0
+        self._own = False
 
-    def announce(self, block: Array) -> pickle.PickleBuffer | bytearray:
-        """What to pickle next in the block's place."""
-        if block.nbytes <= _SMALL:
-            return bytearray(block.tobytes())
-        # A stand-in, because a PickleBuffer of a strided array cannot be pickled.
-        self._announced = block
-        return pickle.PickleBuffer(bytearray())
+    def reference(self, array: Array) -> tuple[pickle.PickleBuffer | bytearray, int]:
+        """What to pickle in the array's place, and the array's offset."""
+        if array.nbytes <= _SMALL:
+            return bytearray(array.tobytes()), 0
+        offset = _aligned(self.nbytes)
+        self.found.append((array, offset))
+        self.nbytes = offset + array.nbytes
+        self._own = True
+        return pickle.PickleBuffer(bytearray()), offset
 
     def __call__(self, buffer: pickle.PickleBuffer) -> bool:
-        if self._announced is None:
-            return True  # somebody else's buffer: into the stream
-        self.found.append(self._announced)
-        self._announced = None
-        return False
+        """Whether the buffer goes into the stream: all but ours do."""
+        own, self._own = self._own, False
+        return not own
 
 
 class _Pickler(pickle.Pickler):
@@ -137,10 +128,13 @@ class _Pickler(pickle.Pickler):
         if kind is Tensor or issubclass(kind, Tensor):
             array, dtype = _array_of(obj)
             # numpy's types by name, because pickling them as objects is slow.
-            return _to_tensor, (self.blocks.announce(array), array.dtype.str, array.shape, dtype)
+            return _to_tensor, (*self.blocks.reference(array), array.dtype.str, array.shape, dtype)
         if kind is np.ndarray and obj.dtype.itemsize and not obj.dtype.hasobject:
-            dtype = obj.dtype.str if obj.dtype.isbuiltin else obj.dtype
-            return _to_array, (self.blocks.announce(obj), dtype, obj.shape)
+            return _to_array, (
+                *self.blocks.reference(obj),
+                obj.dtype.str if obj.dtype.isbuiltin else obj.dtype,
+                obj.shape,
+            )
         return NotImplemented
 
 
@@ -166,14 +160,17 @@ def _array_of(tensor: Tensor) -> tuple[Array, str | None]:
     raise TypeError(f"it holds a tensor {problem} before the put")
 
 
-def _to_array(block: Bytes | bytearray, dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    if isinstance(block, bytearray):
-        return np.ndarray(shape, dtype, block)
-    owned = new_bytes(block.nbytes)
-    copy_bytes(owned, block)
+def _to_array(blocks: Bytes | bytearray, offset: int, dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if isinstance(blocks, bytearray):
+        return np.ndarray(shape, dtype, blocks)
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    owned = new_bytes(nbytes)
+    copy_bytes(owned, blocks[offset : offset + nbytes])
     return np.ndarray(shape, dtype, owned)
 
 
-def _to_tensor(block: Bytes | bytearray, array_dtype: str, shape: tuple[int, ...], tensor_dtype: str | None) -> Tensor:
-    tensor = torch.from_numpy(_to_array(block, array_dtype, shape))
-    return tensor if tensor_dtype is None else tensor.view(getattr(torch, tensor_dtype))
+def _to_tensor(
+    blocks: Bytes | bytearray, offset: int, array_dtype: str, shape: tuple[int, ...], dtype: str | None
+) -> Tensor:
+    tensor = torch.from_numpy(_to_array(blocks, offset, array_dtype, shape))
+    return tensor if dtype is None else tensor.view(getattr(torch, dtype))

@@ -6,6 +6,7 @@ before the worker's own module and torch are imported.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import inspect
 import os
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 from embodied_rl.errors import UserError
 from embodied_rl.runtime import signals
@@ -61,11 +62,8 @@ class _Driver:
             raise _DriverGone from None
         return pickle.loads(data)
 
-    def close(self) -> None:
-        self._pipe.close()
 
-
-def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: int) -> None:
+def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: int) -> NoReturn:
     """Build the worker, then answer calls until the driver closes the pipe."""
     signals.die_with_parent(driver_pid)
     signals.show_as(context.name)
@@ -78,23 +76,31 @@ def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: in
     driver = _Driver(pipe)
     worker: Worker | None = None
     try:
-        try:
-            worker = _build(context, sealed, driver)
-            driver.send("ready")
-            while True:
-                _answer(worker, driver)
-        except UserError as error:
-            driver.send("failure", True, str(error))
-        except _DriverGone:
-            raise
-        except BaseException as error:  # an exit() in a worker is a failure too
-            driver.send("failure", False, "".join(traceback.format_exception(error)))
+        worker = _build(context, sealed, driver)
+        driver.send("ready")
+        while True:
+            _answer(worker, driver)
     except _DriverGone:
         pass
-    finally:
+    except UserError as error:
+        _report(driver, True, str(error))
+    except BaseException as error:  # an exit() in a worker is a failure too
+        _report(driver, False, "".join(traceback.format_exception(error)))
+    try:
         if worker is not None:
             worker.close()
-        driver.close()
+    except BaseException:
+        traceback.print_exc()
+    # Not through the interpreter's own end: it takes a second where torch is loaded, and simulators crash in it.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
+
+
+def _report(driver: _Driver, by_user: bool, text: str) -> None:
+    with contextlib.suppress(_DriverGone):
+        driver.send("failure", by_user, text)
 
 
 def _build(context: WorkerContext, sealed: bytes, driver: _Driver) -> Worker:

@@ -65,7 +65,7 @@ class Worker:
         self.context = context
 
     def close(self) -> None:
-        """Release everything; called once, also after an error."""
+        """Release everything; called once, also after an error. A worker's process ends here, without atexit hooks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

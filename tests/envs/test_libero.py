@@ -156,7 +156,7 @@ def env() -> Iterator[LiberoEnv]:
     env.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def stove(env: LiberoEnv) -> Scene:
     """The scene that ``env`` plays task STOVE on."""
     return _scenes.get(scene_spec("libero_goal", STOVE), PARAMS.max_cached_scenes)
@@ -217,6 +217,11 @@ def test_success_and_reward_follow_the_goal(stove: Scene) -> None:
     red = on.astype(int)[..., 0] - off.astype(int)[..., 0]
     assert holds
     assert (red > 40).sum() > 10, "the burner should glow"
+
+    cold = stove.start(_load_suite("libero_goal")[STOVE].init_states[0], 0)
+    after = [stove.step(start, np.zeros(7))[0].view.site_rgba for start in (snapshot, cold, snapshot)]
+    np.testing.assert_array_equal(after[1], cold.view.site_rgba)
+    np.testing.assert_array_equal(after[2], after[0])
 
 
 def test_two_envs_and_several_slots_share_a_scene(env: LiberoEnv, stove: Scene) -> None:
@@ -348,8 +353,8 @@ def test_scene_construction_leaves_the_global_random_state_alone() -> None:
     np.random.seed(3)
     expected = np.random.rand()
     np.random.seed(3)
-    _scenes.clear()
-    env = LiberoEnv(1, PARAMS, seed=0)
+    sizes: dict[str, Any] = {"render_height": SIZE // 2, "render_width": SIZE // 2}  # No other test has such a scene.
+    env = LiberoEnv(1, LiberoParams(task_suite_name="libero_goal", cameras=(), **sizes), seed=0)
     env.reset([0], [STOVE * 50])
     assert np.random.rand() == expected
     env.close()
@@ -433,6 +438,7 @@ def test_is_silent_and_leaves_the_home_alone(tmp_path: Path) -> None:
         assert "torch" not in sys.modules
         """,
         HOME=str(tmp_path),
+        CUDA_VISIBLE_DEVICES="",  # A usual way to hide GPUs.
         MPLCONFIGDIR=str(tmp_path / "matplotlib"),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

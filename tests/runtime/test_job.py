@@ -132,15 +132,19 @@ def test_a_worker_is_killed(job: Job) -> None:
         assert time.monotonic() - start < 5
         status, lines, seconds = job.end()
     assert status == 1
-    assert f"error: EnvGroup[1] (process {victim}) was killed by SIGKILL (signal 9); if nobody did that" in "".join(lines)
+    assert f"error: EnvGroup[1] (process {victim}) was killed by SIGKILL (signal 9); if nobody did that" in "".join(
+        lines
+    )
     assert "Traceback" not in job.screen
     assert seconds < PROMPT
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4], ids=["none", "one", "all"])
 def test_ctrl_c_while_workers_start(job: Job, workers: int) -> None:
-    spawned = lambda: [c for c in psutil.Process(job.process.pid).children() if "spawn_main" in "".join(c.cmdline())]  # noqa: E731
-    job.until(lambda: "run directory" in job.screen and len(spawned()) >= workers, "start of the workers")
+    def spawned() -> int:
+        return sum("spawn_main" in "".join(child.cmdline()) for child in psutil.Process(job.process.pid).children())
+
+    job.until(lambda: "run directory" in job.screen and spawned() >= workers, "start of the workers")
     with nothing_left_of(job):
         os.write(job.terminal, b"\x03")
         status, lines, seconds = job.end()

@@ -84,7 +84,10 @@ def test_without_accelerators_ranks_are_processes_on_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("placement", "message"),
     [
-        ({"actor": 0, "rollout": 0, "evn": 0}, "got component 'evn', expected actor, rollout, env. Did you mean 'env'?"),
+        (
+            {"actor": 0, "rollout": 0, "evn": 0},
+            "got component 'evn', expected actor, rollout, env. Did you mean 'env'",
+        ),
         ({"actor,rollout": 0, "env,actor": 1}, "component 'actor' is placed twice"),
         ({"actor,actor,rollout,env": 0}, "component 'actor' is placed twice"),
         ({"actor": 0}, "no ranks for rollout, env; every component needs some, e.g. rollout: 0"),

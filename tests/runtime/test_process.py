@@ -52,7 +52,7 @@ def test_results_come_in_rank_order_from_processes_of_their_own(backend: Process
 
 
 def test_workers_exchange_messages(backend: ProcessBackend) -> None:
-    channels = {name: backend.channel(name, range(2), 1) for name in ("questions", "answers")}
+    channels: dict[str, Any] = {name: backend.channel(name, range(2), 1) for name in ("questions", "answers")}
     askers, answerers = backend.launch(
         [spec("asker", Asker, 2, **channels), spec("answerer", Answerer, askers=2, **channels)]
     )
@@ -82,7 +82,7 @@ def test_progress_reaches_the_callback(backend: ProcessBackend) -> None:
 
 
 def test_an_exception_ends_the_run_whoever_is_waited_for(backend: ProcessBackend) -> None:
-    channels = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
+    channels: dict[str, Any] = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
     asker, sleeper, failing = backend.launch(
         [spec("asker", Asker, **channels), spec("sleeper", Probe), spec("failing", Probe, 2)]
     )
@@ -140,8 +140,7 @@ def test_a_death_between_calls_is_told_at_the_next(backend: ProcessBackend) -> N
     group.call(Probe.exit_at_once, 3)
     time.sleep(1)
     with promptly(), pytest.raises(WorkerError, match="ended with exit status 3"):
-        for _ in range(2):
-            group.call(Probe.identity).wait()
+        group.call(Probe.identity).wait()
 
 
 def test_a_death_comes_before_the_complaints_of_those_it_left(backend: ProcessBackend) -> None:
@@ -156,7 +155,7 @@ def test_a_death_comes_before_the_complaints_of_those_it_left(backend: ProcessBa
 
 def test_a_users_mistake_arrives_as_its_message_only(backend: ProcessBackend) -> None:
     group = probes(backend, 2)
-    with promptly(), pytest.raises(UserError, match="^got 3 cubes, expected 2; remove one$"):
+    with promptly(), pytest.raises(UserError, match=r"^got 3 cubes, expected 2; remove one$"):
         group.call(Probe.refuse).wait()
 
 

@@ -1,4 +1,4 @@
-"""However a run of processes ends, nothing is left of it. The fixture ``make_backend`` looks for processes and files."""
+"""However a run of processes ends, nothing is left: the fixture ``make_backend`` looks for processes and files."""
 
 from __future__ import annotations
 
@@ -138,13 +138,17 @@ def test_another_ctrl_c_does_not_hide_the_error_that_ended_the_run(backend: Proc
     sleeping.call(Probe.identity).wait()
     sleeping.call(Probe.sleep)
     timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-    with takes(1.5, 5), pytest.raises(WorkerError, match="the gripper is stuck"):
+
+    def run() -> None:
         try:
-            failing.call(Probe.identity).wait()
-            timer.start()
             failing.call(Probe.fail).wait()
         finally:
             backend.shutdown()
+
+    failing.call(Probe.identity).wait()
+    timer.start()
+    with takes(1.5, 5), pytest.raises(WorkerError, match="the gripper is stuck"):
+        run()
     timer.join()
 
 
@@ -189,8 +193,9 @@ def test_workers_die_with_a_driver_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_driver_that_forgets_the_shutdown_ends_nevertheless(tmp_path: Path) -> None:
     script = DRIVER + (
-        f"group = backend.launch([GroupSpec(**probe, arguments={{'folder': Path({str(tmp_path)!r})}}, devices=['cpu'])])"
-        "[0]\nprint(group.call(Probe.add, 7).wait())\n"
+        f"arguments = dict(folder=Path({str(tmp_path)!r}))\n"
+        "group = backend.launch([GroupSpec(**probe, arguments=arguments, devices=['cpu'])])[0]\n"
+        "print(group.call(Probe.add, 7).wait())\n"
     )
     with drive(tmp_path, script) as driver:
         output, errors = driver.communicate(timeout=60)

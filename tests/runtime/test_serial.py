@@ -42,7 +42,7 @@ def test_results_come_in_rank_order(backend: SerialBackend) -> None:
 
 
 def test_workers_exchange_messages(backend: SerialBackend) -> None:
-    channels = {name: backend.channel(name, range(2), 1) for name in ("questions", "answers")}
+    channels: dict[str, Any] = {name: backend.channel(name, range(2), 1) for name in ("questions", "answers")}
     askers, answerers = backend.launch(
         [spec("asker", Asker, 2, **channels), spec("answerer", Answerer, askers=2, **channels)]
     )
@@ -53,7 +53,7 @@ def test_workers_exchange_messages(backend: SerialBackend) -> None:
 
 
 def test_a_deadlock_names_workers_and_channels(backend: SerialBackend) -> None:
-    channels = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
+    channels: dict[str, Any] = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
     askers, _ = backend.launch([spec("asker", Asker, **channels), spec("answerer", Answerer, askers=1, **channels)])
     with pytest.raises(DeadlockError, match=r"asker\[0\] waits for a message in channel 'answers' for key 0"):
         askers.call(Asker.ask, [1]).wait()
@@ -94,10 +94,10 @@ def test_progress_without_a_callback_is_dropped(backend: SerialBackend) -> None:
 
 def test_an_exception_surfaces_as_it_is(backend: SerialBackend) -> None:
     group = probes(backend)
-    with pytest.raises(ValueError, match="^the gripper is stuck$") as caught:
+    with pytest.raises(ValueError, match=r"^the gripper is stuck$") as caught:
         group.call(Probe.fail).wait()
     assert caught.traceback[-1].name == "fail"  # so a debugger stops there
-    with pytest.raises(UserError, match="^got 3 cubes"):
+    with pytest.raises(UserError, match=r"^got 3 cubes"):
         group.call(Probe.refuse).wait()
 
 
@@ -106,7 +106,7 @@ def closed(folder: Path) -> set[str]:
 
 
 def test_shutdown_closes_workers_and_channels_after_an_error(backend: SerialBackend, tmp_path: Path) -> None:
-    channels = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
+    channels: dict[str, Any] = {name: backend.channel(name, range(1), 1) for name in ("questions", "answers")}
     askers, group = backend.launch([spec("asker", Asker, **channels), spec("probe", Probe, 2, folder=tmp_path)])
     askers.call(Asker.wait_for_ever)
     with pytest.raises(ValueError, match="the gripper is stuck"):
@@ -126,7 +126,9 @@ class Unclosable(Worker):
 
 def test_shutdown_closes_the_others_when_one_cannot_be_closed(tmp_path: Path) -> None:
     backend = SerialBackend()
-    backend.launch([spec("probe", Probe, folder=tmp_path), spec("bad", Unclosable), spec("last", Probe, folder=tmp_path)])
+    backend.launch(
+        [spec("probe", Probe, folder=tmp_path), spec("bad", Unclosable), spec("last", Probe, folder=tmp_path)]
+    )
     with pytest.raises(OSError, match="the window is gone"):
         backend.shutdown()
     assert closed(tmp_path) == {"probe[0]", "last[0]"}
@@ -141,8 +143,6 @@ def test_workers_built_before_one_that_fails_are_closed(backend: SerialBackend, 
 
 
 def test_a_worker_knows_who_it_is() -> None:
-    context = WorkerContext(
-        group="EnvGroup", rank=3, world_size=4, device="cpu", num_threads=1, rendezvous="/nowhere"
-    )
+    context = WorkerContext(group="EnvGroup", rank=3, world_size=4, device="cpu", num_threads=1, rendezvous="/nowhere")
     assert context.name == "EnvGroup[3]"
     context.report_progress("nothing", 0, 1)

@@ -13,19 +13,28 @@ from tests.runtime.conftest import alive
 
 
 def test_a_signal_waits_for_the_end_of_the_block() -> None:
-    done = False
-    with pytest.raises(KeyboardInterrupt), signals.deferred() as caught:
-        signal.raise_signal(signal.SIGINT)
-        assert caught == [signal.SIGINT]
-        done = True
+    done: list[str] = []
+
+    def interrupted() -> None:
+        with signals.deferred() as caught:
+            signal.raise_signal(signal.SIGINT)
+            assert caught == [signal.SIGINT]
+            done.append("the rest of the block")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert done
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_signal_does_not_replace_an_exception() -> None:
-    with pytest.raises(ValueError, match="the cause"), signals.deferred():
-        signal.raise_signal(signal.SIGINT)
-        raise ValueError("the cause")
+    def interrupted() -> None:
+        with signals.deferred():
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError("the cause")
+
+    with pytest.raises(ValueError, match="the cause"):
+        interrupted()
 
 
 def test_nothing_happens_where_nothing_came() -> None:

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from embodied_rl.schema import Config
+from tests.workers.job import Job, easy, small
+
+
+def vision(config: Config) -> Config:
+    """With a camera, for ``tiny_vla``."""
+    params = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
+    return replace(
+        config,
+        env=replace(config.env, init_params={"image_size": 32}),
+        model=replace(config.model, model_type="tiny_vla", params=params),
+    )
+
+
+@pytest.mark.parametrize("level", ["token_level", "action_level", "chunk_level"])
+@pytest.mark.parametrize("model", ["mlp", "tiny_vla"])
+def test_the_first_optimiser_step_has_a_ratio_of_1(model: str, level: str) -> None:
+    """Acting and training agree: same weights, inputs, temperature and masks, from simulator to loss."""
+    config = small(
+        "algorithm=ppo",
+        f"algorithm.logprob_type={level}",
+        "algorithm.sampling_params.temperature=0.8",
+        "algorithm.update_epoch=1",
+        "algorithm.n_minibatches=1",
+        "actor.micro_batch_size=5",
+    )
+    with Job(vision(config) if model == "tiny_vla" else easy(config)) as job:
+        for step in range(2):
+            job.roll(step)
+            metrics = job.update(step)
+            assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+            assert metrics["ratio_max"] == pytest.approx(1.0, abs=5e-5 if level == "chunk_level" else 1e-5)
+            assert abs(metrics["approx_kl"]) < 1e-8
+            assert metrics["optimizer_steps"] == 1
+            job.sync(step + 1)
+
+
+def test_old_weights_give_another_ratio() -> None:
+    """The test above would notice."""
+    config = small("algorithm=ppo", "algorithm.update_epoch=1", "algorithm.n_minibatches=1")
+    with Job(config) as job:
+        job.roll()
+        job.update()
+        job.roll(1)  # without a sync
+        assert job.update(1)["ratio_max"] > 1.001
+
+
+def test_what_the_update_reports() -> None:
+    config = small("algorithm=ppo", "algorithm.normalize_advantages=false", "actor.optim.lr=0.002")
+    with Job(config) as job:
+        trajectories, _, _ = job.roll()
+        metrics = job.update()
+    chunks = sum(int(t.valid.any(-1).sum()) for t in trajectories)
+    assert metrics["samples"] == chunks
+    assert metrics["learning_rate"] == 0.002
+    assert metrics["optimizer_steps"] == 4 * 4
+    assert {"policy_loss", "value_loss", "entropy", "grad_norm", "explained_variance", "return_mean"} <= metrics.keys()
+    assert metrics["groups_filtered"] == 0
+    # Undiscounted returns of two chunks are within the rewards and values there were.
+    assert metrics["return_std"] > 0
+    assert metrics["advantage_std"] > 0
+
+
+def test_the_order_of_arrival_changes_nothing() -> None:
+    weights = []
+    for reverse in (False, True):
+        with Job(small("algorithm.rollout_epoch=2")) as job:
+            job.roll()
+            if reverse:
+                job.actor._received.reverse()
+            job.update()
+            weights.append(job.weights())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_seed_decides_the_initial_weights() -> None:
+    weights = []
+    for seed in (1, 1, 2):
+        with Job(small(f"actor.seed={seed}")) as job:
+            weights.append(job.weights()["policy.0.weight"])
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.slow
+def test_training_makes_the_policy_better() -> None:
+    """The whole loop learns: GRPO on the dummy env, from almost no success to most."""
+    config = small(
+        "env.train.total_num_envs=64",
+        "env.train.max_episode_steps=32",
+        "env.eval.max_episode_steps=32",
+        "env.eval.episodes_per_task=16",
+        "algorithm.update_epoch=4",
+        "algorithm.n_minibatches=4",
+        "++model.params.hidden_size=64",
+    )
+    with Job(config) as job:
+        before = sum(e.success for e in job.evaluate()) / 64
+        for step in range(40):
+            job.roll(step)
+            job.update(step)
+            job.sync(step + 1)
+        after = sum(e.success for e in job.evaluate()) / 64
+    assert before < 0.2
+    assert after > 0.6

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from embodied_rl.contracts import Trajectory
+from embodied_rl.schema import Config
+from tests.workers.job import Job, easy, small
+
+
+def layout(env_workers: int, stages: int) -> tuple[str, str]:
+    return f"cluster.component_placement.env=0-{env_workers - 1}", f"rollout.pipeline_stage_num={stages}"
+
+
+def starts(trajectories: list[Trajectory]) -> dict[int, list[float]]:
+    """Env id -> its first state."""
+    return {
+        int(env_id): trajectory.replay_inputs["state"][0, place].tolist()
+        for trajectory in trajectories
+        for place, env_id in enumerate(trajectory.env_ids)
+    }
+
+
+def test_two_workers_with_two_stages_have_the_right_envs_and_groups() -> None:
+    with Job(small(*layout(2, 2), "algorithm.group_size=2", "algorithm.rollout_epoch=2")) as job:
+        trajectories, reports, _ = job.roll()
+    assert len(reports) == 2
+    assert len(trajectories) == 2 * 2 * 2
+    for place, trajectory in enumerate(trajectories):
+        epoch, lane = divmod(place, 4)
+        ids = [4 * lane + i for i in range(4)]
+        assert trajectory.rollout_epoch == epoch
+        assert trajectory.env_ids.tolist() == ids
+        assert trajectory.group_ids.tolist() == [8 * epoch + i // 2 for i in ids]
+    assert sum(report.env_steps for report in reports) == sum(int(t.valid.sum()) for t in trajectories)
+
+
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_a_group_starts_from_one_state(group_size: int) -> None:
+    config = small(f"algorithm.group_size={group_size}", "algorithm.rollout_epoch=2")
+    seen: list[tuple[float, ...]] = []
+    with Job(config) as job:
+        for step in range(2):
+            trajectories, _, _ = job.roll(step)
+            for epoch in range(2):
+                first = starts([t for t in trajectories if t.rollout_epoch == epoch])
+                groups = [tuple(first[env_id]) for env_id in range(0, 16, group_size)]
+                assert [tuple(first[env_id]) for env_id in range(16)] == [g for g in groups for _ in range(group_size)]
+                assert len(set(groups)) == len(groups)
+                seen += groups
+    assert len(set(seen)) > len(seen) * 0.7, "each rollout draws anew"
+
+
+def test_fixed_initial_states_stay() -> None:
+    with Job(small("env.train.use_fixed_reset_state_ids=true")) as job:
+        assert starts(job.roll(0)[0]) == starts(job.roll(1)[0])
+
+
+def test_the_layout_does_not_change_where_envs_start() -> None:
+    found = []
+    for env_workers, stages in ((1, 1), (2, 2), (4, 1)):
+        with Job(small(*layout(env_workers, stages))) as job:
+            found.append(starts(job.roll(3)[0]))
+    assert found[0] == found[1] == found[2]
+    assert list(found[0]) == list(range(16))
+
+
+def long_episodes(*options: str) -> Config:
+    """Episodes of up to 40 steps in chunks of 4, most of which end much earlier."""
+    return easy(small("env.train.max_episode_steps=40", "env.eval.max_episode_steps=40", *options))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize(
+    ("env_workers", "stages", "rollout_workers"), [(1, 1, 1), (2, 2, 1), (2, 2, 2), (4, 1, 2), (1, 4, 1)]
+)
+def test_lanes_that_end_early_and_at_different_times(
+    algorithm: str, env_workers: int, stages: int, rollout_workers: int
+) -> None:
+    config = long_episodes(
+        f"algorithm={algorithm}",
+        *layout(env_workers, stages),
+        f"cluster.component_placement.rollout=0-{rollout_workers - 1}",
+        "algorithm.rollout_epoch=2",
+    )
+    with Job(config) as job:
+        for step in range(2):
+            trajectories, reports, _ = job.roll(step)
+            job.update(step)
+            job.sync(step + 1)
+            assert len(trajectories) == 2 * env_workers * stages
+            lengths = [len(t.rewards) for t in trajectories]
+            assert min(lengths) < 10 or env_workers * stages == 1, "a lane ended before the last chunk"
+            assert len(trajectories) == 2 or len(set(lengths)) > 1
+            assert sum(len(report.episodes) for report in reports) == 2 * 16, "every env one episode an epoch"
+            for trajectory in trajectories:
+                ended = trajectory.terminated | trajectory.truncated
+                assert (ended.sum((0, 2)) == 1).all()
+                steps = trajectory.valid.transpose(0, 1).flatten(1)
+                assert torch.equal(steps.sum(1), ended.transpose(0, 1).flatten(1).float().argmax(1) + 1)
+                assert trajectory.valid[-1].any(), "no chunk after the last env was done"
+
+
+def test_auto_reset_fills_the_rollout_with_episodes() -> None:
+    config = easy(
+        small(
+            "algorithm=ppo",
+            "env.train.auto_reset=true",
+            "env.train.max_episode_steps=6",
+            "env.train.max_steps_per_rollout_epoch=24",
+        ),
+        0.95,
+    )
+    with Job(config) as job:
+        trajectories, reports, _ = job.roll()
+    assert all(len(t.rewards) == 6 for t in trajectories)
+    ended = sum(int((t.terminated | t.truncated).sum()) for t in trajectories)
+    assert sum(len(report.episodes) for report in reports) == ended > 2 * 16
+    for trajectory in trajectories:
+        assert trajectory.valid[:, :, 0].all(), "the next episode starts at the next chunk"
+
+
+LAYOUTS = [
+    # env workers, stages, rollout workers, envs, episodes per task: what it is about
+    (1, 1, 1, 8, 3),  # 12 episodes: a last wave of 4
+    (2, 2, 1, 8, 3),  # 3 episodes a lane of 2
+    (2, 2, 2, 4, 5),  # 5 waves of one env
+    (2, 2, 1, 32, 1),  # one episode a lane of 8
+    (4, 2, 2, 8, 1),  # 8 lanes for 4 episodes
+    (3, 1, 2, 3, 3),  # rollout workers with two lanes and with one
+    (3, 1, 1, 3, 1),  # 4 episodes over 3 lanes: 2, 1 and 1 waves
+]
+
+
+@pytest.mark.parametrize(("env_workers", "stages", "rollout_workers", "envs", "per_task"), LAYOUTS)
+def test_evaluation_runs_the_first_states_of_every_task_once(
+    env_workers: int, stages: int, rollout_workers: int, envs: int, per_task: int
+) -> None:
+    config = long_episodes(
+        f"cluster.component_placement.rollout=0-{rollout_workers - 1}",
+        *layout(env_workers, stages),
+        "env.train.total_num_envs=96",
+        f"env.eval.total_num_envs={envs}",
+        f"env.eval.episodes_per_task={per_task}",
+    )
+    expected = Counter((task, 64 * task + state) for task in range(4) for state in range(per_task))
+    with Job(config) as job:
+        first = job.evaluate()
+        assert Counter((e.task_id, e.reset_state_id) for e in first) == expected
+        again = job.evaluate(step=1)
+        assert sorted(map(str, first)) == sorted(map(str, again)), "greedy, and no state is left over"
+        trajectories, _, _ = job.roll()
+        assert len(trajectories) == env_workers * stages, "training goes on after it"
+
+
+def test_evaluation_of_chosen_tasks() -> None:
+    config = long_episodes()
+    config = replace(config, env=replace(config.env, task_ids=[2, 0]))
+    with Job(config) as job:
+        assert {(e.task_id, e.reset_state_id) for e in job.evaluate()} == {(2, 128), (2, 129), (0, 0), (0, 1)}
+
+
+def test_evaluation_alone_builds_no_training_env() -> None:
+    config = small()
+    config = replace(config, runner=replace(config.runner, only_eval=True))
+    with Job(config) as job:
+        assert len(job.evaluate()) == 8
+        assert all(not worker._train for worker in job._workers(job._env))
