@@ -80,7 +80,7 @@ class EvalReporter:
 
     def report(self, table: SuccessTable, *, step: int, seconds: float, videos: Sequence[Path], name: str) -> None:
         cfg = self.config.env
-        title = f"{cfg.name} after {step} step{'' if step == 1 else 's'}"
+        title = f"{cfg.name} after {step} training steps, episodes of at most {cfg.eval.max_episode_steps} env steps"
         self.console.print(SuccessReport(table, title=title))
         path = self.run_dir / name / "eval.json"
         meta = {

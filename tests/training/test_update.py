@@ -44,7 +44,7 @@ def untrained(mesh: DeviceMesh, config: Config) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=IDS)
 def test_micro_batch_size_changes_nothing(mesh: DeviceMesh, recipe: tuple[str, ...]) -> None:
-    runs = [trained(mesh, training_config(*recipe, f"actor.micro_batch_size={size}"), 2) for size in (1, 3, 10_000)]
+    runs = [trained(mesh, training_config(*recipe, f"actor.micro_batch_size={size}"), 1) for size in (1, 3, 10_000)]
     assert distance(runs[0]["weights"], untrained(mesh, training_config(*recipe))) > SMALLEST_MOVE
     for run in runs[1:]:
         assert distance(run["weights"], runs[0]["weights"]) < 1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from embodied_rl.workers.rollout import RolloutReport, RolloutWorker
 from tests.configs import config_of
 
 
+@cache
 def small(*overrides: str) -> Config:
     """The dummy env with a small network, 16 envs (8 in evaluation) and horizons of 8 steps."""
     return config_of(
