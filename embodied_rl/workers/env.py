@@ -133,7 +133,7 @@ class EnvWorker(Worker):
                 ids = torch.arange(stage.env_ids.start, stage.env_ids.stop)
                 groups = epoch * num_groups + ids // self._group_size
                 stage.builder = TrajectoryBuilder(ids, groups, epoch)
-                stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir)
+                stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, self._group_size)
             await self._roll(
                 self._train, [[int(reset_states[i]) for i in s.env_ids] for s in self._train], num_chunks, again
             )
@@ -165,7 +165,7 @@ class EnvWorker(Worker):
             self.context.report_progress(f"evaluation wave {wave + 1}/{total}", wave, total)
             starts = [w[wave] if wave < len(w) else [None] * len(s.env_ids) for s, w in zip(stages, waves, strict=True)]
             for stage in stages:
-                stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir)
+                stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, group_size=1)
             await self._roll(stages, starts, num_chunks, None)
             videos += self._finish_videos(stages, video_dir, f"eval_wave{wave}")
         await self._end()
@@ -256,12 +256,14 @@ class EnvWorker(Worker):
             stages.append(_Stage(lane=lane, env_ids=env_ids, env=env, sim=sim))
         return stages
 
-    def _recorder(self, cfg: VideoConfig, stage: _Stage, already: int, video_dir: Path | None) -> VideoRecorder | None:
+    def _recorder(
+        self, cfg: VideoConfig, stage: _Stage, already: int, video_dir: Path | None, group_size: int
+    ) -> VideoRecorder | None:
         """A recorder for the stage's next rollout, unless this worker has made its videos."""
         enough = cfg.max_videos is not None and already + stage.lane[1] >= cfg.max_videos
         if video_dir is None or not cfg.save_video or enough:
             return None
-        return VideoRecorder(fps=stage.sim.control_hz, group_size=self._group_size, info_on_video=cfg.info_on_video)
+        return VideoRecorder(fps=stage.sim.control_hz, group_size=group_size, info_on_video=cfg.info_on_video)
 
     def _finish_videos(self, stages: Sequence[_Stage], video_dir: Path | None, name: str) -> list[Path]:
         paths = []
