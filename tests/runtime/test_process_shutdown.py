@@ -162,18 +162,23 @@ probe = dict(name="probe", worker=Probe, num_threads=1)
 """
 
 
-def drive(tmp_path: Path, script: str) -> subprocess.Popen[str]:
+@contextmanager
+def drive(tmp_path: Path, script: str) -> Iterator[subprocess.Popen[str]]:
     """Run a driver of its own. Its workers import its file too, but not as ``__main__``."""
     path = tmp_path / "driver.py"
     path.write_text("if __name__ == '__main__':\n    " + script.replace("\n", "\n    "))
-    return subprocess.Popen(
+    driver = subprocess.Popen(
         [sys.executable, str(path)],
         env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
+    with driver:
+        try:
+            yield driver
+        finally:
+            driver.kill()
 
 
 def test_workers_die_with_a_driver_that_is_killed(tmp_path: Path) -> None:
