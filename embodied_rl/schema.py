@@ -14,6 +14,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 """Unknown keys are refused, and "3" is not 3."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -180,7 +181,7 @@ class EnvConfig:
     """Of the env group, for the run's name."""
     env_type: str
     """Name of the simulator adapter in ``envs/registry.py``, or ``module:Class``."""
-    seed: int
+    seed: NonNegativeInt
     """Of the choice of initial states."""
     task_ids: list[int] | None
     """Only these tasks of the suite; null: all."""
@@ -236,7 +237,7 @@ class FSDPConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    seed: int
+    seed: NonNegativeInt
     """Of the initial weights, the sampled actions and the mini-batches' order."""
     micro_batch_size: PositiveInt
     """Samples (chunks) per forward and backward pass of one rank; no influence on the result."""

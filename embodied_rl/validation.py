@@ -116,6 +116,12 @@ def _batch_problems(c: Config) -> Iterator[str]:
             f"algorithm.group_size: got {group}, but each of {where} has {per_lane} envs, and a group is never split; "
             f"use a divisor of {per_lane}, or env.train.total_num_envs={lanes * group}"
         )
+    groups = c.env.train.total_num_envs // group * c.algorithm.rollout_epoch
+    if placement.world_size("actor") > groups:
+        yield (
+            f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for {groups} groups of envs "
+            "a step; a group is never split, so use fewer ranks, more envs or more algorithm.rollout_epoch"
+        )
     if placement.world_size("rollout") > env_workers:
         yield (
             f"cluster.component_placement: got {placement.world_size('rollout')} rollout workers for {env_workers} env "

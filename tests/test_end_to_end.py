@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,14 +127,14 @@ def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     run(tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1"))
     options = ("runner.only_eval=true", "runner.resume_dir=auto", "env.eval.video_cfg.save_video=true")
     evaluation = tiny_run(tmp_path, "cluster=serial", *options)
+    run(evaluation)
+    run(evaluation)
     tables = []
-    for _ in range(2):
-        run(evaluation)
-        [directory] = (tmp_path / "results" / evaluation.runner.experiment_name).glob("*-eval")
+    for directory in (tmp_path / "results" / evaluation.runner.experiment_name).glob("*-eval"):
         table = json.loads((directory / "eval_step_000001/eval.json").read_text())
         del table["timing"]
         tables.append(table)
-        shutil.rmtree(directory)
+    assert len(tables) == 2
     assert tables[0] == tables[1]
     assert tables[0]["overall"]["n_episodes"] == 8
     assert [row["n_episodes"] for row in tables[0]["per_task"]] == [2, 2, 2, 2]

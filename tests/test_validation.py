@@ -88,6 +88,8 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["env.eval.total_num_envs=6"], "env.eval.total_num_envs: got 6"),
         (["algorithm.group_size=3"], "a group is never split; use a divisor of 16, or env.train.total_num_envs=12"),
         (["cluster.component_placement.rollout=0-2"], "3 rollout workers for 2 env workers"),
+        (["cluster.component_placement.actor=0-4", "algorithm.group_size=16"], "5 actor ranks for 4 groups of envs"),
+        (["actor.seed=-1"], "actor.seed: got -1"),
         (["cluster=serial", "cluster.component_placement.actor=0-1"], "one process is one rank; use cluster=process"),
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], "cannot share its one ratio"),
         (["actor.global_batch_size=8"], "set exactly one of them, the other to null"),
