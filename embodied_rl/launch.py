@@ -25,6 +25,7 @@ import yaml
 from rich.console import Console
 
 from embodied_rl.contracts import Spaces
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.registry import policy_class
 from embodied_rl.monitoring.metrics import MetricLogger
@@ -58,13 +59,18 @@ def run(config: Config) -> None:
     parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params")
     resumed = find_checkpoint(config)
     state = read_state(resumed) if resumed else None
+    first_step = state.step if state else 0
+    if not config.runner.only_eval and first_step >= config.runner.max_steps > 0:
+        raise UserError(
+            f"runner.max_steps={config.runner.max_steps}: {resumed} has {first_step} steps already; "
+            "raise runner.max_steps to go on, or evaluate it with runner.only_eval=true"
+        )
     run_dir = _run_directory(config, resumed)
     video_dir = Path(config.env.eval.video_cfg.video_base_dir) / _run_name(config, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
     if resumed:
         console.print(f"weights of: {resumed}", highlight=False, soft_wrap=True)
-    first_step = state.step if state else 0
     total = 1 if config.runner.only_eval else config.runner.max_steps
     with _terminable(), contextlib.ExitStack() as stack:
         backend = make_backend(config)

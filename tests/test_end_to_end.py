@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import Trajectory
+from embodied_rl.errors import UserError
 from embodied_rl.launch import connect, make_backend, run
 from embodied_rl.runtime.cooperative import Scheduler, run_blocking
 from embodied_rl.schema import Config
@@ -140,6 +141,22 @@ def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     assert [row["n_episodes"] for row in tables[0]["per_task"]] == [2, 2, 2, 2]
     videos = list((tmp_path / "videos").rglob("*.mp4"))
     assert len(videos) == 2 * len(tables[0]["overall"]["video_paths"]) > 0
+
+
+def test_a_finished_run_is_not_resumed_for_nothing(tmp_path: Path) -> None:
+    options = ["cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false"]
+    run(tiny_run(tmp_path, *options))
+    with pytest.raises(UserError, match=r"has 1 steps already; raise runner\.max_steps"):
+        run(tiny_run(tmp_path, *options, "runner.resume_dir=auto"))
+
+
+def test_a_step_that_taught_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false"]
+    run(tiny_run(tmp_path, *options, "env.reward_coef=0.0"))
+    assert "every group's members got the same return" in " ".join(capsys.readouterr().out.split())
+    bounds = ["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=99", "algorithm.rewards_upper_bound=100"]
+    run(tiny_run(tmp_path, *options, *bounds))
+    assert "no update: algorithm.filter_rewards masked every group" in " ".join(capsys.readouterr().out.split())
 
 
 def test_two_actor_ranks_train_as_one(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ save                                                                      => che
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.evaluation.success import SuccessTable, success_table
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
-from embodied_rl.runners.reporting import EvalReporter, longest, train_metrics
+from embodied_rl.runners.reporting import EvalReporter, longest, train_metrics, warning
 from embodied_rl.runtime.worker import WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.training import checkpoint_store
@@ -49,6 +49,7 @@ class EmbodiedRunner:
     progress: Progress
     reporter: EvalReporter
     first_step: int = 0
+    _warned: str | None = field(default=None, init=False)
 
     def run(self) -> None:
         """Train from ``first_step`` to ``max_steps``, or evaluate only."""
@@ -63,9 +64,11 @@ class EmbodiedRunner:
             metrics = self.train_step(step)
             done = step + 1
             last = done == cfg.max_steps
-            if cfg.save_interval > 0 and (done % cfg.save_interval == 0 or last):
-                metrics["time/save"] = self.save(done)
+            # Logged before it is saved: a run killed in between resumes before this step and logs it again.
             self.logger.log(done, metrics)
+            self.warn(step, metrics)
+            if cfg.save_interval > 0 and (done % cfg.save_interval == 0 or last):
+                self.save(done)
             self.progress.advance()
             if (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0) or (last and cfg.eval_at_end):
                 self.evaluate(done)
@@ -118,16 +121,21 @@ class EmbodiedRunner:
             self.logger.log_video(step, f"eval/{path.stem}", path)
         return table
 
-    def save(self, done: int) -> float:
-        """Write and publish a checkpoint after ``done`` steps; returns the seconds it took."""
-        start = time.perf_counter()
+    def warn(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say so where a step taught nothing, once for as long as it stays so."""
+        text = warning(metrics, self.config)
+        if text is not None and text != self._warned:
+            self.reporter.console.print(f"step {step + 1}: {text}", style="yellow", highlight=False)
+        self._warned = text
+
+    def save(self, done: int) -> None:
+        """Write and publish a checkpoint after ``done`` steps."""
         self.progress.describe("checkpoint")
         directory = checkpoint_store.checkpoint_dir(self.run_dir, done)
         scratch = checkpoint_store.begin(directory)
         self.actor.call(ActorWorker.save, scratch).wait()
         state = RunState(step=done, policy_version=done)
         checkpoint_store.publish(scratch, directory, state, max_keep=self.config.runner.max_keep)
-        return time.perf_counter() - start
 
     def _sync(self, version: int) -> float:
         """Bring the actor's weights to every rollout worker; a version is the number of updates behind it."""

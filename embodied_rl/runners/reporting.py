@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -65,6 +65,21 @@ def train_metrics(
         "rollout/inferences": float(sum(report.inferences for report in rollouts)),
     }
     return metrics
+
+
+def warning(metrics: Mapping[str, float], config: Config) -> str | None:
+    """Why a training step cannot have taught the policy anything, and what to do; None if it can."""
+    if metrics["actor/samples"] == 0:
+        return (
+            "no update: algorithm.filter_rewards masked every group; widen algorithm.rewards_lower_bound and "
+            "rewards_upper_bound, or use more groups"
+        )
+    if config.algorithm.adv_type == "grpo" and metrics["actor/groups_equal"] == 1:
+        return (
+            "every group's members got the same return, so the gradient is zero: GRPO needs groups in which some "
+            "succeed and some fail; start from a better policy, or use easier tasks, longer episodes or more envs"
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
