@@ -39,7 +39,7 @@ from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.training.checkpoint_store import experiment_dir, find_checkpoint, read_state
-from embodied_rl.validation import COMPONENTS
+from embodied_rl.validation import COMPONENTS, SHARING
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from embodied_rl.workers.lanes import Lanes
@@ -125,7 +125,7 @@ def make_backend(config: Config) -> Backend:
 
 def connect(config: Config, backend: Backend) -> tuple[WorkerGroup, WorkerGroup, WorkerGroup]:
     """Start the env, rollout and actor groups, joined by channels, each set up and ready."""
-    placement = parse_placement(config.cluster.component_placement, COMPONENTS)
+    placement = parse_placement(config.cluster.component_placement, COMPONENTS, sharing=SHARING)
     world = {name: placement.world_size(name) for name in COMPONENTS}
     lanes = Lanes(env_workers=world["env"], stages=config.rollout.pipeline_stage_num)
     requests = backend.channel("requests", lanes.all(), LANE_CAPACITY)

@@ -23,6 +23,8 @@ from embodied_rl.schema import Config
 
 COMPONENTS: Final = ("actor", "rollout", "env")
 """The worker groups of the embodied task."""
+SHARING: Final = ("env",)
+"""Those whose workers may outnumber the accelerators."""
 
 
 def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Config:
@@ -97,7 +99,7 @@ def _name_problems(c: Config) -> Iterator[str]:
 
 def _batch_problems(c: Config) -> Iterator[str]:
     try:
-        placement = parse_placement(c.cluster.component_placement, COMPONENTS)
+        placement = parse_placement(c.cluster.component_placement, COMPONENTS, sharing=SHARING)
     except PlacementError as error:
         yield f"cluster.component_placement: {error}"
         return

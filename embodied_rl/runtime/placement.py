@@ -60,14 +60,24 @@ class Placement:
         return len(self.slots[component])
 
     def device(self, component: str, rank: int) -> str:
-        """torch device of one worker: ``cuda:<slot>``, or ``cpu`` on a machine without accelerators."""
-        return f"cuda:{self.slots[component][rank]}" if self.num_accelerators else "cpu"
+        """torch device of one worker: ``cuda:<slot>``, or ``cpu`` on a machine without accelerators. Where a component's
+        workers outnumber the accelerators, slots start again from accelerator 0."""
+        return f"cuda:{self.slots[component][rank] % self.num_accelerators}" if self.num_accelerators else "cpu"
 
 
 def parse_placement(
-    component_placement: Mapping[str, str | int], components: Sequence[str], num_accelerators: int | None = None
+    component_placement: Mapping[str, str | int],
+    components: Sequence[str],
+    *,
+    sharing: Sequence[str] = (),
+    num_accelerators: int | None = None,
 ) -> Placement:
     """Read ``cluster.component_placement``; every one of ``components`` must be placed exactly once.
+
+    Args:
+        sharing: components whose workers need no accelerator to themselves (simulators on the CPU): several may be on
+            one, so the machine's accelerators do not limit their ranks.
+        num_accelerators: None counts this machine's.
 
     Raises:
         PlacementError: bad syntax, a component that is missing, unknown or placed twice, or a rank without accelerator.
@@ -87,7 +97,7 @@ def parse_placement(
                 slots[name] = parse_ranks(text, num_slots)
             except PlacementError as error:
                 raise PlacementError(f"{name}: {error}") from None
-            if accelerators and max(slots[name]) >= accelerators:
+            if accelerators and max(slots[name]) >= accelerators and name not in sharing:
                 raise PlacementError(
                     f"{name}: got rank {max(slots[name])}, but this machine has {accelerators} accelerator(s), "
                     "numbered from 0"

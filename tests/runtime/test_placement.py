@@ -75,6 +75,13 @@ def test_all_means_every_accelerator() -> None:
     assert {name: placement.world_size(name) for name in COMPONENTS} == dict.fromkeys(COMPONENTS, 3)
 
 
+def test_simulators_may_outnumber_the_accelerators() -> None:
+    placement = parse_placement({"actor,rollout": 0, "env": "0-2"}, COMPONENTS, sharing=("env",), num_accelerators=2)
+    assert [placement.device("env", rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    with pytest.raises(PlacementError, match=r"actor: got rank 2, but this machine has 2 accelerator\(s\)"):
+        parse_placement({"actor": 2, "rollout,env": 0}, COMPONENTS, sharing=("env",), num_accelerators=2)
+
+
 def test_without_accelerators_ranks_are_processes_on_the_cpu() -> None:
     placement = parse_placement({"actor": 0, "rollout": 0, "env": "0-63"}, COMPONENTS, num_accelerators=0)
     assert placement.world_size("env") == 64
