@@ -24,6 +24,7 @@ import rich
 import yaml
 from rich.console import Console
 
+from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.contracts import Spaces
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
@@ -132,7 +133,7 @@ def connect(config: Config, backend: Backend) -> tuple[WorkerGroup, WorkerGroup,
     answers = backend.channel("answers", lanes.all(), LANE_CAPACITY)
     trajectories = backend.channel("trajectories", range(world["actor"]), len(lanes.all()))
     weights = backend.channel("weights", range(world["rollout"]), 1)
-    needs_values = config.algorithm.adv_type == "gae"
+    needs_values = ADVANTAGES[config.algorithm.adv_type].needs_values
     env, rollout, actor = backend.launch(
         [
             _group(

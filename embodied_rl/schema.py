@@ -88,10 +88,10 @@ class SamplingConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    adv_type: Literal["gae", "grpo"]
-    """Advantage estimator. gae needs a value head, which the model then gets."""
-    loss_type: Literal["ppo"]
-    """Policy loss."""
+    adv_type: str
+    """Advantage estimator: gae or grpo. gae needs a value head, which the model then gets."""
+    loss_type: str
+    """Policy loss: ppo."""
     group_size: PositiveInt
     """Envs that start from the same initial state and are compared with each other."""
     rollout_epoch: PositiveInt
@@ -111,7 +111,7 @@ class AlgorithmConfig:
     gae_lambda: Fraction
     """gae only."""
     normalize_advantages: bool
-    """gae: to zero mean and unit deviation over the whole batch. grpo: always by group."""
+    """gae: to zero mean and unit deviation over the whole batch. grpo always normalises by group."""
     norm_std: bool
     """grpo: divide by the group's standard deviation; false is Dr.GRPO's choice."""
     filter_rewards: bool

@@ -12,6 +12,7 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry, lookup
 from embodied_rl.algorithms.levels import check_levels
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import ConfigError, UserError, suggestion
@@ -138,6 +139,12 @@ def _batch_problems(c: Config) -> Iterator[str]:
 
 def _algorithm_problems(c: Config) -> Iterator[str]:
     a = c.algorithm
+    for key, table in (("adv_type", ADVANTAGES), ("loss_type", POLICY_LOSSES)):
+        try:
+            lookup(table, key, getattr(a, key))
+        except ValueError as error:
+            yield str(error)
+    needs_groups = a.adv_type in ADVANTAGES and ADVANTAGES[a.adv_type].needs_groups
     try:
         check_levels(a.reward_type, a.logprob_type)
     except ValueError as error:
@@ -147,12 +154,15 @@ def _algorithm_problems(c: Config) -> Iterator[str]:
             f"algorithm.n_minibatches={a.n_minibatches} and actor.global_batch_size={c.actor.global_batch_size}: set "
             "exactly one of them, the other to null"
         )
-    if a.adv_type == "grpo" and a.group_size < 2:
-        yield f"algorithm.group_size: got {a.group_size}; adv_type=grpo compares the members of a group, use 2 or more"
-    if a.adv_type == "grpo" and c.env.train.auto_reset:
+    if needs_groups and a.group_size < 2:
         yield (
-            "env.train.auto_reset: grpo scores one whole episode per env, and auto_reset would mix several into a "
-            "score; set env.train.auto_reset=false, or use algorithm=ppo"
+            f"algorithm.group_size: got {a.group_size}; adv_type={a.adv_type} compares the members of a group, use 2 "
+            "or more"
+        )
+    if needs_groups and c.env.train.auto_reset:
+        yield (
+            f"env.train.auto_reset: adv_type={a.adv_type} scores one whole episode per env, and auto_reset would "
+            "mix several into a score; set env.train.auto_reset=false, or use algorithm=ppo"
         )
     if a.rewards_lower_bound > a.rewards_upper_bound:
         yield (
@@ -182,15 +192,16 @@ def _env_problems(c: Config) -> Iterator[str]:
         )
 
 
+def _estimator(c: Config) -> Entry:
+    return ADVANTAGES[c.algorithm.adv_type]
+
+
 _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
-    ("algorithm.gamma", lambda c: c.algorithm.adv_type == "grpo", "adv_type=grpo scores whole episodes undiscounted"),
-    ("algorithm.gae_lambda", lambda c: c.algorithm.adv_type != "gae", "only adv_type=gae reads it"),
-    ("algorithm.normalize_advantages", lambda c: c.algorithm.adv_type == "grpo", "grpo normalises by group"),
-    ("algorithm.norm_std", lambda c: c.algorithm.adv_type != "grpo", "only adv_type=grpo reads it"),
-    ("algorithm.value_loss_coef", lambda c: c.algorithm.adv_type != "gae", "there is no value head without gae"),
-    ("algorithm.value_clip", lambda c: c.algorithm.adv_type != "gae", "there is no value head without gae"),
-    ("algorithm.huber_delta", lambda c: c.algorithm.adv_type != "gae", "there is no value head without gae"),
-    ("actor.optim.value_lr", lambda c: c.algorithm.adv_type != "gae", "there is no value head without gae"),
+    ("algorithm.normalize_advantages", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
+    ("algorithm.value_loss_coef", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.value_clip", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.huber_delta", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("actor.optim.value_lr", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.rewards_lower_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
     ("algorithm.rewards_upper_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
     ("algorithm.entropy_type", lambda c: c.algorithm.entropy_bonus == 0, "algorithm.entropy_bonus is 0"),
@@ -205,8 +216,18 @@ Not here: what ``runner.only_eval`` leaves unread. One evaluates with the comman
 
 
 def _unread_keys(c: Config, overridden: Sequence[str]) -> Iterator[str]:
+    if c.algorithm.adv_type not in ADVANTAGES or c.algorithm.loss_type not in POLICY_LOSSES:
+        return  # said already, and nothing is known of what they read
     for key in dict.fromkeys(overridden):
         for pattern, unread, why in _UNREAD:
             if (key == pattern or key.startswith(pattern + ".")) and unread(c):
                 yield f"{key}: this run would not read it, since {why}; leave it out"
                 break
+        for name, table in (("adv_type", ADVANTAGES), ("loss_type", POLICY_LOSSES)):
+            option, choice = key.removeprefix("algorithm."), getattr(c.algorithm, name)
+            readers = [entry for entry, its in table.items() if option in its.options]
+            if readers and choice not in readers:
+                yield (
+                    f"{key}: this run would not read it, since {name}={choice} does not use it "
+                    f"({', '.join(readers)} does); leave it out"
+                )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,3 @@ class SimEnv(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-AdapterParams = Mapping[str, Any]

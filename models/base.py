@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,3 @@ class Policy(nn.Module):
     def shard_units(self) -> list[nn.Module]:
         """The blocks that FSDP gathers one at a time: one a transformer layer. Empty: the model is one unit."""
         return []
-
-
-ModelParams = Mapping[str, Any]

@@ -79,6 +79,11 @@ def test_several_broken_rules_are_reported_together() -> None:
     [
         (["++algorithm.gama=0.9"], r"algorithm.gama: no such key. Did you mean 'algorithm.gamma'?"),
         (["++env.init_params.step_sise=1"], "Did you mean 'env.init_params.step_size'?"),
+        (
+            ["algorithm.adv_type=grop"],
+            "algorithm.adv_type: got 'grop', expected one of gae, grpo; did you mean",
+        ),
+        (["algorithm.loss_type=pop"], "algorithm.loss_type: got 'pop', expected one of ppo"),
         (["env.env_type=libro"], "env.env_type: got 'libro', expected one of dummy, libero, or module:Class."),
         (["model.model_type=tinyvla"], "Did you mean 'tiny_vla'?"),
         (["runner.logger.logger_backends=[jsnol]"], "Did you mean 'jsonl'?"),
@@ -93,7 +98,7 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["cluster=serial", "cluster.component_placement.actor=0-1"], "one process is one rank; use cluster=process"),
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], "cannot share its one ratio"),
         (["actor.global_batch_size=8"], "set exactly one of them, the other to null"),
-        (["env.train.auto_reset=true"], "grpo scores one whole episode per env"),
+        (["env.train.auto_reset=true"], "adv_type=grpo scores one whole episode per env"),
         (["env.train.max_steps_per_rollout_epoch=64"], "nothing starts a second episode; set env.train"),
         (["env.train.max_steps_per_rollout_epoch=16"], "episodes would be dropped unfinished"),
         (

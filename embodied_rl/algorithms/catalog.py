@@ -24,7 +24,9 @@ class Entry:
     needs_values: bool = False
     """It needs a policy with a value head."""
     needs_groups: bool = False
-    """It compares the envs of a group with each other, so groups must have two members or more."""
+    """It scores whole episodes and compares those of a group: groups must have two members or more."""
+    batch_normalized: bool = False
+    """Its advantages may be normalised over the whole batch (``algorithm.normalize_advantages``)."""
 
     def load(self) -> Callable[..., Any]:
         module, _, name = self.function.partition(":")
@@ -32,7 +34,12 @@ class Entry:
 
 
 ADVANTAGES: Mapping[str, Entry] = {
-    "gae": Entry(function="embodied_rl.algorithms.advantages:gae", options=("gamma", "gae_lambda"), needs_values=True),
+    "gae": Entry(
+        function="embodied_rl.algorithms.advantages:gae",
+        options=("gamma", "gae_lambda"),
+        needs_values=True,
+        batch_normalized=True,
+    ),
     "grpo": Entry(function="embodied_rl.algorithms.advantages:grpo", options=("norm_std",), needs_groups=True),
 }
 """``algorithm.adv_type``; each is a function ``(AdvantageInputs, *, <options>) -> AdvantageEstimate``."""

@@ -43,7 +43,7 @@ def build_train_batch(
     parts = [_samples(trajectory, config) for trajectory in trajectories]
     fields = {key: _cat([part[key] for part in parts]) for key in parts[0] if key != "groups"}
     advantages, unit_mask = fields.pop("unit_advantages"), fields.pop("unit_mask")
-    if config.normalize_advantages and config.adv_type == "gae":
+    if config.normalize_advantages and ADVANTAGES[config.adv_type].batch_normalized:
         advantages = normalize_advantages(advantages, unit_mask, reduce=reduce)
     fields["advantages"] = broadcast_to_level(
         advantages,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from rich.console import Console
 
+from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.report import SuccessReport, write_eval_json
 from embodied_rl.evaluation.success import SuccessTable
 from embodied_rl.schema import Config
@@ -74,9 +75,9 @@ def warning(metrics: Mapping[str, float], config: Config) -> str | None:
             "no update: algorithm.filter_rewards masked every group; widen algorithm.rewards_lower_bound and "
             "rewards_upper_bound, or use more groups"
         )
-    if config.algorithm.adv_type == "grpo" and metrics["actor/groups_equal"] == 1:
+    if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
         return (
-            "every group's members got the same return, so the gradient is zero: GRPO needs groups in which some "
+            "every group's members got the same return, so the gradient is zero: it takes groups in which some "
             "succeed and some fail; start from a better policy, or use easier tasks, longer episodes or more envs"
         )
     return None

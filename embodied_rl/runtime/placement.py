@@ -60,8 +60,10 @@ class Placement:
         return len(self.slots[component])
 
     def device(self, component: str, rank: int) -> str:
-        """torch device of one worker: ``cuda:<slot>``, or ``cpu`` on a machine without accelerators. Where a component's
-        workers outnumber the accelerators, slots start again from accelerator 0."""
+        """torch device of one worker: ``cuda:<slot>``, or ``cpu`` on a machine without accelerators.
+
+        Where a component's workers outnumber the accelerators, slots start again from accelerator 0.
+        """
         return f"cuda:{self.slots[component][rank] % self.num_accelerators}" if self.num_accelerators else "cpu"
 
 
