@@ -89,7 +89,8 @@ class SamplingConfig:
 class AlgorithmConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     adv_type: str
-    """Advantage estimator: gae or grpo. gae needs a value head, which the model then gets."""
+    """Advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or raw. gae needs a value
+    head, which the model then gets."""
     loss_type: str
     """Policy loss: ppo."""
     group_size: PositiveInt
@@ -107,11 +108,11 @@ class AlgorithmConfig:
     entropy_type: Level
     """What an entropy belongs to."""
     gamma: Fraction
-    """Discount per chunk or per action, after ``reward_type``. gae only."""
+    """Discount per chunk or per action, after ``reward_type``. gae and reinforce_plus_plus."""
     gae_lambda: Fraction
     """gae only."""
     normalize_advantages: bool
-    """gae: to zero mean and unit deviation over the whole batch. grpo always normalises by group."""
+    """To zero mean and unit deviation over the whole batch. gae and reinforce_plus_plus; the others compare groups."""
     norm_std: bool
     """grpo: divide by the group's standard deviation; false is Dr.GRPO's choice."""
     filter_rewards: bool

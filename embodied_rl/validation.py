@@ -144,7 +144,7 @@ def _algorithm_problems(c: Config) -> Iterator[str]:
             lookup(table, key, getattr(a, key))
         except ValueError as error:
             yield str(error)
-    needs_groups = a.adv_type in ADVANTAGES and ADVANTAGES[a.adv_type].needs_groups
+    estimator = ADVANTAGES.get(a.adv_type)
     try:
         check_levels(a.reward_type, a.logprob_type)
     except ValueError as error:
@@ -154,12 +154,12 @@ def _algorithm_problems(c: Config) -> Iterator[str]:
             f"algorithm.n_minibatches={a.n_minibatches} and actor.global_batch_size={c.actor.global_batch_size}: set "
             "exactly one of them, the other to null"
         )
-    if needs_groups and a.group_size < 2:
+    if estimator and estimator.needs_groups and a.group_size < 2:
         yield (
             f"algorithm.group_size: got {a.group_size}; adv_type={a.adv_type} compares the members of a group, use 2 "
             "or more"
         )
-    if needs_groups and c.env.train.auto_reset:
+    if estimator and estimator.scores_episodes and c.env.train.auto_reset:
         yield (
             f"env.train.auto_reset: adv_type={a.adv_type} scores one whole episode per env, and auto_reset would "
             "mix several into a score; set env.train.auto_reset=false, or use algorithm=ppo"

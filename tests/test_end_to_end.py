@@ -159,6 +159,23 @@ def test_a_step_that_taught_nothing_says_so(tmp_path: Path, capsys: pytest.Captu
     assert "no update: algorithm.filter_rewards masked every group" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["algorithm=rloo"],
+        ["algorithm=reinforce_pp"],
+        ["algorithm=reinforce_pp", "algorithm.adv_type=reinforce_plus_plus_baseline", "algorithm.group_size=4"],
+        ["algorithm=grpo", "algorithm.adv_type=raw"],
+    ],
+)
+def test_every_estimator_trains(tmp_path: Path, options: list[str]) -> None:
+    config = tiny_run(tmp_path, "cluster=serial", *options, "runner.max_steps=1", "runner.eval_at_end=false")
+    run(config)
+    [line] = metrics_of(only_run(config))
+    assert line["actor/grad_norm"] > 0
+    assert line["actor/samples"] == 64  # 16 envs, none of them done before its fourth chunk
+
+
 def test_two_actor_ranks_train_as_one(tmp_path: Path) -> None:
     weights = []
     for ranks in ("0", "0-1"):

@@ -154,10 +154,7 @@ def grpo(inputs: AdvantageInputs, *, norm_std: bool = True, eps: float = 1e-6) -
         ValueError: a group with one member.
     """
     scores = rollout_scores(inputs.rewards, inputs.valid)
-    advantages = group_relative(scores, inputs.group_ids, norm_std=norm_std, eps=eps)
-    valid = inputs.valid.any(-1) if inputs.reward_level == "chunk_level" else inputs.valid
-    per_env = advantages if inputs.reward_level == "chunk_level" else advantages.unsqueeze(-1)
-    return AdvantageEstimate(advantages=per_env.expand_as(valid).masked_fill(~valid, 0.0), valid=valid, returns=None)
+    return _same_everywhere(inputs, group_relative(scores, inputs.group_ids, norm_std=norm_std, eps=eps))
 
 
 def group_relative(scores: Tensor, group_ids: Tensor, *, norm_std: bool = True, eps: float = 1e-6) -> Tensor:
@@ -166,3 +163,73 @@ def group_relative(scores: Tensor, group_ids: Tensor, *, norm_std: bool = True, 
     groups.check_sizes()
     centred = scores.double() - groups.mean(scores)
     return (centred / (groups.std(scores) + eps) if norm_std else centred).to(scores.dtype)
+
+
+@torch.no_grad()
+def rloo(inputs: AdvantageInputs) -> AdvantageEstimate:
+    """Leave-one-out baseline (Ahmadian et al. 2024, arXiv:2402.14740, section 2.3): ``R - mean of the others' R``.
+
+    ``R`` is as in :func:`grpo`, and every valid unit of the env gets the same advantage.
+
+    Raises:
+        ValueError: a group with one member.
+    """
+    scores = rollout_scores(inputs.rewards, inputs.valid)
+    groups = Groups.of(inputs.group_ids)
+    groups.check_sizes()
+    sizes = groups.sizes[groups.member_of].double()
+    # R - (sum - R) / (n - 1) = n / (n - 1) * (R - mean)
+    advantages = sizes / (sizes - 1.0) * (scores.double() - groups.mean(scores))
+    return _same_everywhere(inputs, advantages.to(scores.dtype))
+
+
+@torch.no_grad()
+def raw(inputs: AdvantageInputs) -> AdvantageEstimate:
+    """REINFORCE without a baseline (Williams 1992): the rollout's return ``R`` at every valid unit of the env."""
+    return _same_everywhere(inputs, rollout_scores(inputs.rewards, inputs.valid))
+
+
+@torch.no_grad()
+def reinforce_plus_plus(inputs: AdvantageInputs, *, gamma: float) -> AdvantageEstimate:
+    """REINFORCE++ (Hu et al. 2025, arXiv:2501.03262): the discounted return-to-go of a terminal reward.
+
+    The rollout's return ``R`` is taken as paid at the env's last valid unit, so a unit with k valid units of the env
+    after it gets ``gamma^k R``. To be whitened over the batch (``algorithm.normalize_advantages``).
+    """
+    return _to_go(inputs, rollout_scores(inputs.rewards, inputs.valid), gamma)
+
+
+@torch.no_grad()
+def reinforce_plus_plus_baseline(inputs: AdvantageInputs, *, gamma: float) -> AdvantageEstimate:
+    """:func:`reinforce_plus_plus` of ``R`` minus its group's mean.
+
+    Raises:
+        ValueError: a group with one member.
+    """
+    scores = rollout_scores(inputs.rewards, inputs.valid)
+    return _to_go(inputs, group_relative(scores, inputs.group_ids, norm_std=False), gamma)
+
+
+def _unit_mask(inputs: AdvantageInputs) -> Tensor:
+    """[U] bool: the units of the reward level that were taken."""
+    return inputs.valid.any(-1) if inputs.reward_level == "chunk_level" else inputs.valid
+
+
+def _same_everywhere(inputs: AdvantageInputs, per_env: Tensor) -> AdvantageEstimate:
+    """Give each env's number ([N]) to all its valid units."""
+    valid = _unit_mask(inputs)
+    spread = per_env if inputs.reward_level == "chunk_level" else per_env.unsqueeze(-1)
+    return AdvantageEstimate(advantages=spread.expand_as(valid).masked_fill(~valid, 0.0), valid=valid, returns=None)
+
+
+def _to_go(inputs: AdvantageInputs, per_env: Tensor, gamma: float) -> AdvantageEstimate:
+    """Discount each env's number ([N]) back from its last valid unit."""
+    valid = _unit_mask(inputs)
+    # Units in the order of time: [T,N] at chunk level, [T,C,N] flattened at action level.
+    in_time = valid if valid.ndim == 2 else valid.transpose(1, 2).flatten(0, 1)
+    later = in_time.flip(0).cumsum(0).flip(0) - in_time.long()
+    advantages = (per_env * gamma**later).masked_fill(~in_time, 0.0)
+    if valid.ndim == 3:
+        t, n, c = valid.shape
+        advantages = advantages.view(t, c, n).transpose(1, 2).contiguous()
+    return AdvantageEstimate(advantages=advantages, valid=valid, returns=None)

@@ -24,7 +24,9 @@ class Entry:
     needs_values: bool = False
     """It needs a policy with a value head."""
     needs_groups: bool = False
-    """It scores whole episodes and compares those of a group: groups must have two members or more."""
+    """It compares the members of a group, so groups must have two or more."""
+    scores_episodes: bool = False
+    """It gives a whole rollout of an env one score, so a rollout must be one episode."""
     batch_normalized: bool = False
     """Its advantages may be normalised over the whole batch (``algorithm.normalize_advantages``)."""
 
@@ -40,7 +42,29 @@ ADVANTAGES: Mapping[str, Entry] = {
         needs_values=True,
         batch_normalized=True,
     ),
-    "grpo": Entry(function="embodied_rl.algorithms.advantages:grpo", options=("norm_std",), needs_groups=True),
+    "grpo": Entry(
+        function="embodied_rl.algorithms.advantages:grpo",
+        options=("norm_std",),
+        needs_groups=True,
+        scores_episodes=True,
+    ),
+    "rloo": Entry(
+        function="embodied_rl.algorithms.advantages:rloo", options=(), needs_groups=True, scores_episodes=True
+    ),
+    "reinforce_plus_plus": Entry(
+        function="embodied_rl.algorithms.advantages:reinforce_plus_plus",
+        options=("gamma",),
+        batch_normalized=True,
+        scores_episodes=True,
+    ),
+    "reinforce_plus_plus_baseline": Entry(
+        function="embodied_rl.algorithms.advantages:reinforce_plus_plus_baseline",
+        options=("gamma",),
+        needs_groups=True,
+        batch_normalized=True,
+        scores_episodes=True,
+    ),
+    "raw": Entry(function="embodied_rl.algorithms.advantages:raw", options=(), scores_episodes=True),
 }
 """``algorithm.adv_type``; each is a function ``(AdvantageInputs, *, <options>) -> AdvantageEstimate``."""
 
