@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly VENV=.venv STAMP=.venv/.setup-stamp UNFINISHED=.venv/.setup-unfinished LOG=.venv/setup.log
 readonly PINS=constraints/pins.txt HASHES=constraints/libero-hashes.txt
 readonly EXTRAS="${EXTRAS:-libero,wandb,dev}"
-readonly TORCH_INDEX_URL="${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}"
+readonly TORCH_INDEX_URL="${TORCH_INDEX_URL:-}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
 unset PYTHONHOME PYTHONPATH PIP_REQUIRE_VIRTUALENV PIP_TARGET PIP_USER PIP_PREFIX || true
 
@@ -118,15 +118,19 @@ install_torch() {
     return
   fi
   say "[1/3] torch $version (CPU build)"
-  # --no-deps: the public index holds only torch's; the rest comes with the project, from pip's own sources.
+  # --no-deps: such an index holds only torch's; the rest comes with the project, from pip's own sources.
   if pip_install --no-deps --retries 1 --timeout 20 "torch==$version+cpu" >"$LOG" 2>&1; then
     grep -E '^(Successfully|Requirement already)' "$LOG" || true
     return
   fi
+  [ -n "$TORCH_INDEX_URL" ] ||
+    fail "pip, as it is set up, offers no torch $version+cpu, and the registry's own build brings gigabytes of CUDA." \
+      "Name PyTorch's index of CPU wheels (its 'Get started' page has it): make setup TORCH_INDEX_URL=URL" \
+      "A folder with the wheel will do. The attempt's output is in $LOG."
   printf 'pip, as it is set up, offers no torch %s+cpu; asking %s\n' "$version" "$TORCH_INDEX_URL"
   pip_install --no-deps --retries 2 --timeout 30 --index-url "$TORCH_INDEX_URL" "torch==$version+cpu" ||
     fail "no CPU build of torch $version found." \
-      "Give an index or folder that has it: make setup TORCH_INDEX_URL=https://..." \
+      "TORCH_INDEX_URL=$TORCH_INDEX_URL has none; give another index or folder." \
       "The first attempt's output is in $LOG."
 }
 
