@@ -68,6 +68,7 @@ def run(config: Config) -> None:
         )
     run_dir = _run_directory(config, resumed)
     video_dir = Path(config.env.eval.video_cfg.video_base_dir) / _run_name(config, run_dir)
+    train_video_dir = Path(config.env.train.video_cfg.video_base_dir) / _run_name(config, run_dir)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
     if resumed:
@@ -101,6 +102,7 @@ def run(config: Config) -> None:
             config=config,
             run_dir=run_dir,
             video_dir=video_dir,
+            train_video_dir=train_video_dir,
             env=env,
             rollout=rollout,
             actor=actor,

@@ -176,6 +176,13 @@ def test_every_estimator_trains(tmp_path: Path, options: list[str]) -> None:
     assert line["actor/samples"] == 64  # 16 envs, none of them done before its fourth chunk
 
 
+def test_training_videos_go_where_their_own_config_says(tmp_path: Path) -> None:
+    videos = ["env.train.video_cfg.save_video=true", f"env.train.video_cfg.video_base_dir={tmp_path / 'training'}"]
+    run(tiny_run(tmp_path, "cluster=serial", *videos, "runner.max_steps=1", "runner.eval_at_end=false"))
+    assert [path.parent.name for path in (tmp_path / "training").rglob("*.mp4")] == ["step_000001"] * 2
+    assert not (tmp_path / "videos").exists()
+
+
 def test_two_actor_ranks_train_as_one(tmp_path: Path) -> None:
     weights = []
     for ranks in ("0", "0-1"):

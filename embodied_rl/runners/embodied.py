@@ -42,6 +42,8 @@ class EmbodiedRunner:
     config: Config
     run_dir: Path
     video_dir: Path
+    """Of evaluations."""
+    train_video_dir: Path
     env: WorkerGroup
     rollout: WorkerGroup
     actor: WorkerGroup
@@ -77,7 +79,8 @@ class EmbodiedRunner:
         """Rollout, advantages, update, weight sync."""
         start = time.perf_counter()
         self.progress.describe("rollout")
-        video_dir = self.video_dir / f"step_{step + 1:06d}" if self.config.env.train.video_cfg.save_video else None
+        wanted = self.config.env.train.video_cfg.save_video
+        video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wanted else None
         served = self.rollout.call(RolloutWorker.serve, mode="train", step=step)
         received = self.actor.call(ActorWorker.receive)
         envs: list[EnvReport] = self.env.call(EnvWorker.interact, step=step, video_dir=video_dir).wait()
