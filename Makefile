@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help setup run test test-slow test-all lint format bench check-wheel build clean
+.PHONY: help setup run test test-slow test-all lint format bench bench-peers check-wheel build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,10 @@ format: setup ## Let ruff sort imports and format
 
 bench: setup ## Run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: setup ## Compare algorithms with published packages (.venv-peers, 1.9 GB)
+	@bash benchmarks/peers/setup.sh
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 check-wheel: setup ## Prove the wheel: build it, install it elsewhere, run it
 	@bash scripts/check_wheel.sh
