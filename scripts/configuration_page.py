@@ -5,8 +5,6 @@ Run it after a change of either: ``python scripts/configuration_page.py``.
 
 from __future__ import annotations
 
-import ast
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,13 @@ from omegaconf import OmegaConf
 
 from embodied_rl import schema
 from embodied_rl.cli import CONFIG_MODULE
+from embodied_rl.explain.own import documentation
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-Every key, with its type and its default for `python train.py task=embodied env=libero_10`. Made by
+Every key, with its type and its default: first those of `python train.py task=embodied env=libero_10`, then, for each
+other task, what differs from those before: sections of its own and other defaults. Made by
 `python scripts/configuration_page.py` from `embodied_rl/schema.py` and `config/`; a test keeps it current.
 
 Set any key on the command line (`actor.optim.lr=3e-4`), choose groups the same way (`algorithm=ppo`), put what belongs
@@ -30,20 +30,7 @@ All mistakes are reported together, before any worker starts: unknown keys with 
 combinations that cannot be, and keys that the run would not read.
 """
 
-
-def documentation(section: type) -> dict[str, tuple[str, str]]:
-    """Field -> (type, docstring) of a schema dataclass."""
-    [definition] = ast.parse(inspect.getsource(section)).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, tuple[str, str]] = {}
-    name = ""
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
-            name = node.target.id
-            found[name] = (ast.unparse(node.annotation), "")
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
-            found[name] = (found[name][0], " ".join(str(node.value.value).split()))
-    return found
+TABLE = "| key | type | default | |\n|---|---|---|---|"
 
 
 def rows(section: type, prefix: str, defaults: Any) -> list[str]:
@@ -61,15 +48,35 @@ def rows(section: type, prefix: str, defaults: Any) -> list[str]:
     return lines
 
 
+def defaults_of(*overrides: str) -> dict[str, Any]:
+    """What ``python train.py <overrides>`` would run."""
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        found = OmegaConf.to_container(compose("train", overrides=list(overrides)), resolve=True)
+    assert isinstance(found, dict)
+    return {str(name): section for name, section in found.items()}
+
+
+def sections(task: str, defaults: dict[str, Any]) -> dict[str, list[str]]:
+    """Section -> its table's rows."""
+    return {
+        name: rows(getattr(schema, kind), f"{name}.", defaults[name])
+        for name, (kind, _) in documentation(schema.TASKS[task]).items()
+    }
+
+
 def page() -> str:
     """The whole page."""
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        defaults = OmegaConf.to_container(compose("train", overrides=["task=embodied", "env=libero_10"]), resolve=True)
-    assert isinstance(defaults, dict)
+    first = sections("embodied", defaults_of("task=embodied", "env=libero_10"))
     parts = [HEAD]
-    for name, (kind, _) in documentation(schema.Config).items():
-        parts.append(f"\n## {name}\n\n| key | type | default | |\n|---|---|---|---|")
-        parts += rows(getattr(schema, kind), f"{name}.", defaults[name])
+    for name, lines in first.items():
+        parts += [f"\n## {name}\n\n{TABLE}", *lines]
+    shown = {line for lines in first.values() for line in lines}
+    for task in [name for name in schema.TASKS if name != "embodied"]:
+        for name, lines in sections(task, defaults_of(f"task={task}")).items():
+            own = [line for line in lines if line not in shown]
+            shown.update(own)
+            if own:
+                parts += [f"\n## task={task}: {name}\n\n{TABLE}", *own]
     return "\n".join(parts) + "\n"
 
 

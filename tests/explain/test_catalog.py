@@ -1,0 +1,81 @@
+"""The data is whole: our keys exist, no key is listed twice, none is lost."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+import yaml
+
+from embodied_rl.cli import FREE_FORM, GROUPS
+from embodied_rl.explain.catalog import STATUSES, SYSTEMS, _entry, expand_braces, load_entries
+from embodied_rl.schema import TASKS
+from embodied_rl.validation import known_keys
+
+COUNTS = {"verl": 235, "roll": 159, "areal": 654, "cosmos_rl": 162, "rlinf": 289}
+"""Keys of each system. More is welcome; fewer means that someone's key is no longer answered."""
+
+
+def test_every_key_of_ours_exists() -> None:
+    known = {key for schema in TASKS.values() for key in known_keys(schema)} | set(GROUPS)
+    unknown = {(entry.capability, key) for entry in load_entries() for key in entry.ours if key not in known}
+    assert not unknown
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_key_is_listed_twice(system: str) -> None:
+    counts = Counter(key for entry in load_entries() for key in entry.keys(system))
+    assert not [key for key, count in counts.items() if count > 1]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_key_is_lost(system: str) -> None:
+    assert sum(len(entry.keys(system)) for entry in load_entries()) >= COUNTS[system]
+
+
+def test_no_capability_is_listed_twice() -> None:
+    counts = Counter(entry.capability for entry in load_entries())
+    assert not [capability for capability, count in counts.items() if count > 1]
+
+
+def test_every_entry_says_something() -> None:
+    for entry in load_entries():
+        assert bool(entry.ours) != bool(entry.status), entry.capability
+        assert all(entry.patterns.values()), entry.capability
+        assert entry.patterns or entry.note, entry.capability
+        if entry.status:
+            assert entry.status in STATUSES
+        for sentence in filter(None, (entry.note, *entry.notes.values())):
+            assert sentence.endswith("."), f"{entry.capability}: {sentence}"
+
+
+def test_notes_name_only_keys_of_ours_that_exist() -> None:
+    """A note that sends the user to a key which is no more would be worse than none."""
+    known = {key for schema in TASKS.values() for key in known_keys(schema)}
+    sections = {key.partition(".")[0] for key in known}
+    for entry in load_entries():
+        for word in re.split(r"[\s()]", entry.note):
+            key = word.strip(".,;:").partition("=")[0]
+            if "." in key and key.partition(".")[0] in sections and not key.startswith(FREE_FORM):
+                assert key in known, f"{entry.capability}: {key}"
+
+
+def test_braces_expand_as_in_a_shell() -> None:
+    assert expand_braces("a.b") == ["a.b"]
+    assert expand_braces("{a,b}.c") == ["a.c", "b.c"]
+    assert expand_braces("{a,b}.{c,d}") == ["a.c", "a.d", "b.c", "b.d"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{capability: x, verl: a.b}", "got neither, expected exactly one of ours"),
+        ("{capability: x, ours: a, planned: Soon., verl: a.b}", "expected exactly one of ours"),
+        ("{capability: x, ours: a, vrel: a.b}", "got vrel"),
+        ("{capability: x, ours: a, verl: a.b, notes: {roll: Differs.}}", "notes on roll"),
+    ],
+)
+def test_malformed_entries_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _entry("topic", yaml.safe_load(text))
