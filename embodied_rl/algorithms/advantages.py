@@ -28,6 +28,10 @@ class AdvantageInputs:
     """[T,N,C] bool."""
     group_ids: Tensor
     """[N] int64; a group's members are all here."""
+    scores: Tensor
+    """[N]: what the task gave each env over the whole rollout, normalised where ``reward_norm`` says so."""
+    penalties: Tensor | None = None
+    """[T,N,C], at least 0 in the mean: to be taken off the rewards (the divergence from the reference policy)."""
     values: Tensor | None = None
     """[T,N,V]."""
     bootstrap_values: Tensor | None = None
@@ -73,23 +77,20 @@ def gae(inputs: AdvantageInputs, *, gamma: float, gae_lambda: float) -> Advantag
             f"adv_type=gae, reward_type={inputs.reward_level}: got values {list(values.shape)}, "
             f"expected [{t}, {n}, {wanted}]"
         )
-    rewards = inputs.rewards.masked_fill(~inputs.valid, 0.0)
-    terminated, truncated = inputs.terminated & inputs.valid, inputs.truncated & inputs.valid
+    rewards = inputs.rewards if inputs.penalties is None else inputs.rewards - inputs.penalties
     if inputs.reward_level == "chunk_level":
         valid = inputs.valid.any(-1)
         advantages, returns = gae_recursion(
-            rewards=rewards.sum(-1),
+            rewards=rewards.masked_fill(~inputs.valid, 0.0).sum(-1),
             values=values.squeeze(-1),
             next_values=bootstrap,
-            terminated=terminated.any(-1),
-            truncated=truncated.any(-1),
+            terminated=(inputs.terminated & inputs.valid).any(-1),
+            truncated=(inputs.truncated & inputs.valid).any(-1),
             valid=valid,
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
         return AdvantageEstimate(advantages=advantages, valid=valid, returns=returns.unsqueeze(-1))
-    following = torch.cat((values[..., 1:], bootstrap.unsqueeze(-1)), -1)
-    next_values = torch.where(truncated, bootstrap.unsqueeze(-1), following)
 
     def in_time(x: Tensor) -> Tensor:
         return x.transpose(1, 2).reshape(t * c, n)
@@ -97,12 +98,17 @@ def gae(inputs: AdvantageInputs, *, gamma: float, gae_lambda: float) -> Advantag
     def in_chunks(x: Tensor) -> Tensor:
         return x.view(t, c, n).transpose(1, 2).contiguous()
 
+    step_values, truncated = in_time(values), in_time(inputs.truncated)
+    following = torch.empty_like(step_values)
+    following[:-1] = step_values[1:]
+    by_chunk = following.view(t, c, n)
+    by_chunk[:, -1] = bootstrap
     advantages, returns = gae_recursion(
         rewards=in_time(rewards),
-        values=in_time(values),
-        next_values=in_time(next_values),
-        terminated=in_time(terminated),
-        truncated=in_time(truncated),
+        values=step_values,
+        next_values=torch.where(truncated.view(t, c, n), bootstrap.unsqueeze(1), by_chunk).view(t * c, n),
+        terminated=in_time(inputs.terminated),
+        truncated=truncated,
         valid=in_time(inputs.valid),
         gamma=gamma,
         gae_lambda=gae_lambda,
@@ -129,17 +135,36 @@ def gae_recursion(
     Returns:
         Advantages and returns, [L,N] each.
     """
-    one_step = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
-    # Every position is A_l = a_l + b_l * A_{l+1}: then the sequential part is one fused operation a step.
-    a = one_step.masked_fill(~valid, 0.0)
-    b = torch.full_like(a, gamma * gae_lambda).masked_fill_(terminated | truncated, 0.0).masked_fill_(~valid, 1.0)
-    carried = torch.empty_like(a)
-    a_steps, b_steps, carried_steps = a.unbind(), b.unbind(), carried.unbind()
-    following = torch.zeros_like(a_steps[0])
-    for step in range(len(a_steps) - 1, -1, -1):
-        following = torch.addcmul(a_steps[step], b_steps[step], following, out=carried_steps[step])
-    advantages = carried.masked_fill(~valid, 0.0)
-    return advantages, (advantages + values).masked_fill_(~valid, 0.0)
+    invalid = ~valid
+    # Every position is A_l = a_l + b_l * A_{l+1}.
+    a = (next_values * gamma).masked_fill_(terminated, 0.0).add_(rewards).sub_(values).masked_fill_(invalid, 0.0)
+    b = torch.full_like(a, gamma * gae_lambda).masked_fill_(terminated | truncated, 0.0).masked_fill_(invalid, 1.0)
+    advantages = _scan(a, b).masked_fill_(invalid, 0.0)
+    return advantages, (advantages + values).masked_fill_(invalid, 0.0)
+
+
+BLOCK = 8
+"""Steps that :func:`_scan` combines before it goes through time: fewer, larger operations."""
+
+
+def _scan(a: Tensor, b: Tensor) -> Tensor:
+    """``A_l = a_l + b_l * A_{l+1}`` along the first axis, ``A`` behind the end being 0; overwrites both ([L,N]).
+
+    A long axis is cut into blocks. In all blocks at once every step becomes a function of what follows its block; then
+    the blocks' first steps are gone through one by one, and the others filled in.
+    """
+    length = len(a)
+    size = BLOCK if length > BLOCK**2 and length % BLOCK == 0 else 1
+    a, b = a.view(length // size, size, -1), b.view(length // size, size, -1)
+    for step in range(size - 2, -1, -1):
+        a[:, step].addcmul_(b[:, step], a[:, step + 1])
+        b[:, step].mul_(b[:, step + 1])
+    first, factor = a[:, 0].unbind(), b[:, 0].unbind()
+    for block in range(len(a) - 2, -1, -1):
+        first[block].addcmul_(factor[block], first[block + 1])
+    if size > 1:
+        a[:-1, 1:].addcmul_(b[:-1, 1:], a[1:, :1])
+    return a.view(length, -1)
 
 
 @torch.no_grad()
@@ -153,8 +178,7 @@ def grpo(inputs: AdvantageInputs, *, norm_std: bool = True, eps: float = 1e-6) -
     Raises:
         ValueError: a group with one member.
     """
-    scores = rollout_scores(inputs.rewards, inputs.valid)
-    return _same_everywhere(inputs, group_relative(scores, inputs.group_ids, norm_std=norm_std, eps=eps))
+    return _same_everywhere(inputs, group_relative(_penalized(inputs), inputs.group_ids, norm_std=norm_std, eps=eps))
 
 
 def group_relative(scores: Tensor, group_ids: Tensor, *, norm_std: bool = True, eps: float = 1e-6) -> Tensor:
@@ -174,7 +198,7 @@ def rloo(inputs: AdvantageInputs) -> AdvantageEstimate:
     Raises:
         ValueError: a group with one member.
     """
-    scores = rollout_scores(inputs.rewards, inputs.valid)
+    scores = _penalized(inputs)
     groups = Groups.of(inputs.group_ids)
     groups.check_sizes()
     sizes = groups.sizes[groups.member_of].double()
@@ -185,8 +209,11 @@ def rloo(inputs: AdvantageInputs) -> AdvantageEstimate:
 
 @torch.no_grad()
 def raw(inputs: AdvantageInputs) -> AdvantageEstimate:
-    """REINFORCE without a baseline (Williams 1992): the rollout's return ``R`` at every valid unit of the env."""
-    return _same_everywhere(inputs, rollout_scores(inputs.rewards, inputs.valid))
+    """REINFORCE without a baseline (Williams 1992): the rollout's return ``R`` at every valid unit of the env.
+
+    With ``reward_norm`` any group or batch baseline is this: GRPO's is mean and deviation of the group.
+    """
+    return _same_everywhere(inputs, _penalized(inputs))
 
 
 @torch.no_grad()
@@ -194,9 +221,10 @@ def reinforce_plus_plus(inputs: AdvantageInputs, *, gamma: float) -> AdvantageEs
     """REINFORCE++ (Hu et al. 2025, arXiv:2501.03262): the discounted return-to-go of a terminal reward.
 
     The rollout's return ``R`` is taken as paid at the env's last valid unit, so a unit with k valid units of the env
-    after it gets ``gamma^k R``. To be whitened over the batch (``algorithm.normalize_advantages``).
+    after it gets ``gamma^k R``; penalties are paid where they arise. To be whitened over the batch
+    (``algorithm.normalize_advantages``).
     """
-    return _to_go(inputs, rollout_scores(inputs.rewards, inputs.valid), gamma)
+    return _to_go(inputs, inputs.scores, gamma)
 
 
 @torch.no_grad()
@@ -206,8 +234,31 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs, *, gamma: float) -> Ad
     Raises:
         ValueError: a group with one member.
     """
-    scores = rollout_scores(inputs.rewards, inputs.valid)
-    return _to_go(inputs, group_relative(scores, inputs.group_ids, norm_std=False), gamma)
+    return _to_go(inputs, group_relative(inputs.scores, inputs.group_ids, norm_std=False), gamma)
+
+
+def _penalized(inputs: AdvantageInputs) -> Tensor:
+    """[N]: scores less each env's penalties."""
+    if inputs.penalties is None:
+        return inputs.scores
+    return inputs.scores - rollout_scores(inputs.penalties, inputs.valid)
+
+
+def _discounted_sums(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """[L,N]: ``S_l = r_l + gamma S_{l+1}`` where valid; elsewhere 0, and handed on undiscounted."""
+    nothing = torch.zeros_like(rewards)
+    never = torch.zeros_like(mask)
+    # That is the recursion of GAE with values of 0 and lambda = 1.
+    return gae_recursion(
+        rewards=rewards,
+        values=nothing,
+        next_values=nothing,
+        terminated=never,
+        truncated=never,
+        valid=mask,
+        gamma=gamma,
+        gae_lambda=1.0,
+    )[0]
 
 
 def _unit_mask(inputs: AdvantageInputs) -> Tensor:
@@ -223,12 +274,20 @@ def _same_everywhere(inputs: AdvantageInputs, per_env: Tensor) -> AdvantageEstim
 
 
 def _to_go(inputs: AdvantageInputs, per_env: Tensor, gamma: float) -> AdvantageEstimate:
-    """Discount each env's number ([N]) back from its last valid unit."""
+    """Discount each env's number ([N]) back from its last valid unit, and penalties from where they arose."""
     valid = _unit_mask(inputs)
-    # Units in the order of time: [T,N] at chunk level, [T,C,N] flattened at action level.
-    in_time = valid if valid.ndim == 2 else valid.transpose(1, 2).flatten(0, 1)
-    later = in_time.flip(0).cumsum(0).flip(0) - in_time.long()
-    advantages = (per_env * gamma**later).masked_fill(~in_time, 0.0)
+
+    def in_time(x: Tensor) -> Tensor:
+        """Units in the order of time: [T,N] at chunk level, [T,C,N] flattened at action level."""
+        return x if x.ndim == 2 else x.transpose(1, 2).flatten(0, 1)
+
+    mask = in_time(valid)
+    later = mask.flip(0).cumsum(0).flip(0) - mask.long()
+    advantages = (per_env * gamma**later).masked_fill(~mask, 0.0)
+    if inputs.penalties is not None:
+        penalties = inputs.penalties.masked_fill(~inputs.valid, 0.0)
+        paid = in_time(penalties.sum(-1) if valid.ndim == 2 else penalties)
+        advantages = advantages - _discounted_sums(paid, mask, gamma)
     if valid.ndim == 3:
         t, n, c = valid.shape
         advantages = advantages.view(t, c, n).transpose(1, 2).contiguous()

@@ -28,7 +28,11 @@ class Entry:
     scores_episodes: bool = False
     """It gives a whole rollout of an env one score, so a rollout must be one episode."""
     batch_normalized: bool = False
-    """Its advantages may be normalised over the whole batch (``algorithm.normalize_advantages``)."""
+    """Its advantages may be normalised (``algorithm.normalize_advantages``)."""
+    reward_normalized: bool = False
+    """Scores may be normalised for it (``algorithm.reward_norm``)."""
+    sections: tuple[str, ...] = ()
+    """Further keys that the training step reads on its behalf, and on that of no entry without them."""
 
     def load(self) -> Callable[..., Any]:
         module, _, name = self.function.partition(":")
@@ -55,6 +59,7 @@ ADVANTAGES: Mapping[str, Entry] = {
         function="embodied_rl.algorithms.advantages:reinforce_plus_plus",
         options=("gamma",),
         batch_normalized=True,
+        reward_normalized=True,
         scores_episodes=True,
     ),
     "reinforce_plus_plus_baseline": Entry(
@@ -64,17 +69,33 @@ ADVANTAGES: Mapping[str, Entry] = {
         batch_normalized=True,
         scores_episodes=True,
     ),
-    "raw": Entry(function="embodied_rl.algorithms.advantages:raw", options=(), scores_episodes=True),
+    "raw": Entry(
+        function="embodied_rl.algorithms.advantages:raw",
+        options=(),
+        batch_normalized=True,
+        reward_normalized=True,
+        scores_episodes=True,
+    ),
 }
 """``algorithm.adv_type``; each is a function ``(AdvantageInputs, *, <options>) -> AdvantageEstimate``."""
 
 POLICY_LOSSES: Mapping[str, Entry] = {
     "ppo": Entry(
         function="embodied_rl.algorithms.losses:ppo_policy_loss",
-        options=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
+        options=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "importance_sampling_level"),
     ),
+    "decoupled_ppo": Entry(
+        function="embodied_rl.algorithms.losses:decoupled_ppo_policy_loss",
+        options=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "importance_sampling_level"),
+        sections=("prox_logp_method", "behav_imp_weight_cap", "m2_threshold"),
+    ),
+    "aipo": Entry(
+        function="embodied_rl.algorithms.losses:aipo_policy_loss", options=("aipo_rho", "importance_sampling_level")
+    ),
+    "nll": Entry(function="embodied_rl.algorithms.imitation:nll_loss", options=()),
 }
-"""``algorithm.loss_type``; each is a function (logprobs, old_logprobs, advantages, mask, <options>) -> unit losses."""
+"""``algorithm.loss_type``; each is a function (logprobs, old_logprobs, advantages, mask, <options>) -> unit losses. One
+with ``prox_logp_method`` among its ``sections`` is also given ``proximal_logprobs``."""
 
 
 def lookup(table: Mapping[str, Entry], key: str, name: str) -> Entry:

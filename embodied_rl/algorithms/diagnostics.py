@@ -24,17 +24,30 @@ class Diagnostics:
         """Name -> [] float64."""
 
     @torch.no_grad()
-    def add_mean(self, name: str, units: Tensor, mask: Tensor) -> None:
-        """Add the units where ``mask`` (same shape, bool) is true to the mean called ``name``."""
-        total = units.double().masked_fill(~mask, 0.0).sum()
-        self._add(name, torch.stack((total, mask.sum().double())))
+    def add_mean(self, name: str, units: Tensor, mask: Tensor, *, zeroed: bool = False) -> None:
+        """Add the units where ``mask`` (same shape, bool) is true to the mean called ``name``.
+
+        Args:
+            zeroed: the units are 0 already where ``mask`` is false, which saves most of the cost.
+        """
+        if units.dtype == torch.bool:
+            total = (units & mask).count_nonzero()
+        else:
+            total = (units if zeroed else torch.where(mask, units, 0.0)).sum(dtype=torch.float64)
+        self._add(name, torch.stack((total.double(), mask.count_nonzero().double())))
 
     @torch.no_grad()
     def add_max(self, name: str, units: Tensor, mask: Tensor) -> None:
         """Let the units where ``mask`` is true compete for the maximum called ``name``."""
         # An empty micro-batch has no maximum; torch would raise.
-        largest = units.double().masked_fill(~mask, -torch.inf).flatten()
-        self._compete(name, torch.cat((largest, largest.new_full((1,), -torch.inf))).max())
+        if units.numel():
+            self._compete(name, torch.where(mask, units, -torch.inf).max().double())
+        else:
+            self._compete(name, units.new_full((), -torch.inf, dtype=torch.float64))
+
+    def pair(self, name: str) -> Tensor:
+        """[2] float64: sum and count of the mean called ``name``; zeros before anything was added."""
+        return self._means.get(name, torch.zeros(2, dtype=torch.float64))
 
     def merge(self, other: Diagnostics) -> None:
         """Add another part's numbers, for instance the next micro-batch's."""

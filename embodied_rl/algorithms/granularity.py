@@ -44,6 +44,13 @@ def mask_at_level(valid: Tensor, level: LogprobLevel, action_dim: int) -> Tensor
     return valid if level == "action_level" else valid.any(-1)
 
 
+def any_at_level(tokens: Tensor, level: LogprobLevel) -> Tensor:
+    """Which units of ``level`` have a true token: bool [*,C,A] -> bool [*,C,A], [*,C] or [*]."""
+    if level == "token_level":
+        return tokens
+    return tokens.any(-1) if level == "action_level" else tokens.flatten(-2).any(-1)
+
+
 def broadcast_to_level(
     units: Tensor, reward_level: RewardLevel, level: LogprobLevel, *, num_action_chunks: int, action_dim: int
 ) -> Tensor:

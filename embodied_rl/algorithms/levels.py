@@ -1,4 +1,4 @@
-"""Granularity levels and which of them fit together. Imports no torch: the config's checks use it."""
+"""Levels, and which of them fit together. Imports no torch: the config's checks use it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ RewardLevel = Literal["chunk_level", "action_level"]
 """``algorithm.reward_type``: one reward, value and advantage a chunk, or one a step."""
 LogprobLevel = Literal["token_level", "action_level", "chunk_level"]
 """``algorithm.logprob_type`` and ``algorithm.entropy_type``: one unit a token [C,A], a step [C] or a chunk []."""
+NormLevel = Literal["none", "group", "batch"]
+"""What a mean or a deviation is taken over; see ``normalization.normalize``."""
+RatioLevel = Literal["token", "sequence"]
+"""``algorithm.importance_sampling_level``: a ratio a unit, or the geometric mean of a sample's."""
+LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+"""``algorithm.loss_agg_func``; see ``aggregation.py``."""
+KLType = Literal["k1", "abs", "k2", "k3", "full"]
+"""``algorithm.kl_penalty_type``; see ``kl.py``."""
 
 LEVEL_PAIRS: frozenset[tuple[str, str]] = frozenset(
     {

@@ -1,9 +1,8 @@
-"""Losses per unit, and how units become one number.
+"""Losses per unit.
 
-A loss function returns one loss a unit (0 where masked) and diagnostics. :func:`token_mean` adds the units up and
-divides by a denominator that the caller counted over *all* micro-batches and ranks of the optimiser step: the parts
-then sum to the loss of the whole, whatever the micro-batch size or the number of ranks. Another aggregation is another
-function like it. Functions work in the dtype they are given.
+A loss function returns one loss a unit (0 where masked) and diagnostics; ``aggregation.py`` makes them one number. All
+tensors have the mask's shape [B,*L]: B samples, units at the log-probability level. Functions work in the dtype that
+they are given, and no masked unit has an influence on anything, whatever stands there.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.algorithms.diagnostics import Diagnostics
+from embodied_rl.algorithms.levels import RatioLevel
 
 LOG_RATIO_LIMIT = 20.0
 """|log r| is cut here, so that a ratio is finite (e^20 = 4.9e8) and its product with a zero advantage is 0."""
@@ -26,17 +26,19 @@ def ppo_policy_loss(
     clip_ratio_low: float,
     clip_ratio_high: float | None = None,
     clip_ratio_c: float | None = None,
+    importance_sampling_level: RatioLevel = "token",
 ) -> tuple[Tensor, Diagnostics]:
     """Clipped surrogate loss (Schulman et al. 2017, arXiv:1707.06347, eq. 7) with optional dual clip.
 
     ``L = max(-A r, -A clip(r, 1 - low, 1 + high))``, and where ``A < 0`` at most ``-c A`` (Ye et al. 2020,
-    arXiv:1912.09729, eq. 5). All tensors have one shape: units at the log-probability level.
+    arXiv:1912.09729, eq. 5).
 
     Args:
         logprobs: under the weights being trained, with gradient.
         old_logprobs: under the behaviour policy.
         clip_ratio_high: None takes ``clip_ratio_low``.
         clip_ratio_c: the dual clip's c > 1; None switches it off.
+        importance_sampling_level: see :func:`log_ratios`; ``sequence`` is GSPO's loss (arXiv:2507.18071, eq. 5).
 
     Returns:
         Unit losses and ``ratio``, ``ratio_max``, ``clip_fraction_low`` (A < 0, r below), ``clip_fraction_high`` (A > 0,
@@ -47,34 +49,119 @@ def ppo_policy_loss(
         ValueError: shapes differ, or a hyperparameter is out of range.
     """
     _check_shapes(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    high = clip_ratio_low if clip_ratio_high is None else clip_ratio_high
-    if not 0.0 < clip_ratio_low <= 1.0 or high <= 0.0:
-        raise ValueError(
-            f"clip_ratio_low={clip_ratio_low}, clip_ratio_high={clip_ratio_high}: expected 0 < low <= 1 and high > 0"
-        )
-    if clip_ratio_c is not None and clip_ratio_c <= 1.0:
-        raise ValueError(f"clip_ratio_c={clip_ratio_c}: expected more than 1, or null to switch the dual clip off")
-
-    # Filled before exp: whatever stands at a masked unit, NaN included, then reaches neither loss nor gradient.
-    log_ratio = (logprobs - old_logprobs).masked_fill(~mask, 0.0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio = log_ratios(logprobs, old_logprobs, mask, importance_sampling_level)
     advantages = advantages.masked_fill(~mask, 0.0)
     ratio = log_ratio.exp()
-    units = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - clip_ratio_low, 1.0 + high))
-    if clip_ratio_c is not None:
-        units = torch.where(advantages < 0.0, torch.minimum(units, -clip_ratio_c * advantages), units)
-
-    diagnostics = Diagnostics()
-    with torch.no_grad():
-        bad, good = advantages < 0.0, advantages > 0.0
-        diagnostics.add_mean("ratio", ratio, mask)
-        diagnostics.add_max("ratio_max", ratio, mask)
-        diagnostics.add_mean("clip_fraction_low", bad & (ratio < 1.0 - clip_ratio_low), mask)
-        diagnostics.add_mean("clip_fraction_high", good & (ratio > 1.0 + high), mask)
-        if clip_ratio_c is not None:
-            diagnostics.add_mean("clip_fraction_dual", bad & (ratio > clip_ratio_c), mask)
-        diagnostics.add_mean("approx_kl", ratio - 1.0 - log_ratio, mask)
-        diagnostics.add_mean("policy_loss", units, mask)
+    units = _clipped(ratio, advantages, clip_ratio_low, clip_ratio_high, clip_ratio_c)
+    diagnostics = _ratio_diagnostics(ratio, log_ratio, mask)
+    _clip_diagnostics(diagnostics, ratio, advantages, mask, clip_ratio_low, clip_ratio_high, clip_ratio_c)
+    diagnostics.add_mean("policy_loss", units, mask, zeroed=True)
     return units, diagnostics
+
+
+def decoupled_ppo_policy_loss(
+    *,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_ratio_low: float,
+    clip_ratio_high: float | None = None,
+    clip_ratio_c: float | None = None,
+    importance_sampling_level: RatioLevel = "token",
+) -> tuple[Tensor, Diagnostics]:
+    """PPO whose clip is about a proximal policy that is newer than the behaviour policy (Hilton et al. 2022,
+    arXiv:2110.00641, section 3; AReaL, arXiv:2505.24298, eq. 5).
+
+    ``L = w · L_PPO(r)`` with ``r = π / π_proximal`` and ``w = π_proximal / π_behaviour``, which has no gradient. With
+    equal policies it is :func:`ppo_policy_loss`.
+
+    Args:
+        proximal_logprobs: without gradient.
+
+    Returns:
+        As :func:`ppo_policy_loss`, its ratios being those to the proximal policy, and ``behaviour_weight``,
+        ``behaviour_weight_max``.
+    """
+    _check_shapes(
+        mask,
+        logprobs=logprobs,
+        old_logprobs=old_logprobs,
+        proximal_logprobs=proximal_logprobs,
+        advantages=advantages,
+    )
+    log_ratio = log_ratios(logprobs, proximal_logprobs, mask, importance_sampling_level)
+    weight = log_ratios(proximal_logprobs.detach(), old_logprobs, mask, importance_sampling_level).exp()
+    advantages = advantages.masked_fill(~mask, 0.0)
+    ratio = log_ratio.exp()
+    units = weight * _clipped(ratio, advantages, clip_ratio_low, clip_ratio_high, clip_ratio_c)
+    diagnostics = _ratio_diagnostics(ratio, log_ratio, mask)
+    _clip_diagnostics(diagnostics, ratio, advantages, mask, clip_ratio_low, clip_ratio_high, clip_ratio_c)
+    diagnostics.add_mean("behaviour_weight", weight, mask)
+    diagnostics.add_max("behaviour_weight_max", weight, mask)
+    diagnostics.add_mean("policy_loss", units, mask, zeroed=True)
+    return units, diagnostics
+
+
+def aipo_policy_loss(
+    *,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    aipo_rho: float,
+    importance_sampling_level: RatioLevel = "token",
+) -> tuple[Tensor, Diagnostics]:
+    """Importance weights cut on one side only: ``L = -min(r, ρ) A`` (AIPO, arXiv:2505.24034, section 5).
+
+    Nothing stops a unit below ρ, so stale samples go on teaching; above it a unit has no gradient.
+
+    Returns:
+        Unit losses and ``ratio``, ``ratio_max``, ``clip_fraction_high`` (r > ρ), ``approx_kl``, ``policy_loss``.
+    """
+    _check_shapes(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    log_ratio = log_ratios(logprobs, old_logprobs, mask, importance_sampling_level)
+    ratio = log_ratio.exp()
+    units = -ratio.clamp(max=aipo_rho) * advantages.masked_fill(~mask, 0.0)
+    diagnostics = _ratio_diagnostics(ratio, log_ratio, mask)
+    diagnostics.add_mean("clip_fraction_high", ratio > aipo_rho, mask)
+    diagnostics.add_mean("policy_loss", units, mask, zeroed=True)
+    return units, diagnostics
+
+
+def log_ratios(new: Tensor, old: Tensor, mask: Tensor, level: RatioLevel) -> Tensor:
+    """``new - old``, 0 where masked, cut at ±:data:`LOG_RATIO_LIMIT`.
+
+    At the ``sequence`` level every unit of a sample gets the mean over the sample's valid units, with its gradient
+    through all of them (GSPO, arXiv:2507.18071, eq. 7). A sample is a completion, or the chunk that a policy decides at
+    once.
+    """
+    # Filled before anything is computed: what stands at a masked unit, NaN included, reaches neither loss nor gradient.
+    log_ratio = (new - old).masked_fill(~mask, 0.0)
+    if level == "sequence":
+        units = tuple(range(1, mask.ndim))
+        if units:
+            count = mask.sum(units, keepdim=True).clamp(min=1)
+            log_ratio = (log_ratio.sum(units, keepdim=True) / count).expand_as(mask).masked_fill(~mask, 0.0)
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def loglinear_proximal_logprobs(logprobs: Tensor, old_logprobs: Tensor, policy_version: Tensor, version: int) -> Tensor:
+    """Proximal log-probabilities without a forward pass of their own: between behaviour and present, by staleness.
+
+    ``log π_b + α (log π - log π_b)`` with ``α = clip((v - 1 - v_b) / (v - v_b), 0, 1)``, where v - 1 is the version
+    that the update starts from: samples of that version have α = 0 (A-3PO, arXiv:2512.06547).
+
+    Args:
+        logprobs: [B,*L]; its gradient is cut.
+        policy_version: [B] int64, v_b.
+        version: v, which this update makes.
+    """
+    stale = (version - policy_version).double()
+    alpha = torch.where(stale > 0, (stale - 1.0) / stale.clamp(min=1.0), 0.0).clamp(0.0, 1.0).to(logprobs.dtype)
+    alpha = alpha.reshape(-1, *[1] * (logprobs.ndim - 1))
+    return old_logprobs + alpha * (logprobs.detach() - old_logprobs)
 
 
 def value_loss(
@@ -88,8 +175,8 @@ def value_loss(
 ) -> tuple[Tensor, Diagnostics]:
     """``max(h(R - V), h(R - V_clip))`` with ``V_clip = V_old + clip(V - V_old, ±value_clip)``.
 
-    All tensors have one shape. ``h`` is Huber's loss, quadratic (``e²/2``) up to ``huber_delta`` and linear beyond;
-    None: quadratic everywhere. The clip is that of PPO's reference implementation (openai/baselines ppo2).
+    ``h`` is Huber's loss, quadratic (``e²/2``) up to ``huber_delta`` and linear beyond; None: quadratic everywhere. The
+    clip is that of PPO's reference implementation (openai/baselines ppo2).
 
     Returns:
         Unit losses and ``value_loss``, with ``value_clip`` also ``value_clip_fraction`` (the clipped error was larger).
@@ -99,7 +186,7 @@ def value_loss(
     units = _huber(error, huber_delta)
     diagnostics = Diagnostics()
     if value_clip is not None:
-        clipped_values = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        clipped_values = values.clamp(old_values - value_clip, old_values + value_clip)
         clipped = _huber((returns - clipped_values).masked_fill(~mask, 0.0), huber_delta)
         diagnostics.add_mean("value_clip_fraction", clipped > units, mask)
         units = torch.maximum(units, clipped)
@@ -119,19 +206,56 @@ def entropy_loss(*, entropy: Tensor, mask: Tensor) -> tuple[Tensor, Diagnostics]
     return -entropy.masked_fill(~mask, 0.0), diagnostics
 
 
-def token_mean(units: Tensor, mask: Tensor, *, denominator: float) -> Tensor:
-    """This part's share of the mean over all valid units: ``Σ unit·mask / denominator``.
+def nll_loss(*, logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Diagnostics]:
+    """``-log π`` per unit: imitation of the units in ``mask``.
 
-    Args:
-        denominator: the number of valid units in the whole optimiser step, over all micro-batches and ranks.
-
-    Raises:
-        ValueError: a denominator that is not positive: then nothing is valid, and the step has to be skipped.
+    Returns:
+        Unit losses and ``nll``.
     """
-    if denominator <= 0:
-        raise ValueError(f"denominator={denominator}: the optimiser step has no valid unit; skip it")
-    _check_shapes(mask, units=units)
-    return units.masked_fill(~mask, 0.0).sum() / denominator
+    _check_shapes(mask, logprobs=logprobs)
+    units = -logprobs.masked_fill(~mask, 0.0)
+    diagnostics = Diagnostics()
+    diagnostics.add_mean("nll", units, mask)
+    return units, diagnostics
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float | None, c: float | None) -> Tensor:
+    high = low if high is None else high
+    if not 0.0 < low <= 1.0 or high <= 0.0:
+        raise ValueError(f"clip_ratio_low={low}, clip_ratio_high={high}: expected 0 < low <= 1 and high > 0")
+    if c is not None and c <= 1.0:
+        raise ValueError(f"clip_ratio_c={c}: expected more than 1, or null to switch the dual clip off")
+    # The maximum of both terms is one term with a ratio that is clipped on the side where A lets it gain; the dual clip
+    # is the other side's bound where A < 0. That is half the cost of maximum and minimum, backwards above all.
+    lowest = (advantages < 0.0) * (1.0 - low)
+    highest = torch.where(advantages > 0.0, 1.0 + high, torch.inf if c is None else c)
+    return -advantages * ratio.clamp(lowest, highest)
+
+
+@torch.no_grad()
+def _ratio_diagnostics(ratio: Tensor, log_ratio: Tensor, mask: Tensor) -> Diagnostics:
+    diagnostics = Diagnostics()
+    diagnostics.add_mean("ratio", ratio, mask)
+    diagnostics.add_max("ratio_max", ratio, mask)
+    diagnostics.add_mean("approx_kl", ratio - 1.0 - log_ratio, mask, zeroed=True)
+    return diagnostics
+
+
+@torch.no_grad()
+def _clip_diagnostics(
+    diagnostics: Diagnostics,
+    ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    low: float,
+    high: float | None,
+    c: float | None,
+) -> None:
+    bad, good = advantages < 0.0, advantages > 0.0
+    diagnostics.add_mean("clip_fraction_low", bad & (ratio < 1.0 - low), mask)
+    diagnostics.add_mean("clip_fraction_high", good & (ratio > 1.0 + (low if high is None else high)), mask)
+    if c is not None:
+        diagnostics.add_mean("clip_fraction_dual", bad & (ratio > c), mask)
 
 
 def _huber(error: Tensor, delta: float | None) -> Tensor:

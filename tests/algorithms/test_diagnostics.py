@@ -40,6 +40,11 @@ def test_nothing_valid_gives_no_number() -> None:
     assert part([], []).result() == {}
 
 
+def test_pair_is_sum_and_count() -> None:
+    assert part([1.0, 2.0, 6.0, 99.0], [True, True, True, False]).pair("mean").tolist() == [9.0, 3.0]
+    assert Diagnostics().pair("mean").tolist() == [0.0, 0.0]
+
+
 def test_it_holds_no_graph() -> None:
     units = torch.ones(2, requires_grad=True)
     diagnostics = Diagnostics()

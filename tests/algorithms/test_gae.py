@@ -11,16 +11,21 @@ from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantag
 GAMMA, LAMBDA = 0.9, 0.8
 
 
+def as_float(x) -> torch.Tensor:
+    return torch.tensor(np.asarray(x, dtype=np.float32))
+
+
 def inputs(rewards, terminated, truncated, valid, values, bootstrap, level) -> AdvantageInputs:
     as_bool = lambda x: torch.tensor(np.asarray(x, dtype=bool))  # noqa: E731
-    as_float = lambda x: torch.tensor(np.asarray(x, dtype=np.float32))  # noqa: E731
+    members = np.asarray(rewards).shape[1]
     return AdvantageInputs(
         reward_level=level,
         rewards=as_float(rewards),
         terminated=as_bool(terminated),
         truncated=as_bool(truncated),
         valid=as_bool(valid),
-        group_ids=torch.arange(np.asarray(rewards).shape[1]),
+        group_ids=torch.arange(members),
+        scores=torch.full((members,), float("nan")),  # of no interest to GAE
         values=as_float(values),
         bootstrap_values=as_float(bootstrap),
     )
@@ -187,6 +192,31 @@ def test_equals_a_slow_loop_over_episodes(level: str, seed: int, auto_reset: boo
     )
     again = gae(spoiled, gamma=GAMMA, gae_lambda=LAMBDA)
     assert torch.equal(again.advantages, got.advantages), "steps that were not taken had an influence"
+
+    # Rewards that are penalties taken off other rewards; a step that was not taken has none.
+    penalties = as_float(rng.normal(size=rewards.shape))
+    penalized = dataclasses.replace(
+        batch,
+        rewards=batch.rewards + penalties,
+        penalties=torch.where(batch.valid, penalties, float("nan")),
+    )
+    again = gae(penalized, gamma=GAMMA, gae_lambda=LAMBDA)
+    assert again.returns is not None
+    np.testing.assert_allclose(again.advantages.numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(again.returns.numpy(), target, atol=1e-5)
+
+
+def test_penalties_are_taken_off_the_rewards_of_their_step() -> None:
+    """A chunk of 1 + 2 with penalties .25 and .5; the third step was not taken."""
+    batch = inputs(
+        rewards=[[[1, 2, 0]]], terminated=[[[0, 1, 0]]], truncated=[[[0, 0, 0]]], valid=[[[1, 1, 0]]],
+        values=[[[0.5]]], bootstrap=[[7.0]], level="chunk_level",
+    )  # fmt: skip
+    batch = dataclasses.replace(batch, penalties=torch.tensor([[[0.25, 0.5, 9.0]]]))
+    assert gae(batch, gamma=0.9, gae_lambda=0.8).advantages.tolist() == [[1.75]]
+    steps = dataclasses.replace(batch, reward_level="action_level", values=torch.zeros(1, 1, 3))
+    got = gae(steps, gamma=0.5, gae_lambda=1.0).advantages
+    assert got.tolist() == [[[0.75 + 0.5 * 1.5, 1.5, 0.0]]]
 
 
 def test_by_name_and_missing_values() -> None:

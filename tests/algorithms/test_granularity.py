@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied_rl.algorithms.granularity import broadcast_to_level, mask_at_level, reduce_to_level
+from embodied_rl.algorithms.granularity import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
 
 # Two samples, C=2, A=3; of sample 0 only the first step is valid.
 TOKENS = torch.tensor([[[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]], [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]])
@@ -27,6 +27,13 @@ def test_masks_count_units_of_their_level() -> None:
     assert mask_at_level(torch.zeros(2, 2, dtype=torch.bool), "chunk_level", 3).tolist() == [False, False]
     for level in ("token_level", "action_level", "chunk_level"):
         assert mask_at_level(VALID, level, 3).shape == reduce_to_level(TOKENS, VALID, level).shape
+
+
+def test_a_unit_has_a_token_if_any_of_its_tokens_is_true() -> None:
+    tokens = torch.tensor([[[True, False, False], [False] * 3], [[False] * 3] * 2])
+    assert any_at_level(tokens, "token_level").tolist() == tokens.tolist()
+    assert any_at_level(tokens, "action_level").tolist() == [[True, False], [False, False]]
+    assert any_at_level(tokens, "chunk_level").tolist() == [True, False]
 
 
 def test_invalid_units_do_not_matter_even_if_nan() -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages, group_relative, grpo
-from embodied_rl.algorithms.filters import group_filter
 from embodied_rl.algorithms.groups import rollout_scores
 
 
@@ -23,6 +24,7 @@ def rollout(level: str) -> AdvantageInputs:
         truncated=done,
         valid=valid,
         group_ids=torch.full((4,), 7),
+        scores=rollout_scores(rewards, valid),
     )
 
 
@@ -80,20 +82,22 @@ def test_every_valid_unit_of_an_env_gets_its_advantage() -> None:
     assert steps.advantages[1, 3].tolist() == pytest.approx([-0.5, -0.5], abs=1e-5)
 
 
+def test_scores_are_those_given_less_the_penalties_of_the_steps_taken() -> None:
+    """Env 0's penalty of 9 stands at a step that it did not take; scores 1.5, 1, 1.5, 1 less .5, 0, .5 + .5, .5."""
+    penalties = torch.zeros(2, 4, 2)
+    penalties[0, 0, 0], penalties[1, 0, 0] = 0.5, 9.0
+    penalties[0, 2], penalties[1, 3, 1] = 0.5, 0.5
+    for level in ("chunk_level", "action_level"):
+        given = dataclasses.replace(
+            rollout(level), scores=torch.tensor([1.5, 1.0, 1.5, 1.0]), penalties=penalties.clone()
+        )
+        got = grpo(given, norm_std=False)
+        per_env = got.advantages[0] if level == "chunk_level" else got.advantages[0, :, 0]
+        assert per_env.tolist() == [0.25, 0.25, -0.25, -0.25]
+        assert got.advantages[1, 0].flatten().tolist() == [0.0] * (1 if level == "chunk_level" else 2)
+
+
 def test_score_is_the_sum_of_valid_rewards_over_the_rollout() -> None:
     rewards = torch.tensor([[[1.0, 2.0], [10.0, 20.0]], [[4.0, 8.0], [40.0, 80.0]]])
     valid = torch.tensor([[[True, True], [True, False]], [[True, False], [True, True]]])
     assert rollout_scores(rewards, valid).tolist() == [7.0, 130.0]
-
-
-def test_filter_keeps_groups_inside_the_bounds_inclusive() -> None:
-    scores = torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0], dtype=torch.float32)
-    groups = torch.arange(4).repeat_interleave(4)
-    kept = group_filter(scores, groups, rewards_lower_bound=0.25, rewards_upper_bound=0.75)
-    assert kept.view(4, 4).tolist() == [[False] * 4, [True] * 4, [False] * 4, [True] * 4]
-    tenth = torch.zeros(10)
-    tenth[3] = 1.0
-    same_group = torch.zeros(10, dtype=torch.int64)
-    assert group_filter(tenth, same_group, rewards_lower_bound=0.1, rewards_upper_bound=0.9).all()
-    with pytest.raises(ValueError, match="no group could pass"):
-        group_filter(scores, groups, rewards_lower_bound=0.9, rewards_upper_bound=0.1)
