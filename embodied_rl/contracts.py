@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+SAMPLE_ID_ROOM = 1 << 20
+"""Envs, and chunks per rollout, that sample ids have room for."""
+
 
 class ContractError(ValueError):
     """A message whose shape or dtype is not what its consumer expects."""
@@ -110,6 +113,8 @@ class ActionChunk:
     ended there, else V(obs). None without value head."""
     replay_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     """Each [N,...]. Opaque to all but the model: what ``evaluate`` needs to compute the log-probabilities again."""
+    tokens: Tensor | None = None
+    """[N,C,A] int64, the actions of a policy with discrete ones."""
     policy_version: int
     """Version of the weights that chose the actions."""
 
@@ -123,6 +128,8 @@ class ActionChunk:
             _check(self, "values", self.values, (n, None), torch.float32)
         if self.bootstrap_values is not None:
             _check(self, "bootstrap_values", self.bootstrap_values, (n,), torch.float32)
+        if self.tokens is not None:
+            _check(self, "tokens", self.tokens, tuple(self.actions.shape), torch.int64)
         _check_leading(self, "replay_inputs", self.replay_inputs, n)
 
 
@@ -180,6 +187,15 @@ class Trajectory:
     """Each [T,N,...]."""
     policy_versions: Tensor
     """[T] int64."""
+    tokens: Tensor | None = None
+    """[T,N,C,A] int64, the actions of a policy with discrete ones."""
+    proximal_logprobs: Tensor | None = None
+    """[T,N,C,A] float32 under the weights that the update starts from. This and what follows is filled in by the
+    actor's scoring pass, where the algorithm wants it."""
+    reference_logprobs: Tensor | None = None
+    """[T,N,C,A] float32 under the reference policy."""
+    reference_kl: Tensor | None = None
+    """[T,N,C,A] float32, the estimated divergence from the reference policy, for a penalty in the reward."""
 
     def __post_init__(self) -> None:
         _check(self, "rewards", self.rewards, (None, None, None), torch.float32)
@@ -195,6 +211,12 @@ class Trajectory:
             _check(self, "bootstrap_values", self.bootstrap_values, (t, n), torch.float32)
         _check_leading(self, "replay_inputs", self.replay_inputs, t, n)
         _check(self, "policy_versions", self.policy_versions, (t,), torch.int64)
+        if self.tokens is not None:
+            _check(self, "tokens", self.tokens, tuple(self.logprobs.shape), torch.int64)
+        for name in ("proximal_logprobs", "reference_logprobs", "reference_kl"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                _check(self, name, tensor, tuple(self.logprobs.shape), torch.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +247,12 @@ class TrainBatch:
     """[B,V] bool."""
     policy_version: Tensor
     """[B] int64."""
+    scores: Tensor
+    """[B] float32, the task's score of the rollout that the sample is from."""
+    proximal_logprobs: Tensor | None = None
+    """[B,*L] float32 under the weights that the update starts from."""
+    reference_logprobs: Tensor | None = None
+    """[B,C,A] float32 under the reference policy; still a token each, where the divergence is estimated."""
 
     def __post_init__(self) -> None:
         _check(self, "sample_ids", self.sample_ids, (None,), torch.int64)
@@ -238,10 +266,20 @@ class TrainBatch:
             if tensor is not None:
                 _check(self, name, tensor, (b, None), dtype)
         _check(self, "policy_version", self.policy_version, (b,), torch.int64)
+        _check(self, "scores", self.scores, (b,), torch.float32)
+        if self.proximal_logprobs is not None:
+            _check(self, "proximal_logprobs", self.proximal_logprobs, shape, torch.float32)
+        if self.reference_logprobs is not None:
+            _check(self, "reference_logprobs", self.reference_logprobs, (b, None, None), torch.float32)
         _check_leading(self, "replay_inputs", self.replay_inputs, b)
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
+
+    @property
+    def sequence_ids(self) -> Tensor:
+        """[B] int64: samples of one rollout of an env, or of one completion, have the same."""
+        return self.sample_ids // SAMPLE_ID_ROOM
 
     def trainable(self) -> Tensor:
         """[K] int64: the samples with a unit that counts."""
@@ -261,6 +299,9 @@ class TrainBatch:
             returns=pick(self.returns),
             value_mask=pick(self.value_mask),
             policy_version=self.policy_version[index],
+            scores=self.scores[index],
+            proximal_logprobs=pick(self.proximal_logprobs),
+            reference_logprobs=pick(self.reference_logprobs),
         )
 
 

@@ -78,6 +78,7 @@ def batch(**fields: Any) -> TrainBatch:
             "returns": number[:, None].float() + 0.4,
             "value_mask": (number < 2)[:, None],
             "policy_version": number + 7,
+            "scores": number.float() + 0.5,
             **fields,
         }
     )

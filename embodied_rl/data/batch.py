@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -11,40 +12,65 @@ from torch import Tensor
 
 from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.algorithms.filters import group_filter
-from embodied_rl.algorithms.granularity import broadcast_to_level, mask_at_level, reduce_to_level
-from embodied_rl.algorithms.groups import rollout_scores
-from embodied_rl.algorithms.normalization import Reduce, normalize_advantages
-from embodied_rl.contracts import TrainBatch, Trajectory
-from embodied_rl.schema import AlgorithmConfig
-
-ID_ROOM = 1 << 20
-"""Envs, and chunks per rollout, that sample ids have room for."""
+from embodied_rl.algorithms.filters import group_filter, prefix_filter
+from embodied_rl.algorithms.granularity import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
+from embodied_rl.algorithms.groups import Groups, rollout_scores
+from embodied_rl.algorithms.normalization import Reduce, normalize
+from embodied_rl.contracts import SAMPLE_ID_ROOM, TrainBatch, Trajectory
+from embodied_rl.data.trajectory import select_envs
+from embodied_rl.errors import UserError
+from embodied_rl.schema import AlgorithmConfig, NormConfig
 
 
 def build_train_batch(
-    trajectories: Sequence[Trajectory], config: AlgorithmConfig, *, reduce: Reduce | None = None
+    trajectories: Sequence[Trajectory],
+    config: AlgorithmConfig,
+    *,
+    kl_beta: float = 0.0,
+    last_group: int | None = None,
+    reduce: Reduce | None = None,
 ) -> tuple[TrainBatch, dict[str, Tensor]]:
     """One rank's samples of a training step: every chunk with a valid step in a kept group, and what to report of them.
 
     Each trajectory holds whole groups, so estimators that compare group members see them all.
 
     Args:
+        kl_beta: weight of ``reference_kl`` in the reward, where trajectories have it.
+        last_group: groups of higher ids are left out: the batch is full without them.
         reduce: sums a float64 tensor over all ranks; None for one rank.
 
     Returns:
-        The batch and, for the metrics, float64 pairs [2] of (sum, count): ``groups_filtered``, ``groups_equal``.
+        The batch and, for the metrics, float64 pairs [2] of (sum, count): ``groups_filtered``, ``groups_equal``,
+        ``score``, and with a prefix filter ``prefix_masked``.
 
     Raises:
         ValueError: no trajectory at all.
+        UserError: a prefix filter for a model without tokens.
     """
     if not trajectories:
         raise ValueError("no trajectory to train on: there are fewer groups than actor ranks")
-    parts = [_samples(trajectory, config) for trajectory in trajectories]
-    fields = {key: _cat([part[key] for part in parts]) for key in parts[0] if key != "groups"}
-    advantages, unit_mask = fields.pop("unit_advantages"), fields.pop("unit_mask")
-    if config.normalize_advantages and ADVANTAGES[config.adv_type].batch_normalized:
-        advantages = normalize_advantages(advantages, unit_mask, reduce=reduce)
+    entry = ADVANTAGES[config.adv_type]
+    trajectories = [scored(trajectory, needs_groups=entry.needs_groups) for trajectory in trajectories]
+    scores = [rollout_scores(t.rewards, t.valid) for t in trajectories]
+    kept = [kept_members(t, config, last_group=last_group) for t in trajectories]
+    if entry.reward_normalized and any(level != "none" for level in _levels(config.reward_norm)):
+        normalized = normalize(
+            torch.cat(scores),
+            torch.cat(kept),
+            group_ids=torch.cat([t.group_ids for t in trajectories]),
+            reduce=reduce,
+            **asdict(config.reward_norm),
+        ).split([len(part) for part in scores])
+    else:
+        normalized = scores
+    parts = [
+        _samples(t, config, scores=raw, normalized=norm, kept=keep, kl_beta=kl_beta)
+        for t, raw, norm, keep in zip(trajectories, scores, normalized, kept, strict=True)
+    ]
+    fields = {key: _cat([part[key] for part in parts]) for key in parts[0] if key != "counts"}
+    advantages, unit_mask, group_ids = (fields.pop(key) for key in ("unit_advantages", "unit_mask", "group_ids"))
+    if config.normalize_advantages and entry.batch_normalized:
+        advantages = normalize(advantages, unit_mask, group_ids=group_ids, reduce=reduce, **asdict(config.adv_norm))
     fields["advantages"] = broadcast_to_level(
         advantages,
         config.reward_type,
@@ -52,17 +78,56 @@ def build_train_batch(
         num_action_chunks=trajectories[0].logprobs.shape[-2],
         action_dim=trajectories[0].logprobs.shape[-1],
     ).contiguous()
-    groups = {name: torch.stack([part["groups"][name] for part in parts]).sum(0) for name in parts[0]["groups"]}
+    counts = {name: torch.stack([part["counts"][name] for part in parts]).sum(0) for name in parts[0]["counts"]}
     batch = TrainBatch(**fields)
     # A filtered group's chunks carry no gradient. One sample always stays, masked: without any to compute on, a rank
     # could not take part in the collectives of the others.
     trainable = batch.trainable()
-    return batch.select(trainable if len(trainable) else torch.zeros(1, dtype=torch.int64)), groups
+    return batch.select(trainable if len(trainable) else torch.zeros(1, dtype=torch.int64)), counts
 
 
-def _samples(t: Trajectory, config: AlgorithmConfig) -> dict[str, Any]:
+def scored(trajectory: Trajectory, *, needs_groups: bool) -> Trajectory:
+    """Without the members that have no valid step, because nothing could tell their score, and without groups that have
+    fewer than two others left, where members are compared."""
+    taken = trajectory.valid.any(0).any(-1)
+    if bool(taken.all()):
+        return trajectory
+    if needs_groups:
+        groups = Groups.of(trajectory.group_ids)
+        left = torch.zeros(len(groups.ids), dtype=torch.int64).index_add_(0, groups.member_of, taken.long())
+        taken = taken & (left[groups.member_of] >= 2)
+    return select_envs(trajectory, taken) or replace(trajectory, valid=torch.zeros_like(trajectory.valid))
+
+
+def taken_chunks(trajectory: Trajectory) -> Tensor:
+    """[T,N] bool: the chunks in which anything happened, or one where nothing did: a batch needs a sample."""
+    taken = trajectory.valid.any(-1)
+    if not taken.any():
+        taken[0, 0] = True
+    return taken
+
+
+def kept_members(trajectory: Trajectory, config: AlgorithmConfig, *, last_group: int | None = None) -> Tensor:
+    """[N] bool: members of the groups that pass the filter and are needed."""
+    kept = torch.ones_like(trajectory.group_ids, dtype=torch.bool)
+    if config.filter_rewards:
+        kept = group_filter(
+            rollout_scores(trajectory.rewards, trajectory.valid),
+            trajectory.group_ids,
+            rewards_lower_bound=config.rewards_lower_bound,
+            rewards_upper_bound=config.rewards_upper_bound,
+        )
+    return kept if last_group is None else kept & (trajectory.group_ids <= last_group)
+
+
+def _samples(
+    t: Trajectory, config: AlgorithmConfig, *, scores: Tensor, normalized: Tensor, kept: Tensor, kl_beta: float
+) -> dict[str, Any]:
     """A trajectory's valid chunks, flat, with advantages still at the reward level."""
     options = {name: getattr(config, name) for name in ADVANTAGES[config.adv_type].options}
+    penalties = None
+    if t.reference_kl is not None:
+        penalties = kl_beta * t.reference_kl.sum(-1).masked_fill(~t.valid, 0.0)
     estimate = estimate_advantages(
         config.adv_type,
         AdvantageInputs(
@@ -72,50 +137,81 @@ def _samples(t: Trajectory, config: AlgorithmConfig) -> dict[str, Any]:
             truncated=t.truncated,
             valid=t.valid,
             group_ids=t.group_ids,
+            scores=normalized,
+            penalties=penalties,
             values=t.values,
             bootstrap_values=t.bootstrap_values,
         ),
         options,
     )
-    scores = rollout_scores(t.rewards, t.valid)
-    kept = torch.ones_like(scores, dtype=torch.bool)
-    if config.filter_rewards:
-        kept = group_filter(
-            scores,
-            t.group_ids,
-            rewards_lower_bound=config.rewards_lower_bound,
-            rewards_upper_bound=config.rewards_upper_bound,
-        )
     valid = t.valid & kept[None, :, None]
-    flat = t.valid.any(-1)  # [T,N]: chunks in which anything happened
+    flat = taken_chunks(t)
     chunk_numbers = torch.arange(len(t.rewards))[:, None].expand_as(flat)
-    ids = (t.rollout_epoch * ID_ROOM + t.env_ids)[None, :].expand_as(flat) * ID_ROOM + chunk_numbers
+    ids = (t.rollout_epoch * SAMPLE_ID_ROOM + t.env_ids)[None, :].expand_as(flat) * SAMPLE_ID_ROOM + chunk_numbers
     unit_mask = valid.any(-1) if config.reward_type == "chunk_level" else valid
+    loss_mask = mask_at_level(valid[flat], config.logprob_type, t.logprobs.shape[-1]).contiguous()
+    counts = _group_counts(scores, kept, t.group_ids) | {"score": _pair(scores.sum(), len(scores))}
+    if config.min_filter_prefix_tokens is not None:
+        unshared = _outside_shared_prefixes(t, scores, config.min_filter_prefix_tokens)[flat]
+        before = int(loss_mask.sum())
+        loss_mask = loss_mask & any_at_level(unshared, config.logprob_type)
+        counts["prefix_masked"] = _pair(before - loss_mask.sum(), before)
+
+    def at_level(tokens: Tensor | None) -> Tensor | None:
+        return None if tokens is None else reduce_to_level(tokens[flat], valid[flat], config.logprob_type)
+
     return {
         "sample_ids": ids[flat],
         "replay_inputs": {key: tensor[flat] for key, tensor in t.replay_inputs.items()},
-        "logprobs": reduce_to_level(t.logprobs[flat], valid[flat], config.logprob_type),
-        "loss_mask": mask_at_level(valid[flat], config.logprob_type, t.logprobs.shape[-1]).contiguous(),
+        "logprobs": at_level(t.logprobs),
+        "loss_mask": loss_mask,
         "valid": valid[flat],
         "values": None if t.values is None else t.values[flat],
         "returns": None if estimate.returns is None else estimate.returns[flat],
         "value_mask": None if estimate.returns is None else unit_mask[flat].reshape(int(flat.sum()), -1),
         "policy_version": t.policy_versions[:, None].expand_as(flat)[flat],
+        "scores": scores[None].expand_as(flat)[flat],
+        "proximal_logprobs": at_level(t.proximal_logprobs),
+        "reference_logprobs": None if t.reference_logprobs is None else t.reference_logprobs[flat],
         "unit_advantages": estimate.advantages[flat],
         "unit_mask": unit_mask[flat],
-        "groups": _group_counts(scores, kept, t.group_ids),
+        "group_ids": t.group_ids[None].expand_as(flat)[flat],
+        "counts": counts,
     }
+
+
+def _outside_shared_prefixes(t: Trajectory, scores: Tensor, min_tokens: int) -> Tensor:
+    """[T,N,C,A] bool; an env's tokens over its whole rollout are one sequence."""
+    if t.tokens is None:
+        raise UserError(
+            f"algorithm.min_filter_prefix_tokens={min_tokens} compares tokens, and this model's actions are not "
+            "discrete; set it to null, or use a model with discrete actions"
+        )
+    steps, members, chunk, dims = t.tokens.shape
+    tokens = t.tokens.transpose(0, 1).reshape(members, -1)
+    valid = t.valid.transpose(0, 1).reshape(members, -1).repeat_interleave(dims, 1)
+    keep = prefix_filter(tokens, valid, scores, t.group_ids, min_tokens=min_tokens)
+    return keep.view(members, steps, chunk, dims).transpose(0, 1)
 
 
 def _group_counts(scores: Tensor, kept: Tensor, group_ids: Tensor) -> dict[str, Tensor]:
-    groups = [scores[group_ids == group] for group in torch.unique(group_ids)]
-    equal = sum(bool((group == group[0]).all()) for group in groups)
-    filtered = sum(not bool(kept[group_ids == group].any()) for group in torch.unique(group_ids))
-    count = float(len(groups))
+    groups = Groups.of(group_ids)
+    member_of, fresh = groups.member_of, scores.new_zeros(len(groups.ids))
+    highest = fresh.scatter_reduce(0, member_of, scores, "amax", include_self=False)
+    lowest = fresh.scatter_reduce(0, member_of, scores, "amin", include_self=False)
+    staying = fresh.scatter_reduce(0, member_of, kept.to(fresh.dtype), "amax", include_self=False)
     return {
-        "groups_equal": torch.tensor([float(equal), count], dtype=torch.float64),
-        "groups_filtered": torch.tensor([float(filtered), count], dtype=torch.float64),
+        "groups_equal": _pair((highest == lowest).sum(), len(fresh)),
+        "groups_filtered": _pair((staying == 0).sum(), len(fresh)),
     }
+
+
+def _pair(total: Tensor | float, count: float) -> Tensor:
+    return torch.tensor([float(total), float(count)], dtype=torch.float64)
+
+
+def _levels(norm: NormConfig) -> tuple[str, str]:
+    return norm.mean_level, norm.std_level
 
 
 def _cat(parts: list[Any]) -> Any:

@@ -70,6 +70,9 @@ class TrajectoryBuilder:
             bootstrap_values=torch.stack(self._bootstrap) if has_values else None,
             replay_inputs={key: torch.stack([c.replay_inputs[key] for c in chunks]) for key in chunks[0].replay_inputs},
             policy_versions=torch.tensor([c.policy_version for c in chunks]),
+            tokens=torch.stack([c.tokens for c in chunks if c.tokens is not None])
+            if chunks[0].tokens is not None
+            else None,
         )
 
 
@@ -78,6 +81,7 @@ def select_envs(trajectory: Trajectory, mask: Tensor) -> Trajectory | None:
     if not mask.any():
         return None
     index = mask.nonzero().squeeze(-1)
+    pick = lambda tensor: None if tensor is None else tensor[:, index]  # noqa: E731
     return Trajectory(
         env_ids=trajectory.env_ids[index],
         group_ids=trajectory.group_ids[index],
@@ -87,10 +91,14 @@ def select_envs(trajectory: Trajectory, mask: Tensor) -> Trajectory | None:
         truncated=trajectory.truncated[:, index],
         valid=trajectory.valid[:, index],
         logprobs=trajectory.logprobs[:, index],
-        values=None if trajectory.values is None else trajectory.values[:, index],
-        bootstrap_values=None if trajectory.bootstrap_values is None else trajectory.bootstrap_values[:, index],
+        values=pick(trajectory.values),
+        bootstrap_values=pick(trajectory.bootstrap_values),
         replay_inputs={key: tensor[:, index] for key, tensor in trajectory.replay_inputs.items()},
         policy_versions=trajectory.policy_versions,
+        tokens=pick(trajectory.tokens),
+        proximal_logprobs=pick(trajectory.proximal_logprobs),
+        reference_logprobs=pick(trajectory.reference_logprobs),
+        reference_kl=pick(trajectory.reference_kl),
     )
 
 

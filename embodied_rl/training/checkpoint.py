@@ -28,13 +28,25 @@ _SHOWN = 8
 """Differing tensors that a message lists."""
 
 
-def save_actor(policy: Policy, optimizer: Optimizer, directory: Path) -> None:
-    """Write this rank's shards (a collective)."""
-    state = {"model": get_model_state_dict(policy), "optimizer": _optimizer_state(policy, optimizer)}
+def save_actor(
+    policy: Policy, optimizer: Optimizer, directory: Path, extra: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write this rank's shards (a collective).
+
+    Args:
+        extra: small tensors, equal on all ranks, that go with them.
+    """
+    state = {
+        "model": get_model_state_dict(policy),
+        "optimizer": _optimizer_state(policy, optimizer),
+        "extra": dict(extra or {}),
+    }
     save(state, checkpoint_id=str(directory / ACTOR_DIR))
 
 
-def load_actor(policy: Policy, optimizer: Optimizer | None, directory: Path) -> None:
+def load_actor(
+    policy: Policy, optimizer: Optimizer | None, directory: Path, extra: dict[str, torch.Tensor] | None = None
+) -> None:
     """Read this rank's shards (a collective); the number of ranks may differ from that of the save.
 
     Moments and step counts are the checkpoint's; learning rates and all other hyperparameters stay those of this run's
@@ -42,13 +54,19 @@ def load_actor(policy: Policy, optimizer: Optimizer | None, directory: Path) -> 
 
     Args:
         optimizer: None reads the model alone.
+        extra: filled in from the checkpoint; what the checkpoint does not have (its run had no use for it) is removed.
 
     Raises:
         CheckpointError: unreadable, or of another model.
     """
     model_state = get_model_state_dict(policy)
-    _check_model(_saved_tensors(directory), model_state, directory)
+    saved = _saved_tensors(directory)
+    _check_model(saved, model_state, directory)
     state: dict[str, Any] = {"model": model_state}
+    if extra:
+        for name in [name for name in extra if f"extra.{name}" not in saved]:
+            del extra[name]
+        state["extra"] = extra
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(policy, optimizer)
     try:
@@ -65,18 +83,26 @@ def load_actor(policy: Policy, optimizer: Optimizer | None, directory: Path) -> 
             group.update(options)
 
 
-def _optimizer_state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimiser's state, made where it does not exist yet.
+def init_optimizer_state(policy: Policy, optimizer: Optimizer) -> None:
+    """Make the state of every parameter where there is none yet (a collective).
 
-    torch makes it by a step with gradients of zero; undone here, so that saving before the first optimiser step (all
-    groups were filtered) does not change the steps to come.
+    torch makes it by a step with gradients of zero; its count is undone here, so that saving before the first optimiser
+    step (all groups were filtered) does not change the steps to come.
     """
-    fresh = not optimizer.state
-    state = get_optimizer_state_dict(policy, optimizer)
-    if fresh:
-        for moments in optimizer.state.values():
-            moments["step"].zero_()
-    return state
+    if optimizer.state:
+        return
+    gradients = {parameter: parameter.grad for parameter in policy.parameters()}
+    optimizer.zero_grad(set_to_none=True)  # with gradients, torch would leave it as it is
+    get_optimizer_state_dict(policy, optimizer)
+    for moments in optimizer.state.values():
+        moments["step"].zero_()
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient
+
+
+def _optimizer_state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
+    init_optimizer_state(policy, optimizer)
+    return get_optimizer_state_dict(policy, optimizer)
 
 
 def _saved_tensors(directory: Path) -> dict[str, TensorStorageMetadata]:

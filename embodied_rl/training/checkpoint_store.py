@@ -59,6 +59,16 @@ def find_checkpoint(config: Config) -> Path | None:
     return found
 
 
+def find_initial(config: Config) -> Path | None:
+    """The checkpoint whose weights a run starts from that resumes none; None for fresh ones.
+
+    Raises:
+        CheckpointError: as :func:`resolve`.
+    """
+    start = config.runner.init_from
+    return None if start is None else resolve(start, Path(start), key="runner.init_from")
+
+
 def begin(directory: Path) -> Path:
     """A clean hidden place to write the checkpoint to that :func:`publish` will call ``directory``.
 
@@ -103,11 +113,12 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found) if (path / STATE_FILE).is_file()]
 
 
-def resolve(resume_dir: str, experiment_dir: Path) -> Path | None:
+def resolve(resume_dir: str, experiment_dir: Path, *, key: str = "runner.resume_dir") -> Path | None:
     """The checkpoint that ``runner.resume_dir`` means.
 
     Args:
-        resume_dir: ``auto``, a run directory, or a checkpoint.
+        resume_dir: ``auto``, a checkpoint, a run directory, or that of an experiment: the newest of its newest run.
+        key: the config key, for messages.
         experiment_dir: where ``auto`` looks: the newest checkpoint of the newest run that has one.
 
     Returns:
@@ -117,21 +128,27 @@ def resolve(resume_dir: str, experiment_dir: Path) -> Path | None:
         CheckpointError: the path does not exist or holds no whole checkpoint.
     """
     if resume_dir == "auto":
-        for run in sorted(experiment_dir.glob("*"), reverse=True):
-            if found := complete_checkpoints(run / "checkpoints"):
-                return found[-1]
-        return None
+        return _newest(experiment_dir)
     path = Path(resume_dir)
     if not path.is_dir():
-        raise CheckpointError(f"runner.resume_dir={resume_dir}: no such directory")
+        raise CheckpointError(f"{key}={resume_dir}: no such directory")
     if (path / STATE_FILE).is_file():
         return path
     found = complete_checkpoints(path / "checkpoints") or complete_checkpoints(path)
-    if not found:
+    newest = found[-1] if found else _newest(path)
+    if newest is None:
         raise CheckpointError(
-            f"runner.resume_dir={resume_dir}: holds no whole checkpoint (checkpoints/global_step_<N>/{STATE_FILE})"
+            f"{key}={resume_dir}: holds no whole checkpoint (checkpoints/global_step_<N>/{STATE_FILE})"
         )
-    return found[-1]
+    return newest
+
+
+def _newest(experiment_dir: Path) -> Path | None:
+    """The newest checkpoint of the newest run that has one."""
+    for run in sorted(experiment_dir.glob("*"), reverse=True):
+        if found := complete_checkpoints(run / "checkpoints"):
+            return found[-1]
+    return None
 
 
 def read_state(directory: Path) -> RunState:

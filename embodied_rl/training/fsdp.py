@@ -72,15 +72,21 @@ def _collective(device: str, operation: dist.ReduceOp.RedOpType) -> Callable[[Te
     return reduce
 
 
-def gather_ids(own: Tensor, device: str) -> Tensor:
-    """All ranks' [*] int64 ids, concatenated; ranks may hold different numbers of them."""
+def gather_values(own: Tensor, device: str) -> Tensor:
+    """All ranks' one-dimensional tensors, concatenated; ranks may hold different numbers of elements."""
     if dist.get_world_size() == 1:
         return own
     reduce_max = max_over_ranks(device)
     longest = int(reduce_max(torch.tensor([len(own)]))[0])
-    padded = torch.full((longest,), -1, dtype=torch.int64, device=device)
+    padded = torch.zeros(longest, dtype=own.dtype, device=device)
     padded[: len(own)] = own.to(device)
     parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, padded)
-    everything = torch.cat(parts).cpu()
-    return everything[everything >= 0]
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in parts]
+    dist.all_gather(lengths, torch.tensor([len(own)], device=device))
+    return torch.cat([part[: int(n)] for part, n in zip(parts, lengths, strict=True)]).to(own.device)
+
+
+def gather_ids(own: Tensor, device: str) -> Tensor:
+    """All ranks' [*] int64 ids, concatenated; ranks may hold different numbers of them."""
+    return gather_values(own, device)

@@ -22,6 +22,7 @@ def build_optimizer(policy: Policy, config: OptimConfig) -> Optimizer:
             {
                 "params": parameters,
                 "lr": value_lr if is_value else config.lr,
+                "initial_lr": value_lr if is_value else config.lr,
                 "weight_decay": config.weight_decay if is_matrix else 0.0,
             }
             for (is_value, is_matrix), parameters in groups.items()
@@ -29,3 +30,9 @@ def build_optimizer(policy: Policy, config: OptimConfig) -> Optimizer:
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_eps,
     )
+
+
+def set_learning_rates(optimizer: Optimizer, factor: float) -> None:
+    """Make every rate the configured one times ``factor``."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor

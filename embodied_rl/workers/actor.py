@@ -7,19 +7,33 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
+from embodied_rl.algorithms.diagnostics import Diagnostics
+from embodied_rl.algorithms.kl import KLController
 from embodied_rl.algorithms.normalization import explained_variance, masked_moments, mean_and_variance
 from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import TrainBatch, Trajectory, WeightUpdate
-from embodied_rl.data.batch import build_train_batch
+from embodied_rl.data.batch import build_train_batch, kept_members
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy, PolicySpec
 from embodied_rl.models.registry import build_policy
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import ActorConfig, AlgorithmConfig, ModelConfig
 from embodied_rl.training import checkpoint
-from embodied_rl.training.fsdp import full_state_dict, init_process_group, shard, sum_over_ranks
-from embodied_rl.training.optimizer import build_optimizer
+from embodied_rl.training.fsdp import (
+    full_state_dict,
+    gather_ids,
+    init_process_group,
+    max_over_ranks,
+    shard,
+    sum_over_ranks,
+)
+from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
+from embodied_rl.training.reference import Reference
+from embodied_rl.training.schedule import learning_rate_factor
+from embodied_rl.training.scoring import Scorer
 from embodied_rl.training.update import Updater
 
 
@@ -37,7 +51,10 @@ class ActorWorker(Worker):
 
     Args:
         model, algorithm, actor: the config's sections.
-        expected: trajectory messages to receive in a training step: lanes x rollout epochs.
+        expected: trajectory messages to receive in a rollout: lanes x rollout epochs.
+        groups: how many a training step is made for, over all ranks.
+        longest_sequence: chunks that a sequence can have.
+        total_steps: training steps of the run.
         rollout_workers: how many get each version of the weights.
         trajectories: keyed by actor rank.
         weights: keyed by rollout rank.
@@ -51,13 +68,17 @@ class ActorWorker(Worker):
         algorithm: AlgorithmConfig,
         actor: ActorConfig,
         expected: int,
+        groups: int,
+        longest_sequence: int,
+        total_steps: int,
         rollout_workers: int,
         trajectories: Channel,
         weights: Channel,
     ) -> None:
         super().__init__(context)
         self._model_config, self._algorithm, self._config = model, algorithm, actor
-        self._expected, self._rollout_workers = expected, rollout_workers
+        self._expected, self._groups, self._rollout_workers = expected, groups, rollout_workers
+        self._longest_sequence, self._total_steps = longest_sequence, total_steps
         self._trajectories, self._weights = trajectories, weights
         self._timer = PhaseTimer()
         self._received: list[Trajectory] = []
@@ -74,16 +95,46 @@ class ActorWorker(Worker):
         parameters = sum(p.numel() for p in self._policy.parameters())
         shard(self._policy, mesh, self._config.fsdp_config)
         self._optimizer = build_optimizer(self._policy, self._config.optim)
+        algorithm = self._algorithm
+        reference = self._build_reference(spec, mesh) if algorithm.kl_beta > 0 else None
+        self._kl = KLController(
+            algorithm.kl_beta,
+            target_kl=algorithm.kl_ctrl.target_kl if algorithm.kl_ctrl.type == "adaptive" else None,
+            horizon=algorithm.kl_ctrl.horizon if algorithm.kl_ctrl.type == "adaptive" else None,
+        )
+        self._scorer = Scorer(
+            self._policy,
+            reference,
+            algorithm=algorithm,
+            recompute_logprobs=self._config.recompute_logprobs,
+            batch_size=self._config.logprob_micro_batch_size or self._config.micro_batch_size,
+            device=context.device,
+            report_progress=context.report_progress,
+        )
         self._updater = Updater(
             self._policy,
             self._optimizer,
             actor=self._config,
-            algorithm=self._algorithm,
+            algorithm=algorithm,
             device=context.device,
             world_size=context.world_size,
             report_progress=context.report_progress,
+            reference=reference,
+            longest_sequence=self._longest_sequence,
         )
         return parameters
+
+    def _build_reference(self, spec: PolicySpec, mesh: DeviceMesh) -> Reference:
+        """The policy that training starts from, a second time."""
+        if self._algorithm.kl_penalty_type == "full" and self._policy.distribution_type is None:
+            raise UserError(
+                f"algorithm.kl_penalty_type=full: model_type={self._model_config.model_type} has no distribution "
+                "with a closed-form divergence; use k3"
+            )
+        torch.manual_seed(self._config.seed)
+        policy = build_policy(self._model_config.model_type, spec, self._model_config.params).to(self.context.device)
+        shard(policy, mesh, self._config.fsdp_config)
+        return Reference(policy)
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -98,37 +149,76 @@ class ActorWorker(Worker):
                     await self._weights.put(WeightUpdate(version=version, state=state), key=rank)
         return self._timer.drain()["sync"]
 
-    async def receive(self) -> None:
-        """Take a training step's trajectories as the env workers finish them."""
-        self._received = []
+    async def receive(self, *, more: bool = False) -> int:
+        """Take a rollout's trajectories as the env workers finish them.
+
+        Args:
+            more: the rollout adds to the step's last; else a new step begins.
+
+        Returns:
+            How many of the step's groups on this rank pass the filter.
+        """
+        if not more:
+            self._received = []
         for _ in range(self._expected):
             part: Trajectory | None = await self._trajectories.get(key=self.context.rank)
             if part is not None:
                 self._received.append(part)
+        return len(self._kept_groups())
 
     def update(self, *, step: int) -> UpdateReport:
         """Train on what was received."""
         reduce = sum_over_ranks(self.context.device)
         # In one order however the messages came in: floating-point sums depend on it.
         self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
-        with self._timer.phase("advantage"):
-            batch, groups = build_train_batch(self._received, self._algorithm, reduce=reduce)
-            statistics = self._statistics(batch)
-            statistics |= {name: _ratio(reduce(pair)) for name, pair in groups.items()}
+        kept = gather_ids(self._kept_groups(), self.context.device).sort().values
+        last_group = int(kept[self._groups - 1]) if len(kept) > self._groups else None
+        algorithm, scores = self._algorithm, Diagnostics()
+        with self._timer.phase("scoring"):
+            trajectories = self._scorer.score(self._received, scores)
+            scores.reduce(reduce, max_over_ranks(self.context.device))
+            metrics = scores.result()
         self._received = []
+        with self._timer.phase("advantage"):
+            beta = self._kl.beta
+            batch, pairs = build_train_batch(
+                trajectories, algorithm, kl_beta=beta, last_group=last_group, reduce=reduce
+            )
+            totals = {name: reduce(pair) for name, pair in pairs.items()}
+            metrics |= self._statistics(batch) | {name: _ratio(pair) for name, pair in totals.items()}
+            metrics["groups"] = float(min(len(kept), self._groups))
+        factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._total_steps)
+        set_learning_rates(self._optimizer, factor)
         self._policy.train()
         with self._timer.phase("update"):
-            metrics = self._updater.run(batch, step=step)
-        metrics["learning_rate"] = self._config.optim.lr
-        return UpdateReport(metrics=metrics | statistics, seconds=self._timer.drain())
+            metrics |= self._updater.run(batch, step=step, kl_beta=beta if algorithm.kl_in == "loss" else 0.0)
+        metrics["learning_rate"] = self._config.optim.lr * factor
+        if algorithm.kl_beta > 0:
+            metrics["kl_beta"] = beta
+            self._kl.update(metrics.get("reference_kl", 0.0), sequences=int(totals["score"][1]))
+        return UpdateReport(metrics=metrics, seconds=self._timer.drain())
 
     def save(self, directory: Path) -> None:
         """Write this rank's shards into ``directory``."""
-        checkpoint.save_actor(self._policy, self._optimizer, directory)
+        checkpoint.save_actor(self._policy, self._optimizer, directory, self._extra_state())
 
     def load(self, directory: Path, *, weights_only: bool) -> None:
         """Read what :meth:`save` wrote, with any number of ranks."""
-        checkpoint.load_actor(self._policy, None if weights_only else self._optimizer, directory)
+        extra = self._extra_state()
+        checkpoint.load_actor(self._policy, None if weights_only else self._optimizer, directory, extra)
+        if not weights_only and "kl_beta" in extra:
+            self._kl.beta = float(extra["kl_beta"])
+
+    def _extra_state(self) -> dict[str, torch.Tensor]:
+        """What changes from step to step beside weights and optimiser."""
+        if self._algorithm.kl_ctrl.type == "fixed":
+            return {}
+        return {"kl_beta": torch.tensor(self._kl.beta, dtype=torch.float64)}
+
+    def _kept_groups(self) -> torch.Tensor:
+        """[*] int64: this rank's groups that pass the filter."""
+        kept = [t.group_ids[kept_members(t, self._algorithm)] for t in self._received]
+        return torch.cat(kept).unique() if kept else torch.zeros(0, dtype=torch.int64)
 
     def _statistics(self, batch: TrainBatch) -> dict[str, float]:
         """Advantages and returns over the valid units of all ranks."""

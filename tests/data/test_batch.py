@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.data.batch import build_train_batch, minibatches
 from embodied_rl.data.trajectory import select_envs, split_by_rank
+from embodied_rl.errors import UserError
 from embodied_rl.schema import AlgorithmConfig
 from tests.configs import config_of
 from tests.data.rollouts import ACTION_DIM, CHUNK, rollout, small_policy
@@ -28,16 +31,21 @@ def built(config: AlgorithmConfig, *trajectories: Trajectory) -> TrainBatch:
 
 
 def over_ranks(config: AlgorithmConfig, parts: list[list[Trajectory]]) -> list[TrainBatch]:
-    """Each rank's batch, where ``reduce`` sums over them all: first each rank says what it has, then gets the sum."""
-    given: list[Tensor] = []
+    """Each rank's batch, where ``reduce`` sums over them all: a thread a rank, which wait for each other."""
+    given: dict[int, Tensor] = {}
+    meeting = Barrier(len(parts), timeout=60)
 
-    def record(moments: Tensor) -> Tensor:
-        given.append(moments)
-        return moments
+    def rank(number: int) -> TrainBatch:
+        def reduce(tensor: Tensor) -> Tensor:
+            meeting.wait()
+            given[number] = tensor
+            meeting.wait()
+            return torch.stack([given[n] for n in range(len(parts))]).sum(0)
 
-    for part in parts:
-        build_train_batch(part, config, reduce=record)
-    return [build_train_batch(part, config, reduce=lambda _: torch.stack(given).sum(0))[0] for part in parts]
+        return build_train_batch(parts[number], config, reduce=reduce)[0]
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(rank, range(len(parts))))
 
 
 def by_id(batches: list[TrainBatch], name: str) -> dict[int, Any]:
@@ -181,6 +189,96 @@ def test_without_the_filter_equal_groups_are_counted_and_kept() -> None:
     assert len(batch) == 8
     assert counts["groups_filtered"].tolist() == [0, 2]
     assert counts["groups_equal"].tolist() == [1, 2]
+
+
+def test_groups_beyond_the_last_that_is_needed_are_left_out() -> None:
+    trajectories = [scored([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), replace(scored([0.0, 1.0]), group_ids=torch.tensor([7, 7]))]
+    batch, counts = build_train_batch(trajectories, FILTER, last_group=2)
+    assert (batch.sample_ids // (1 << 20)).unique().tolist() == [0, 1, 4, 5]
+    assert counts["groups_filtered"].tolist() == [2, 4]
+    batch, _ = build_train_batch(trajectories, FILTER, last_group=7)
+    assert len(batch) == 2 * 6
+
+
+def test_scores_are_the_rollouts() -> None:
+    batch = built(GRPO, scored([1.0, 0.25, 0.0, 1.0]))
+    assert batch.sequence_ids.tolist() == [0, 1, 2, 3] * 2
+    assert batch.scores.tolist() == [1.0, 0.25, 0.0, 1.0] * 2
+
+
+def unverified(trajectory: Trajectory, members: list[int]) -> Trajectory:
+    valid = trajectory.valid.clone()
+    valid[:, members] = False
+    return replace(trajectory, valid=valid)
+
+
+def test_a_member_whose_score_nobody_knows_leaves_its_group() -> None:
+    batch = built(GRPO, unverified(scored([1.0, 0.0, 0.0, 9.0], group_size=4), [3]))
+    first = {int(i): a for i, a in zip(batch.sequence_ids, batch.advantages[:, 0, 0], strict=True)}
+    # Of [1, 0, 0]: mean 1/3, deviation 0.57735.
+    assert first == {0: pytest.approx(1.1547, abs=1e-4), 1: pytest.approx(-0.57735, abs=1e-4), 2: first[1]}
+
+
+def test_one_that_is_left_alone_has_nobody_to_be_compared_with() -> None:
+    batch, counts = build_train_batch([unverified(scored([1.0, 0.0, 0.0, 1.0]), [1])], GRPO)
+    assert batch.sequence_ids.unique().tolist() == [2, 3]
+    assert counts["score"].tolist() == [1.0, 2.0]
+    raw = replace(GRPO, adv_type="raw", normalize_advantages=False)
+    assert built(raw, unverified(scored([1.0, 0.0, 0.0, 1.0]), [1])).sequence_ids.unique().tolist() == [0, 2, 3]
+
+
+def test_if_nobody_is_verified_one_masked_sample_remains() -> None:
+    batch, _ = build_train_batch([unverified(scored([1.0, 0.0]), [0])], GRPO)
+    assert len(batch) == 1
+    assert not batch.loss_mask.any()
+
+
+def test_scores_are_normalised_before_the_estimator() -> None:
+    norm = replace(GRPO.reward_norm, mean_level="group", leave_one_out=True)
+    raw = replace(GRPO, adv_type="raw", normalize_advantages=False, reward_norm=norm)
+    step = [scored([1.0, 0.0, 0.0, 0.25]), replace(scored([0.5, 0.0]), group_ids=torch.tensor([5, 5]), rollout_epoch=1)]
+    rloo = replace(GRPO, adv_type="rloo")
+    assert torch.allclose(built(raw, *step).advantages, built(rloo, *step).advantages)
+    whitened = replace(
+        raw, reward_norm=replace(raw.reward_norm, mean_level="batch", std_level="batch", leave_one_out=False)
+    )
+    scores = torch.tensor([1.0, 0.0, 0.0, 0.25, 0.5, 0.0])
+    expected = (scores - scores.mean()) / (scores.std() + 1e-6)
+    got = built(whitened, *step)
+    order = {sequence: place for place, sequence in enumerate([0, 1, 2, 3, (1 << 20), (1 << 20) + 1])}
+    for sequence, advantages in zip(got.sequence_ids.tolist(), got.advantages, strict=True):
+        assert advantages[0, 0].item() == pytest.approx(expected[order[sequence]].item(), abs=1e-5)
+
+
+def with_tokens(trajectory: Trajectory, rows: list[list[int]]) -> Trajectory:
+    """Tokens of each env in the order of time: chunks, steps, dimensions."""
+    steps, members, chunk, dims = trajectory.logprobs.shape
+    tokens = torch.tensor(rows).view(members, steps, chunk, dims).transpose(0, 1).contiguous()
+    return replace(trajectory, tokens=tokens)
+
+
+def test_a_prefix_shared_by_good_and_bad_is_masked() -> None:
+    rows = [[*range(12)], [*range(8), 90, 91, 92, 93], [50, *range(1, 12)], [50, *range(1, 12)]]
+    trajectory = with_tokens(scored([1.0, 0.0, 1.0, 1.0]), rows)
+    config = replace(GRPO, min_filter_prefix_tokens=4)
+    batch, counts = build_train_batch([trajectory], config)
+    plain = built(GRPO, trajectory)
+    units = {int(i): int(mask.sum()) for i, mask in zip(plain.sample_ids, plain.loss_mask, strict=True)}
+    left = {int(i): int(mask.sum()) for i, mask in zip(batch.sample_ids, batch.loss_mask, strict=True)}
+    assert set(units.values()) == {6}
+    # Envs 0 and 1 share 8 tokens: their first chunks and 2 of the second. Envs 2 and 3 scored alike.
+    second = 1  # its number, beside 2^20 times the env's
+    assert left == {
+        **{(env << 20) + second: 4 for env in (0, 1)},
+        **{(env << 20) + chunk: 6 for env in (2, 3) for chunk in (0, second)},
+    }
+    assert counts["prefix_masked"].tolist() == [16, 48]
+    assert built(replace(GRPO, min_filter_prefix_tokens=9), trajectory).loss_mask.sum() == plain.loss_mask.sum()
+
+
+def test_a_prefix_filter_needs_tokens() -> None:
+    with pytest.raises(UserError, match="min_filter_prefix_tokens=4 compares tokens, and this model's actions are not"):
+        built(replace(GRPO, min_filter_prefix_tokens=4), scored([1.0, 0.0]))
 
 
 def test_no_trajectory_is_refused() -> None:

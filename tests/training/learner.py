@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from embodied_rl.algorithms.diagnostics import Diagnostics
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.data.batch import build_train_batch
 from embodied_rl.data.trajectory import split_by_rank
@@ -20,6 +21,8 @@ from embodied_rl.schema import Config
 from embodied_rl.training.checkpoint import load_actor, save_actor
 from embodied_rl.training.fsdp import full_state_dict, shard, sum_over_ranks
 from embodied_rl.training.optimizer import build_optimizer
+from embodied_rl.training.reference import Reference
+from embodied_rl.training.scoring import Scorer
 from embodied_rl.training.update import Updater
 from tests.configs import config_of
 from tests.data.rollouts import CHUNK, rollout, small_policy
@@ -67,6 +70,21 @@ class Learner:
         self.policy = small_policy(values_per_chunk(self.config))
         shard(self.policy, self.mesh, self.config.actor.fsdp_config)
         self.optimizer = self.make_optimizer(self.policy, self.config.actor.optim)
+        self.reference = None
+        if self.config.algorithm.kl_beta > 0:
+            # Not the policy that is trained: then there is a divergence from the start.
+            other = small_policy(values_per_chunk(self.config), seed=2)
+            shard(other, self.mesh, self.config.actor.fsdp_config)
+            self.reference = Reference(other)
+        self.scorer = Scorer(
+            self.policy,
+            self.reference,
+            algorithm=self.config.algorithm,
+            recompute_logprobs=self.config.actor.recompute_logprobs,
+            batch_size=self.config.actor.logprob_micro_batch_size or self.config.actor.micro_batch_size,
+            device="cpu",
+            report_progress=lambda *_: None,
+        )
         self.updater = Updater(
             self.policy,
             self.optimizer,
@@ -75,20 +93,28 @@ class Learner:
             device="cpu",
             world_size=self.world_size,
             report_progress=lambda _, done, total: self.progress.append((done, total)),
+            reference=self.reference,
+            longest_sequence=4,
         )
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """This rank's samples."""
         own = [split_by_rank(trajectory, self.world_size)[self.rank] for trajectory in trajectories]
-        kept = [part for part in own if part is not None]
-        return build_train_batch(kept, self.config.algorithm, reduce=sum_over_ranks("cpu"))[0]
+        kept = self.scorer.score([part for part in own if part is not None], Diagnostics())
+        algorithm = self.config.algorithm
+        return build_train_batch(kept, algorithm, kl_beta=algorithm.kl_beta, reduce=sum_over_ranks("cpu"))[0]
+
+    def update(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
+        """As the actor does."""
+        algorithm = self.config.algorithm
+        return self.updater.run(batch, step=step, kl_beta=algorithm.kl_beta if algorithm.kl_in == "loss" else 0.0)
 
     def train(self, steps: int = 1, first: int = 0) -> dict[str, float]:
         """Updates on the same trajectories; the last one's metrics."""
         batch = self.batch(two_epochs(self.config))
         metrics: dict[str, float] = {}
         for step in range(first, first + steps):
-            metrics = self.updater.run(batch, step=step)
+            metrics = self.update(batch, step=step)
         return metrics
 
     def weights(self) -> dict[str, Tensor]:
@@ -108,8 +134,16 @@ def trained(mesh: DeviceMesh, config: Config, steps: int) -> dict[str, Any]:
 def trained_on(mesh: DeviceMesh, config: Config, trajectories: list[Trajectory]) -> dict[str, Any]:
     learner = Learner(mesh, config)
     batch = learner.batch(trajectories)
-    metrics = learner.updater.run(batch, step=0)
+    metrics = learner.update(batch, step=0)
     return {"weights": learner.weights(), "metrics": metrics, "samples": len(batch.trainable())}
+
+
+def encouraged(mesh: DeviceMesh, config: Config) -> dict[str, Any]:
+    """Everything that was done is good, so ratios rise."""
+    learner = Learner(mesh, config)
+    batch = learner.batch(two_epochs(config))
+    metrics = learner.update(replace(batch, advantages=torch.ones_like(batch.advantages)), step=0)
+    return {"weights": learner.weights(), "metrics": metrics}
 
 
 def save_and_go_on(mesh: DeviceMesh, config: Config, directory: Path) -> dict[str, Any]:

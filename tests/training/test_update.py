@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.schema import Config
+from embodied_rl.training.checkpoint import load_actor, save_actor
 from tests.data.rollouts import rollout, small_policy
 from tests.training.learner import (
     GROUPS,
     Learner,
     distance,
+    encouraged,
     same,
     trained,
     trained_on,
@@ -28,8 +31,23 @@ PPO = "ppo", "algorithm.value_clip=0.2", "algorithm.huber_delta=1.0", "algorithm
 PPO_BY_ACTION = "ppo", "algorithm.reward_type=action_level", "algorithm.logprob_type=action_level"
 GRPO = "grpo", "algorithm.entropy_bonus=0.01", "algorithm.entropy_type=chunk_level"
 GRPO_BY_CHUNK = "grpo", "algorithm.logprob_type=chunk_level"
-RECIPES = [PPO, PPO_BY_ACTION, GRPO, GRPO_BY_CHUNK]
-IDS = ["ppo", "ppo-action", "grpo", "grpo-chunk"]
+WIDE = "algorithm.clip_ratio_low=0.2", "algorithm.clip_ratio_high=0.28"
+RECIPES = [
+    PPO,
+    PPO_BY_ACTION,
+    ("ppo", "algorithm.normalize_returns=true", "algorithm.kl_beta=0.1", "algorithm.kl_in=reward"),
+    GRPO,
+    GRPO_BY_CHUNK,
+    ("drgrpo",),
+    ("rloo", "algorithm.kl_beta=0.1", "algorithm.entropy_bonus=0.01", "algorithm.loss_agg_func=seq-mean-token-sum"),
+    ("reinforce_pp", "algorithm.adv_norm.mean_level=group", "algorithm.kl_beta=0.1", "algorithm.kl_in=reward"),
+    ("reinforce_pp", "algorithm.adv_type=raw", "algorithm.reward_norm.std_level=batch"),
+    ("gspo", *WIDE, "algorithm.kl_beta=0.1", "algorithm.kl_penalty_type=full"),
+    ("aipo", "algorithm.positive_nll_coef=0.3"),
+    ("decoupled_ppo", "algorithm.behav_imp_weight_cap=1.1", "algorithm.prox_logp_method=metrics"),
+    ("m2po", "algorithm.m2_threshold=0.005", "algorithm.loss_agg_func=seq-mean-token-mean"),
+]
+IDS = ["-".join(part.removeprefix("algorithm.") for part in recipe)[:60] for recipe in RECIPES]
 SMALLEST_MOVE = 1e-2
 """The updates of these tests move the weights by more than this, so 1e-6 says something."""
 
@@ -233,6 +251,68 @@ def test_the_entropy_bonus_widens_the_distribution(mesh: DeviceMesh) -> None:
         config = training_config("grpo", f"algorithm.entropy_bonus={bonus}")
         log_std[bonus] = trained(mesh, config, 1)["weights"]["log_std"].mean()
     assert log_std[1.0] > log_std[0.0] + 0.005
+
+
+def test_an_extreme_ratio_ends_the_update(mesh: DeviceMesh, two_ranks: Ranks) -> None:
+    recipe = "aipo", "actor.optim.lr=0.02", "algorithm.n_minibatches=1"
+    free = encouraged(mesh, training_config(*recipe, "algorithm.update_epoch=20"))
+    assert free["metrics"]["optimizer_steps"] == 20
+    config = training_config(*recipe, "algorithm.update_epoch=20", "algorithm.early_stop_imp_ratio=1.3")
+    stopped = encouraged(mesh, config)
+    assert stopped["metrics"]["early_stopped"] == 1
+    steps = int(stopped["metrics"]["optimizer_steps"])
+    assert 2 <= steps < 20
+    first, second = two_ranks.run(encouraged, config)
+    assert first["metrics"]["optimizer_steps"] == second["metrics"]["optimizer_steps"] == steps
+    assert distance(first["weights"], stopped["weights"]) < 1e-5
+    # The mini-batch that stopped it was not trained on.
+    until_then = encouraged(mesh, training_config(*recipe, f"algorithm.update_epoch={steps}"))
+    assert same(until_then["weights"], stopped["weights"])
+
+
+def test_a_fresh_critic_is_trained_alone(mesh: DeviceMesh, tmp_path: Path) -> None:
+    config = training_config("ppo", "algorithm.critic_warmup_steps=2", "actor.optim.weight_decay=0.1")
+    learner = Learner(mesh, config)
+    before = learner.weights()
+    for step in range(2):
+        learner.train(first=step)
+        now = learner.weights()
+        changed = {name for name in before if not torch.equal(before[name], now[name])}
+        assert changed == {name for name in before if name.startswith("value_head.")}
+    # Saved in between, it goes on as if it had not been.
+    save_actor(learner.policy, learner.optimizer, tmp_path)
+    other = Learner(mesh, config)
+    load_actor(other.policy, other.optimizer, tmp_path)
+    for each in (learner, other):
+        each.train(first=2)
+    after = learner.weights()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    assert same(other.weights(), after)
+
+
+def test_a_longer_warm_up_changes_no_later_step_of_the_policy(mesh: DeviceMesh) -> None:
+    """Its optimiser state is that of a fresh optimiser."""
+    warm = Learner(mesh, training_config("ppo", "algorithm.critic_warmup_steps=1", "actor.optim.clip_grad=null"))
+    warm.train(first=0)
+    cold = Learner(mesh, training_config("ppo", "actor.optim.clip_grad=null"))
+    for learner in (warm, cold):
+        learner.train(first=1)
+    assert torch.equal(warm.weights()["policy.0.weight"], cold.weights()["policy.0.weight"])
+
+
+def test_imitation_of_what_scored_raises_its_probability(mesh: DeviceMesh) -> None:
+    def nll(coefficient: str) -> float:
+        config = training_config("grpo", f"algorithm.positive_nll_coef={coefficient}")
+        learner = Learner(mesh, config)
+        for step in range(4):
+            learner.train(first=step)
+        batch = learner.batch(two_epochs(config))
+        good = batch.select((batch.scores > 0).nonzero().squeeze(-1))
+        with torch.no_grad():
+            logprobs = learner.policy(good.replay_inputs, temperature=1.0).logprobs
+        return -logprobs[good.loss_mask].mean().item()
+
+    assert nll("1.0") < nll("null") - 0.01
 
 
 @pytest.mark.parametrize(("epochs", "count"), [(1, 1), (3, 2), (2, 5)])

@@ -14,18 +14,18 @@ from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.launch import connect, make_backend
 from embodied_rl.models.base import Policy
 from embodied_rl.runtime.serial import SerialGroup
-from embodied_rl.schema import Config
+from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.training.fsdp import full_state_dict
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from embodied_rl.workers.env import EnvReport, EnvWorker
 from embodied_rl.workers.rollout import RolloutReport, RolloutWorker
-from tests.configs import config_of
+from tests.configs import embodied
 
 
 @cache
-def small(*overrides: str) -> Config:
+def small(*overrides: str) -> EmbodiedConfig:
     """The dummy env with a small network, 16 envs (8 in evaluation) and horizons of 8 steps."""
-    return config_of(
+    return embodied(
         "cluster=serial",
         "env=dummy",
         "model=mlp",
@@ -39,7 +39,7 @@ def small(*overrides: str) -> Config:
     )
 
 
-def easy(config: Config, success_radius: float = 0.85) -> Config:
+def easy(config: EmbodiedConfig, success_radius: float = 0.85) -> EmbodiedConfig:
     """The same with goals so large and steps so wide that episodes end at different times."""
     params = {"success_radius": success_radius, "step_size": 0.5}
     return replace(config, env=replace(config.env, init_params=params))
@@ -48,7 +48,7 @@ def easy(config: Config, success_radius: float = 0.85) -> Config:
 class Job:
     """Connected workers with version 0 of the weights. Use as a context manager."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: EmbodiedConfig) -> None:
         self.config = config
         self._backend = make_backend(config)
         try:

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from embodied_rl.schema import Config
+from embodied_rl.schema import EmbodiedConfig
 from tests.workers.job import Job, easy, small
 
 
-def vision(config: Config) -> Config:
+def vision(config: EmbodiedConfig) -> EmbodiedConfig:
     """With a camera, for ``tiny_vla``."""
     params = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
     return replace(

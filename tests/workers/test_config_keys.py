@@ -12,8 +12,14 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from embodied_rl.algorithms.catalog import POLICY_LOSSES
-from embodied_rl.schema import AlgorithmConfig, Config, OptimConfig, SamplingConfig
+from embodied_rl.schema import (
+    AlgorithmConfig,
+    EmbodiedConfig,
+    KLControllerConfig,
+    NormConfig,
+    OptimConfig,
+    SamplingConfig,
+)
 from tests.workers.job import Job, easy, small
 
 Observable = Literal["rollout", "update", "evaluation"]
@@ -32,6 +38,13 @@ class Case:
     """The first thing that it changes; what comes before it stays."""
 
 
+RAW = {
+    "algorithm.adv_type": "raw",
+    "algorithm.normalize_advantages": False,
+    "actor.optim.adam_eps": 0.1,  # Adam hardly sees by what factor a gradient is larger
+}
+MEAN, STD = "algorithm.reward_norm.mean_level", "algorithm.reward_norm.std_level"
+COARSE = {"actor.optim.adam_eps": 0.1}
 LARGE_STEPS = {"actor.optim.lr": 0.05, "algorithm.update_epoch": 4}
 """So that ratios and values leave their clipping ranges."""
 FILTER = {
@@ -52,13 +65,34 @@ CASES = [
     Case("algorithm.gamma", 0.5),
     Case("algorithm.gae_lambda", 0.2),
     Case("algorithm.normalize_advantages", False),
+    Case("algorithm.reward_norm.mean_level", "group", "grpo", given=RAW),
+    Case("algorithm.reward_norm.std_level", "batch", "grpo", given=RAW),
+    Case("algorithm.reward_norm.leave_one_out", True, "grpo", given={**RAW, MEAN: "batch"}),
+    Case("algorithm.reward_norm.unbiased_std", False, "grpo", given={**RAW, STD: "group"}),
+    Case("algorithm.reward_norm.eps", 1.0, "grpo", given={**RAW, STD: "group"}),
+    Case("algorithm.adv_norm.mean_level", "group", given=COARSE),
+    Case("algorithm.adv_norm.std_level", "none", given=COARSE),
+    Case("algorithm.adv_norm.leave_one_out", True, given=COARSE),
+    Case("algorithm.adv_norm.unbiased_std", False, given=COARSE),
+    Case("algorithm.adv_norm.eps", 1.0, given=COARSE),
+    Case("algorithm.normalize_returns", True),
     Case("algorithm.norm_std", False, "grpo"),
     Case("algorithm.filter_rewards", True, "grpo", given={"algorithm.rewards_lower_bound": 0.5}),
     Case("algorithm.rewards_lower_bound", 1.0, "grpo", given=FILTER),
-    Case("algorithm.rewards_upper_bound", 1.0, "grpo", given=FILTER),
+    Case("algorithm.rewards_upper_bound", 0.6, "grpo", given=FILTER),
+    Case("algorithm.importance_sampling_level", "sequence", given=LARGE_STEPS),
     Case("algorithm.clip_ratio_low", 0.01, given=LARGE_STEPS),
     Case("algorithm.clip_ratio_high", 0.01, given=LARGE_STEPS),
     Case("algorithm.clip_ratio_c", 1.01, given=LARGE_STEPS),
+    Case("algorithm.loss_type", "aipo", given=LARGE_STEPS),
+    Case("algorithm.aipo_rho", 1.01, given={**LARGE_STEPS, "algorithm.loss_type": "aipo"}),
+    Case("algorithm.early_stop_imp_ratio", 0.5, given=LARGE_STEPS),
+    Case("algorithm.positive_nll_coef", 0.5),
+    Case("algorithm.loss_agg_func", "seq-mean-token-mean"),
+    Case("algorithm.loss_scale_factor", 2.0, given={**COARSE, "algorithm.loss_agg_func": "seq-mean-token-sum-norm"}),
+    Case("algorithm.kl_beta", 0.5, given=LARGE_STEPS),
+    Case("algorithm.kl_penalty_type", "k2", given={**LARGE_STEPS, "algorithm.kl_beta": 0.5}),
+    Case("algorithm.critic_warmup_steps", 1),
     Case("algorithm.value_loss_coef", 2.0),
     Case("algorithm.value_clip", 0.001, given=LARGE_STEPS),
     Case("algorithm.huber_delta", 0.01),
@@ -75,8 +109,25 @@ CASES = [
 ]
 
 ELSEWHERE = {
-    "algorithm.loss_type": "it has one value",
     "algorithm.sampling_params": "a section",
+    "algorithm.reward_norm": "a section",
+    "algorithm.adv_norm": "a section",
+    "algorithm.kl_ctrl": "a section",
+    # Without a difference between the policies that act, are trained and are referred to, they change nothing.
+    **dict.fromkeys(
+        [
+            "algorithm.prox_logp_method",
+            "algorithm.behav_imp_weight_cap",
+            "algorithm.m2_threshold",
+            "algorithm.kl_in",
+            "algorithm.kl_ctrl.type",
+            "algorithm.kl_ctrl.target_kl",
+            "algorithm.kl_ctrl.horizon",
+        ],
+        "tests/training/test_scoring.py",
+    ),
+    "algorithm.max_resample_rounds": "tests/test_resampling.py",
+    "algorithm.min_filter_prefix_tokens": "tests/data/test_batch.py, tests/test_presets.py",
 }
 
 
@@ -89,12 +140,12 @@ def changed(config: Any, key: str, value: Any) -> Any:
 
 
 @cache
-def base(algorithm: str) -> Config:
+def base(algorithm: str) -> EmbodiedConfig:
     one = ("algorithm.update_epoch=1", "algorithm.n_minibatches=1", "algorithm.group_size=2")
     return easy(small(f"algorithm={algorithm}", *one, "algorithm.clip_ratio_c=null"), 0.7)
 
 
-def outcome(config: Config) -> dict[Observable, list[Any]]:
+def outcome(config: EmbodiedConfig) -> dict[Observable, list[Any]]:
     """Everything that a training step and an evaluation show."""
     with Job(config) as job:
         episodes = job.evaluate()
@@ -133,10 +184,12 @@ def test_every_key_has_a_case() -> None:
     wanted = {
         *keys(AlgorithmConfig, "algorithm"),
         *keys(SamplingConfig, "algorithm.sampling_params"),
+        *keys(NormConfig, "algorithm.reward_norm"),
+        *keys(NormConfig, "algorithm.adv_norm"),
+        *keys(KLControllerConfig, "algorithm.kl_ctrl"),
         *keys(OptimConfig, "actor.optim"),
     }
     assert {case.key for case in CASES} | ELSEWHERE.keys() == wanted
-    assert len(POLICY_LOSSES) == 1, "then it needs a case"
 
 
 @cache

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embodied_rl.contracts import Trajectory
-from embodied_rl.schema import Config
+from embodied_rl.schema import EmbodiedConfig
 from tests.workers.job import Job, easy, small
 
 
@@ -68,7 +68,7 @@ def test_the_layout_does_not_change_where_envs_start() -> None:
     assert list(found[0]) == list(range(16))
 
 
-def long_episodes(*options: str) -> Config:
+def long_episodes(*options: str) -> EmbodiedConfig:
     """Episodes of up to 40 steps in chunks of 4, most of which end much earlier."""
     return easy(small("env.train.max_episode_steps=40", "env.eval.max_episode_steps=40", *options))
 

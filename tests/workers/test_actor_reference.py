@@ -1,0 +1,76 @@
+"""The reference policy and the penalty's weight in a whole actor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.training.fsdp import full_state_dict
+from tests.training.learner import same
+from tests.workers.job import Job, easy, small
+
+
+def adaptive(*overrides: str) -> EmbodiedConfig:
+    return easy(
+        small(
+            "algorithm=grpo",
+            "algorithm.group_size=2",
+            "algorithm.kl_beta=0.5",
+            "algorithm.kl_ctrl.type=adaptive",
+            "algorithm.kl_ctrl.target_kl=1e-6",
+            "algorithm.kl_ctrl.horizon=32",
+            "algorithm.update_epoch=3",
+            "actor.optim.lr=0.01",
+            *overrides,
+        ),
+        0.7,
+    )
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_the_adaptive_weight_follows_the_divergence_and_is_saved(tmp_path: Path, where: str) -> None:
+    config = adaptive(f"algorithm.kl_in={where}")
+    betas, divergences = [], []
+    with Job(config) as job:
+        for step in range(3):
+            job.roll(step)
+            metrics = job.update(step)
+            betas.append(metrics["kl_beta"])
+            divergences.append(metrics["reference_kl"])
+        job.actor.save(tmp_path)
+        beta = job.actor._kl.beta
+    error = [max(-0.2, min(0.2, kl / 1e-6 - 1)) for kl in divergences]
+    # 16 sequences a step and a horizon of 32
+    assert betas == pytest.approx([0.5, 0.5 * (1 + error[0] / 2), 0.5 * (1 + error[0] / 2) * (1 + error[1] / 2)])
+    assert betas[2] != betas[1]
+    with Job(config) as job:
+        job.actor.load(tmp_path, weights_only=False)
+        assert job.actor._kl.beta == pytest.approx(beta, rel=1e-12)
+    kl_ctrl = replace(config.algorithm.kl_ctrl, type="fixed")
+    with Job(replace(config, algorithm=replace(config.algorithm, kl_ctrl=kl_ctrl))) as job:  # the configuration's
+        job.actor.load(tmp_path, weights_only=False)
+        assert job.actor._kl.beta == 0.5
+
+
+def test_after_a_resume_the_reference_is_still_what_the_run_started_from(tmp_path: Path) -> None:
+    config = adaptive()
+    with Job(config) as job:
+        initial = job.weights()
+        job.roll()
+        job.update()
+        assert not same(job.weights(), initial)
+        job.actor.save(tmp_path)
+    with Job(config) as job:
+        job.actor.load(tmp_path, weights_only=False)
+        assert not same(job.weights(), initial)
+        reference = job.actor._scorer._reference
+        assert reference is not None
+        assert same(full_state_dict(reference.policy), initial)
+
+
+def test_no_reference_without_a_penalty() -> None:
+    with Job(small("algorithm=grpo")) as job:
+        assert job.actor._scorer._reference is None
