@@ -15,19 +15,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.params import unknown_key
 from embodied_rl.runtime.worker import WorkerError
-from embodied_rl.schema import Config
-from embodied_rl.training.checkpoint_store import find_checkpoint
-from embodied_rl.validation import build_config
+from embodied_rl.schema import TASKS, Config
+from embodied_rl.training.checkpoint_store import find_checkpoint, find_initial
+from embodied_rl.validation import build_config, foreign_section
 
 CONFIG_MODULE = "embodied_rl.config"
-GROUPS = ("task", "env", "model", "algorithm", "cluster", "logger", "experiment")
-FREE_FORM = ("env.init_params.", "model.params.", "runner.logger.wandb.")
-"""Sections whose keys belong to an adapter, a model or wandb, and are checked by their owner."""
+GROUPS = ("task", "env", "data", "model", "algorithm", "cluster", "logger", "experiment")
+FREE_FORM = ("env.init_params.", "data.params.", "reward.params.", "model.params.", "runner.logger.wandb.")
+"""Sections whose keys belong to an adapter, a data set, a model, ..., and are checked by their owner."""
 USAGE_ERROR = 2
 """Exit status of a command line or configuration that is wrong."""
 WORKER_ERROR = 1
@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = [_settable(text) for text in (sys.argv[1:] if argv is None else argv)]
     sys.argv[1:] = arguments
     try:
+        if arguments[:1] == ["explain"]:
+            from embodied_rl.explain import main as explain
+
+            return explain(arguments[1:])
         if problems := _problems(arguments):
             raise ConfigError(problems)
         _hydra_main()
@@ -59,6 +63,7 @@ def _hydra_main(composed: DictConfig) -> None:
     try:
         config = from_hydra(composed, _value_keys(HydraConfig.get().overrides.task))
         find_checkpoint(config)  # a wrong path is known at once, too
+        find_initial(config)
         from embodied_rl.launch import run  # imports torch, so only once the configuration is known to be right
 
         run(config)
@@ -89,6 +94,8 @@ def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
     """
     try:
         raw: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError([f"{error.full_key}: missing; set it with {error.full_key}=..."]) from None
     except OmegaConfBaseException as error:
         raise ConfigError([f"{getattr(error, 'full_key', None) or 'configuration'}: {error.args[0]}"]) from None
     return build_config(raw, overridden)
@@ -134,7 +141,8 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                 added = override.is_add() or override.is_force_add()
                 plain = override not in choices and not added and "@" not in key and "/" not in key
                 if plain and not _has_key(groups_only, key):
-                    problems.append(unknown_key(key, [*_all_keys(groups_only), *GROUPS]))
+                    task = TASKS[groups_only.runner.task_type]
+                    problems.append(foreign_section(key, task) or unknown_key(key, [*_all_keys(groups_only), *GROUPS]))
                 elif override.input_line:
                     known.append(override.input_line)
             from_hydra(compose("train", overrides=known), _value_keys(known))

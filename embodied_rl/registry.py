@@ -1,11 +1,14 @@
-"""Names for classes: a table maps a name to ``module:Class``, imported when it is chosen. Imports no torch."""
+"""Names for classes and functions: a table maps a name to ``module:Class``, imported when it is chosen. No torch."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from embodied_rl.errors import UserError, suggestion
+
+_PLACEHOLDER: Final = {"class": "Class", "function": "function"}
 
 
 def load_class(key: str, table: Mapping[str, str], name: str) -> type:
@@ -19,21 +22,30 @@ def load_class(key: str, table: Mapping[str, str], name: str) -> type:
     Raises:
         UserError: no such name, module or class.
     """
-    module_name, colon, class_name = table.get(name, name).partition(":")
+    return _load(key, table, name, "class", lambda found: isinstance(found, type))
+
+
+def load_function(key: str, table: Mapping[str, str], name: str) -> Callable[..., Any]:
+    """As :func:`load_class`, for a function."""
+    return _load(key, table, name, "function", lambda found: callable(found) and not isinstance(found, type))
+
+
+def _load(key: str, table: Mapping[str, str], name: str, what: str, fits: Callable[[Any], bool]) -> Any:
+    module_name, colon, attribute = table.get(name, name).partition(":")
     if not colon:
         raise UserError(
-            f"{key}: got {name!r}, expected one of {', '.join(sorted(table))}, or module:Class."
+            f"{key}: got {name!r}, expected one of {', '.join(sorted(table))}, or module:{_PLACEHOLDER[what]}."
             f"{suggestion(name, table)}"
         )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(f"{key}: got {name!r}, but module {module_name!r} cannot be imported: {error}") from error
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        classes = [attribute for attribute, value in vars(module).items() if isinstance(value, type)]
+    found = getattr(module, attribute, None)
+    if not fits(found):
+        known = [own for own, value in vars(module).items() if fits(value)]
         raise UserError(
-            f"{key}: got {name!r}, but module {module_name!r} has no class {class_name!r}."
-            f"{suggestion(class_name, classes)}"
+            f"{key}: got {name!r}, but module {module_name!r} has no {what} {attribute!r}."
+            f"{suggestion(attribute, known)}"
         )
     return found

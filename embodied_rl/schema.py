@@ -6,9 +6,11 @@ No torch here: a typo is answered before anything heavy is imported. Cross-field
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field
+
+from embodied_rl.algorithms.levels import KLType, LossAggregation, NormLevel, RatioLevel
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 """Unknown keys are refused, and "3" is not 3."""
@@ -37,7 +39,7 @@ class LoggerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    task_type: Literal["embodied"]
+    task_type: Literal["embodied", "math", "sft"]
     """Which training loop runs; set by ``task=``."""
     experiment_name: str
     """First part of the run directory's name."""
@@ -57,6 +59,9 @@ class RunnerConfig:
     """Keep only the newest checkpoints; null keeps all."""
     resume_dir: str | None
     """A checkpoint, or a run directory (its newest), to go on from; ``auto``: this experiment's newest, if there is."""
+    init_from: str | None
+    """A checkpoint, or a run's or an experiment's directory (its newest): start from its weights, at step 0. A run that
+    resumes goes on from its own instead."""
     only_eval: bool
     """Evaluate the policy (of ``resume_dir``, if given) and stop."""
     logger: LoggerConfig
@@ -86,13 +91,38 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NormConfig:
+    """``(x - mean) / (std + eps)``, mean and deviation each of the batch, of the group, or left out."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    mean_level: NormLevel
+    std_level: NormLevel
+    leave_one_out: bool
+    """Subtract the mean of the others."""
+    unbiased_std: bool
+    """Divide by n - 1."""
+    eps: PositiveFloat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLControllerConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    type: Literal["fixed", "adaptive"]
+    """adaptive: the weight follows the divergence, towards ``target_kl``."""
+    target_kl: PositiveFloat
+    """adaptive: mean divergence per unit to aim at."""
+    horizon: PositiveInt
+    """adaptive: sequences over which the weight adapts; fewer is faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     adv_type: str
     """Advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or raw. gae needs a value
     head, which the model then gets."""
     loss_type: str
-    """Policy loss: ppo."""
+    """Policy loss: ppo, decoupled_ppo, aipo, or nll (demonstrations)."""
     group_size: PositiveInt
     """Envs that start from the same initial state and are compared with each other."""
     rollout_epoch: PositiveInt
@@ -111,25 +141,66 @@ class AlgorithmConfig:
     """Discount per chunk or per action, after ``reward_type``. gae and reinforce_plus_plus."""
     gae_lambda: Fraction
     """gae only."""
+    reward_norm: NormConfig
+    """Of the rollouts' scores, before the estimator. raw and reinforce_plus_plus; the others compare groups."""
     normalize_advantages: bool
-    """To zero mean and unit deviation over the whole batch. gae and reinforce_plus_plus; the others compare groups."""
+    """Apply ``adv_norm``. gae, raw and reinforce_plus_plus; the others compare groups."""
+    adv_norm: NormConfig
+    """Of the advantages, over valid units."""
+    normalize_returns: bool
+    """gae: the value loss measures errors in standard deviations of the step's returns, whatever the rewards' scale."""
     norm_std: bool
     """grpo: divide by the group's standard deviation; false is Dr.GRPO's choice."""
     filter_rewards: bool
     """Mask groups whose mean score is outside the bounds (DAPO's dynamic sampling)."""
     rewards_lower_bound: float
     rewards_upper_bound: float
+    max_resample_rounds: NonNegativeInt
+    """Roll out again, up to so many times, until there are as many groups within the bounds as one rollout has."""
+    min_filter_prefix_tokens: PositiveInt | None
+    """Mask what members of a group begin with in common although their scores differ, from so many tokens on.
+    For models with discrete actions. null: off."""
+    importance_sampling_level: RatioLevel
+    """sequence: all units of a sample share the geometric mean of their ratios (GSPO). A sample is a completion, or a
+    chunk of actions."""
     clip_ratio_low: PositiveFloat
     """The ratio is clipped to [1 - low, 1 + high]."""
     clip_ratio_high: PositiveFloat | None
     """null: as low."""
     clip_ratio_c: Annotated[float, Field(gt=1)] | None
     """Dual clip for negative advantages; null: off."""
+    aipo_rho: PositiveFloat
+    """aipo: largest importance ratio, 2 to 10."""
+    prox_logp_method: Literal["recompute", "loglinear", "metrics"]
+    """decoupled_ppo: the proximal policy's log-probabilities from a forward pass before the update, or interpolated by
+    staleness without one. metrics: recompute, and log how far the interpolation is off."""
+    behav_imp_weight_cap: PositiveFloat | None
+    """decoupled_ppo: units whose π_proximal/π_behaviour is above do not count. null: all count."""
+    m2_threshold: PositiveFloat | None
+    """decoupled_ppo: units farthest off the policy do not count, until the mean of (log π_behaviour - log π_proximal)²
+    is below (M2PO). null: all count."""
+    early_stop_imp_ratio: PositiveFloat | None
+    """A mini-batch whose mean ratio is above is not trained on and ends the step's update. null: off."""
+    positive_nll_coef: PositiveFloat | None
+    """Weight of imitating the samples with a score above 0. null: off."""
+    loss_agg_func: LossAggregation
+    """How units become one loss; sequences are completions, or rollouts of an env."""
+    loss_scale_factor: PositiveFloat | None
+    """seq-mean-token-sum-norm: what a sequence's sum is divided by; null: what the longest possible sequence has."""
+    kl_beta: NonNegativeFloat
+    """Weight of the divergence from the reference policy, the one that the run started from; 0: there is none."""
+    kl_penalty_type: KLType
+    """Estimator, a token each; full: exact, for models whose distribution is known."""
+    kl_in: Literal["loss", "reward"]
+    """Where the divergence is penalised."""
+    kl_ctrl: KLControllerConfig
     value_loss_coef: NonNegativeFloat
     value_clip: PositiveFloat | None
     """Largest change of a value's prediction that is rewarded; null: off."""
     huber_delta: PositiveFloat | None
     """Where the value loss turns from squared to absolute; null: squared."""
+    critic_warmup_steps: NonNegativeInt
+    """Training steps in which the value head alone is trained."""
     entropy_bonus: NonNegativeFloat
     sampling_params: SamplingConfig
 
@@ -201,10 +272,15 @@ class ModelConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     model_type: str
     """Name in ``models/registry.py``, or ``module:Class``."""
-    num_action_chunks: PositiveInt
-    """Actions decided at once and executed open-loop."""
     params: dict[str, Any]
     """The model's own options: its ``Params`` dataclass documents them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionModelConfig(ModelConfig):
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    num_action_chunks: PositiveInt
+    """Actions decided at once and executed open-loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +288,54 @@ class RolloutConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     pipeline_stage_num: PositiveInt
     """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    backend: str
+    """What decodes: a name in ``generation/registry.py``, or ``module:Class``."""
+    max_new_tokens: PositiveInt
+    """Longest completion; one that has not ended by then is cut (truncated)."""
+    min_new_tokens: NonNegativeInt
+    """A completion cannot end before it has so many tokens, its end token included."""
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    """Training samples from the most likely tokens that together have this probability. The recorded
+    log-probabilities are those of the whole distribution, which the update computes too."""
+    top_k: PositiveInt | None
+    """Training samples from so many most likely tokens; null: all."""
+    max_batch_size: PositiveInt
+    """Completions decoded at once by a worker: bounds memory, no influence on the result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: str
+    """Of the data group, for the run's name."""
+    dataset: str
+    """Name in ``data/prompts.py``, or ``module:Class``."""
+    params: dict[str, Any]
+    """The data set's own options: its ``Params`` dataclass documents them."""
+    seed: NonNegativeInt
+    """Of the choice of prompts."""
+    rollout_batch_size: PositiveInt
+    """Prompts of a training step; each gets ``algorithm.group_size`` completions."""
+    eval_size: PositiveInt | None
+    """Held-out prompts of an evaluation, always the same; null: all there are."""
+    max_prompt_length: PositiveInt
+    """Tokens; a longer prompt ends the run with a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    function: str
+    """Name in ``data/rewards.py``, or ``module:function``."""
+    params: dict[str, Any]
+    """The function's own keyword options."""
+    success_threshold: float
+    """A completion with at least this score counts as solved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +353,25 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LRScheduleConfig:
+    """Of all learning rates alike, in training steps."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    lr_decay_style: Literal["constant", "linear", "cosine", "wsd"]
+    """wsd: stable, then linear."""
+    lr_warmup_iters: NonNegativeInt
+    """Training steps in which the rate rises to its value."""
+    lr_warmup_fraction: Fraction | None
+    """Instead: of all training steps."""
+    lr_decay_iters: PositiveInt | None
+    """The training step in which the decay ends; null: ``runner.max_steps``."""
+    min_lr_ratio: Fraction
+    """Of the rate, at the decay's end."""
+    wsd_decay_fraction: Annotated[float, Field(gt=0, le=1)]
+    """wsd: the part of the steps after the warm-up that decays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FSDPConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     reshard_after_forward: bool
@@ -242,21 +385,71 @@ class ActorConfig:
     """Of the initial weights, the sampled actions and the mini-batches' order."""
     micro_batch_size: PositiveInt
     """Samples (chunks) per forward and backward pass of one rank; no influence on the result."""
+    recompute_logprobs: bool
+    """Compute the rollout's log-probabilities again before the update, use those, and log how far they are off.
+    Where both compute alike it changes nothing but rounding."""
+    logprob_micro_batch_size: PositiveInt | None
+    """Samples per forward pass where there is no backward: recomputed, proximal and reference log-probabilities.
+    null: as ``micro_batch_size``."""
     global_batch_size: PositiveInt | None
     """Samples per optimiser step over all ranks. Give this or ``algorithm.n_minibatches``."""
     optim: OptimConfig
+    lr_sched: LRScheduleConfig
     fsdp_config: FSDPConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A whole run, resolved and checked. Nothing below the command line sees anything but this."""
+    """A whole run, resolved and checked: what all tasks share. Nothing below the command line sees anything but this.
+
+    A run has one of the subclasses in :data:`TASKS`.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     runner: RunnerConfig
     cluster: ClusterConfig
     algorithm: AlgorithmConfig
-    env: EnvConfig
     model: ModelConfig
-    rollout: RolloutConfig
     actor: ActorConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbodiedConfig(Config):
+    """``task=embodied``: a policy that acts in simulators."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    model: ActionModelConfig
+    env: EnvConfig
+    rollout: RolloutConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MathConfig(Config):
+    """``task=math``: a language model that answers prompts, scored by a function."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    data: DataConfig
+    reward: RewardConfig
+    rollout: GenerationConfig
+
+
+def groups_per_step(config: EmbodiedConfig) -> int:
+    """Groups of envs that a training step is made for."""
+    return config.env.train.total_num_envs // config.algorithm.group_size * config.algorithm.rollout_epoch
+
+
+def chunks_per_rollout(config: EmbodiedConfig) -> int:
+    """Chunks in which a rollout's simulator steps are decided."""
+    steps = config.env.train.max_steps_per_rollout_epoch or config.env.train.max_episode_steps
+    return -(-steps // config.model.num_action_chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftConfig(MathConfig):
+    """``task=sft``: a language model that imitates the data's demonstrations, evaluated as in ``task=math``."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+TASKS: Final[dict[str, type[Config]]] = {"embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig}
+"""``runner.task_type`` -> the run's configuration."""

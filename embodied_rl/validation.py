@@ -12,18 +12,23 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry, lookup
-from embodied_rl.algorithms.levels import check_levels
-from embodied_rl.envs.registry import adapter_class
-from embodied_rl.errors import ConfigError, UserError, suggestion
-from embodied_rl.models.registry import MODELS
+from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry
+from embodied_rl.checks.algorithm import algorithm_problems
+from embodied_rl.checks.embodied import embodied_problems
+from embodied_rl.checks.math import math_problems
+from embodied_rl.errors import ConfigError, suggestion
+from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import BACKENDS
-from embodied_rl.params import describe, parse_params
-from embodied_rl.runtime.placement import PlacementError, parse_placement
-from embodied_rl.schema import Config
+from embodied_rl.params import describe
+from embodied_rl.runtime.placement import Placement, PlacementError, parse_placement
+from embodied_rl.schema import TASKS, Config, EmbodiedConfig, MathConfig
 
-COMPONENTS: Final = ("actor", "rollout", "env")
-"""The worker groups of the embodied task."""
+COMPONENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "embodied": ("actor", "rollout", "env"),
+    "math": ("actor", "rollout"),
+    "sft": ("actor", "rollout"),
+}
+"""Each task's worker groups."""
 SHARING: Final = ("env",)
 """Those whose workers may outnumber the accelerators."""
 
@@ -38,17 +43,66 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     Raises:
         ConfigError: naming every problem found.
     """
+    schema = _schema(raw)
+    problems = [foreign_section(name, schema) for name in raw if name in _sections() - _sections(schema)]
+    if misfit := _model_misfit(raw, schema):  # its section differs, and so would every further finding
+        raise ConfigError([*problems, misfit])
+    own = {name: section for name, section in raw.items() if name not in _sections() - _sections(schema)}
     try:
-        config = TypeAdapter(Config).validate_json(json.dumps(raw))
+        config = TypeAdapter(schema).validate_json(json.dumps(own))
     except ValidationError as error:
-        raise ConfigError(describe(error, known_keys())) from None
-    problems = [*_rule_problems(config), *_unread_keys(config, overridden)]
+        raise ConfigError([*problems, *describe(error, known_keys(schema))]) from None
+    problems += [*_rule_problems(config), *_unread_keys(config, overridden)]
     if problems:
         raise ConfigError(problems)
     return config
 
 
-def known_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
+def placement_of(config: Config) -> Placement:
+    """Where the run's workers go.
+
+    Raises:
+        PlacementError: as :func:`parse_placement`.
+    """
+    components = COMPONENTS[config.runner.task_type]
+    return parse_placement(config.cluster.component_placement, components, sharing=SHARING)
+
+
+def _schema(raw: Mapping[str, Any]) -> type[Config]:
+    """The run's configuration class. A task that does not exist is left for pydantic to refuse."""
+    runner = raw.get("runner")
+    name = runner.get("task_type") if isinstance(runner, Mapping) else None
+    return TASKS.get(str(name), EmbodiedConfig)
+
+
+def _model_misfit(raw: Mapping[str, Any], schema: type[Config]) -> str:
+    """The message for a model of another task."""
+    model = raw.get("model")
+    name = model.get("model_type") if isinstance(model, Mapping) else None
+    language = issubclass(schema, MathConfig)
+    if name not in MODELS or (name in LANGUAGE_MODELS) == language:
+        return ""
+    if language:
+        return f"model.model_type: got {name!r}, which acts in an env; use a language model, such as model=tiny_lm"
+    return f"model.model_type: got {name!r}, a language model, which does not act in an env; use another, or task=math"
+
+
+def _sections(schema: type[Config] | None = None) -> set[str]:
+    """The top-level sections of a task, or of all tasks."""
+    return {field.name for kind in ([schema] if schema else TASKS.values()) for field in dataclasses.fields(kind)}
+
+
+def foreign_section(key: str, schema: type[Config]) -> str:
+    """The message for a key or group of another task than ``schema``'s; empty where it is of no other task."""
+    section = key.split(".")[0]
+    others = [name for name, kind in TASKS.items() if section in _sections(kind) and kind is not schema]
+    if section in _sections(schema) or not others:
+        return ""
+    task = next(name for name, kind in TASKS.items() if kind is schema)
+    return f"{key}: task={task} has no {section} and would not read it; leave it out, or use task={others[0]}"
+
+
+def known_keys(schema: type, prefix: str = "") -> Iterator[str]:
     """Every dotted key of the schema, sections included."""
     for name, kind in _annotations(schema).items():
         yield prefix + name
@@ -66,9 +120,21 @@ def _annotations(schema: type) -> dict[str, Any]:
 
 def _rule_problems(c: Config) -> Iterator[str]:
     yield from _name_problems(c)
-    yield from _batch_problems(c)
-    yield from _algorithm_problems(c)
-    yield from _env_problems(c)
+    placement = None
+    try:
+        placement = placement_of(c)
+    except PlacementError as error:
+        yield f"cluster.component_placement: {error}"
+    if placement and c.cluster.backend == "serial" and placement.world_size("actor") > 1:
+        yield (
+            f"cluster.backend=serial: got {placement.world_size('actor')} actor ranks, but one process is one rank; "
+            "use cluster=process, or cluster.component_placement.actor=0"
+        )
+    yield from algorithm_problems(c)
+    if isinstance(c, EmbodiedConfig):
+        yield from embodied_problems(c, placement)
+    elif isinstance(c, MathConfig):
+        yield from math_problems(c, placement)
 
 
 def _name_problems(c: Config) -> Iterator[str]:
@@ -83,113 +149,11 @@ def _name_problems(c: Config) -> Iterator[str]:
             f"model.model_type: got {c.model.model_type!r}, expected one of {', '.join(MODELS)}, or module:Class."
             f"{suggestion(c.model.model_type, MODELS)}"
         )
-    try:
-        adapter = adapter_class(c.env.env_type)
-    except UserError as error:
-        yield str(error)
-    else:
-        try:
-            parse_params(adapter.Params, c.env.init_params, "env.init_params")
-        except ConfigError as error:
-            yield from error.problems
-    if missing := set(COMPONENTS) - set(c.cluster.num_threads):
+    components = COMPONENTS[c.runner.task_type]
+    if missing := set(components) - set(c.cluster.num_threads):
         yield f"cluster.num_threads: no entry for {', '.join(sorted(missing))}; add cluster.num_threads.<component>=1"
-    for name in set(c.cluster.num_threads) - set(COMPONENTS):
-        yield f"cluster.num_threads.{name}: no such component.{suggestion(name, COMPONENTS)}"
-
-
-def _batch_problems(c: Config) -> Iterator[str]:
-    try:
-        placement = parse_placement(c.cluster.component_placement, COMPONENTS, sharing=SHARING)
-    except PlacementError as error:
-        yield f"cluster.component_placement: {error}"
-        return
-    env_workers, stages = placement.world_size("env"), c.rollout.pipeline_stage_num
-    lanes = env_workers * stages
-    where = f"{env_workers} env workers x {stages} pipeline stages"
-    for name, total in (("train", c.env.train.total_num_envs), ("eval", c.env.eval.total_num_envs)):
-        if total % lanes:
-            yield (
-                f"env.{name}.total_num_envs: got {total}, which does not divide evenly over {where}; "
-                f"use a multiple of {lanes}"
-            )
-    per_lane, group = c.env.train.total_num_envs // lanes, c.algorithm.group_size
-    if c.env.train.total_num_envs % lanes == 0 and per_lane % group:
-        yield (
-            f"algorithm.group_size: got {group}, but each of {where} has {per_lane} envs, and a group is never split; "
-            f"use a divisor of {per_lane}, or env.train.total_num_envs={lanes * group}"
-        )
-    groups = c.env.train.total_num_envs // group * c.algorithm.rollout_epoch
-    if placement.world_size("actor") > groups:
-        yield (
-            f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for {groups} groups of envs "
-            "a step; a group is never split, so use fewer ranks, more envs or more algorithm.rollout_epoch"
-        )
-    if placement.world_size("rollout") > env_workers:
-        yield (
-            f"cluster.component_placement: got {placement.world_size('rollout')} rollout workers for {env_workers} env "
-            "workers; each rollout worker needs an env worker of its own to serve"
-        )
-    if c.cluster.backend == "serial" and placement.world_size("actor") > 1:
-        yield (
-            f"cluster.backend=serial: got {placement.world_size('actor')} actor ranks, but one process is one rank; "
-            "use cluster=process, or cluster.component_placement.actor=0"
-        )
-
-
-def _algorithm_problems(c: Config) -> Iterator[str]:
-    a = c.algorithm
-    for key, table in (("adv_type", ADVANTAGES), ("loss_type", POLICY_LOSSES)):
-        try:
-            lookup(table, key, getattr(a, key))
-        except ValueError as error:
-            yield str(error)
-    estimator = ADVANTAGES.get(a.adv_type)
-    try:
-        check_levels(a.reward_type, a.logprob_type)
-    except ValueError as error:
-        yield str(error)
-    if (a.n_minibatches is None) == (c.actor.global_batch_size is None):
-        yield (
-            f"algorithm.n_minibatches={a.n_minibatches} and actor.global_batch_size={c.actor.global_batch_size}: set "
-            "exactly one of them, the other to null"
-        )
-    if estimator and estimator.needs_groups and a.group_size < 2:
-        yield (
-            f"algorithm.group_size: got {a.group_size}; adv_type={a.adv_type} compares the members of a group, use 2 "
-            "or more"
-        )
-    if estimator and estimator.scores_episodes and c.env.train.auto_reset:
-        yield (
-            f"env.train.auto_reset: adv_type={a.adv_type} scores one whole episode per env, and auto_reset would "
-            "mix several into a score; set env.train.auto_reset=false, or use algorithm=ppo"
-        )
-    if a.rewards_lower_bound > a.rewards_upper_bound:
-        yield (
-            f"algorithm.rewards_lower_bound={a.rewards_lower_bound} is above "
-            f"rewards_upper_bound={a.rewards_upper_bound}: every group would be masked"
-        )
-
-
-def _env_problems(c: Config) -> Iterator[str]:
-    train = c.env.train
-    steps = train.max_steps_per_rollout_epoch
-    if steps is not None and steps > train.max_episode_steps and not train.auto_reset:
-        yield (
-            f"env.train.max_steps_per_rollout_epoch: got {steps}, more than max_episode_steps="
-            f"{train.max_episode_steps}, but nothing starts a second episode; set env.train.auto_reset=true"
-        )
-    if steps is not None and steps < train.max_episode_steps and not train.auto_reset:
-        yield (
-            f"env.train.max_steps_per_rollout_epoch: got {steps}, less than max_episode_steps="
-            f"{train.max_episode_steps}: episodes would be dropped unfinished; set it to null, or "
-            "env.train.auto_reset=true"
-        )
-    if steps is not None and steps % c.model.num_action_chunks:
-        yield (
-            f"env.train.max_steps_per_rollout_epoch: got {steps}, which is not a multiple of "
-            f"model.num_action_chunks={c.model.num_action_chunks}"
-        )
+    for name in set(c.cluster.num_threads) - set(components):
+        yield f"cluster.num_threads.{name}: no such component.{suggestion(name, components)}"
 
 
 def _estimator(c: Config) -> Entry:
@@ -202,9 +166,23 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.value_clip", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.huber_delta", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("actor.optim.value_lr", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.normalize_returns", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.reward_norm", lambda c: not _estimator(c).reward_normalized, "adv_type takes scores as they are"),
+    ("algorithm.adv_norm", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
+    ("algorithm.adv_norm", lambda c: not c.algorithm.normalize_advantages, "normalize_advantages is false"),
+    ("algorithm.loss_scale_factor", lambda c: not c.algorithm.loss_agg_func.endswith("-norm"), "of loss_agg_func"),
+    ("algorithm.kl_penalty_type", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
+    ("algorithm.kl_in", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
+    ("algorithm.kl_ctrl", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
+    ("algorithm.kl_ctrl.target_kl", lambda c: c.algorithm.kl_ctrl.type == "fixed", "kl_ctrl.type is fixed"),
+    ("algorithm.kl_ctrl.horizon", lambda c: c.algorithm.kl_ctrl.type == "fixed", "kl_ctrl.type is fixed"),
     ("algorithm.rewards_lower_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
     ("algorithm.rewards_upper_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
     ("algorithm.entropy_type", lambda c: c.algorithm.entropy_bonus == 0, "algorithm.entropy_bonus is 0"),
+    ("actor.lr_sched.lr_warmup_iters", lambda c: c.actor.lr_sched.lr_warmup_fraction is not None, "of the fraction"),
+    ("actor.lr_sched.lr_decay_iters", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
+    ("actor.lr_sched.min_lr_ratio", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
+    ("actor.lr_sched.wsd_decay_fraction", lambda c: c.actor.lr_sched.lr_decay_style != "wsd", "the style is not wsd"),
     ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
     ("runner.max_keep", lambda c: c.runner.save_interval == -1, "runner.save_interval=-1 saves nothing"),
     ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
@@ -225,7 +203,7 @@ def _unread_keys(c: Config, overridden: Sequence[str]) -> Iterator[str]:
                 break
         for name, table in (("adv_type", ADVANTAGES), ("loss_type", POLICY_LOSSES)):
             option, choice = key.removeprefix("algorithm."), getattr(c.algorithm, name)
-            readers = [entry for entry, its in table.items() if option in its.options]
+            readers = [entry for entry, its in table.items() if option in (*its.options, *its.sections)]
             if readers and choice not in readers:
                 yield (
                     f"{key}: this run would not read it, since {name}={choice} does not use it "

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from embodied_rl.contracts import EnvObs
 
@@ -38,6 +39,8 @@ class PolicyOutput:
     """[N,V] float32 or None without value head."""
     replay_inputs: Mapping[str, Tensor]
     """Each [N,...]: enough for ``evaluate`` to compute the same log-probabilities again."""
+    tokens: Tensor | None = None
+    """[N,C,A] int64, where actions are discrete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class Evaluation:
     """[N,C,A] float32."""
     values: Tensor | None
     """[N,V] float32."""
+    distribution: Mapping[str, Tensor] | None = None
+    """Parameters of ``Policy.distribution_type`` over each of [N,C,A], where they were asked for."""
 
 
 class Policy(nn.Module):
@@ -61,6 +66,9 @@ class Policy(nn.Module):
     """
 
     Params: ClassVar[type]
+    distribution_type: ClassVar[type[Distribution] | None] = None
+    """What an action (token) is drawn from, for the exact divergence between two policies. None: it has no closed
+    form."""
     spec: PolicySpec
 
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
@@ -71,12 +79,20 @@ class Policy(nn.Module):
         """[N,V] float32. Raises RuntimeError without value head."""
         raise NotImplementedError
 
-    def evaluate(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
-        """Log-probabilities, entropies and values of recorded decisions under the present weights."""
+    def evaluate(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        """Log-probabilities, entropies and values of recorded decisions under the present weights.
+
+        Args:
+            with_distribution: fill in ``Evaluation.distribution``; only for a policy with a ``distribution_type``.
+        """
         raise NotImplementedError
 
-    def forward(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
-        return self.evaluate(replay_inputs, temperature=temperature)
+    def forward(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        return self.evaluate(replay_inputs, temperature=temperature, with_distribution=with_distribution)
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Parameters of the value head alone: they train at ``actor.optim.value_lr``."""

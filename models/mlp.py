@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.distributions import Normal
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
@@ -37,6 +38,7 @@ class MlpPolicy(Policy):
     """
 
     Params = MlpParams
+    distribution_type = Normal
 
     def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
         super().__init__()
@@ -75,7 +77,9 @@ class MlpPolicy(Policy):
             raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
         return self.value_head(obs.state.to(self.log_std.device)).float()
 
-    def evaluate(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
+    def evaluate(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
         state = replay_inputs["state"].to(self.log_std.device)
         mean, log_std = self._distribution(state, temperature)
         entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
@@ -83,6 +87,9 @@ class MlpPolicy(Policy):
             logprobs=_normal_logprob(replay_inputs["samples"].to(mean.device), mean, log_std),
             entropy=entropy.expand_as(mean).clone().clone(),  # FSDP warns of outputs that are views
             values=self.value_head(state).float() if self.value_head else None,
+            distribution={"loc": mean.clone(), "scale": log_std.exp().expand_as(mean).clone()}
+            if with_distribution
+            else None,
         )
 
     def _distribution(self, state: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

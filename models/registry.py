@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from embodied_rl.models.base import Policy, PolicySpec
 
 MODELS: dict[str, str] = {
+    "causal_lm": "embodied_rl.models.causal_lm:CausalLMPolicy",
     "mlp": "embodied_rl.models.mlp:MlpPolicy",
     "tiny_vla": "embodied_rl.models.tiny_vla:TinyVlaPolicy",
 }
 """``model_type`` -> "module:Class"."""
+LANGUAGE_MODELS = ("causal_lm",)
+"""Those that answer prompts (``task=math``); the others act in envs."""
 
 
 def policy_class(model_type: str) -> type[Policy]:

@@ -20,6 +20,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.distributions import Categorical
 from torch.nn import functional
 
 from embodied_rl.contracts import EnvObs
@@ -65,6 +66,7 @@ class TinyVlaPolicy(Policy):
     """Categorical over 256 bins for each of C·A actions, given images, instruction and proprioception."""
 
     Params = TinyVlaParams
+    distribution_type = Categorical
 
     def __init__(self, spec: PolicySpec, params: TinyVlaParams) -> None:
         super().__init__()
@@ -119,6 +121,7 @@ class TinyVlaPolicy(Policy):
             logprobs=_pick(log_probabilities, bins),
             values=self._values(slots),
             replay_inputs={**inputs, "bins": bins},
+            tokens=bins,
         )
 
     @torch.no_grad()
@@ -128,13 +131,16 @@ class TinyVlaPolicy(Policy):
             raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
         return values
 
-    def evaluate(self, replay_inputs: Mapping[str, Tensor], *, temperature: float) -> Evaluation:
+    def evaluate(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
         slots = self._encode(replay_inputs)
         log_probabilities = self._log_probabilities(slots, temperature)
         return Evaluation(
             logprobs=_pick(log_probabilities, replay_inputs["bins"].to(slots.device)),
             entropy=-(log_probabilities.exp() * log_probabilities).sum(-1),
             values=self._values(slots),
+            distribution={"logits": log_probabilities} if with_distribution else None,
         )
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ def train(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProces
 def test_help_explains_the_groups() -> None:
     result = train("--help")
     assert result.returncode == 0, result.stderr
-    for text in ("task=embodied env=libero_10", "algorithm: ", "grpo, ppo", "libero_spatial", "Groups (choose"):
+    for text in ("task=embodied env=libero_10", "algorithm: ", "m2po, ppo", "libero_spatial", "Groups (choose"):
         assert text in result.stdout
 
 

@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from embodied_rl.cli import CONFIG_MODULE, config_of
 from embodied_rl.errors import ConfigError
-from embodied_rl.schema import Config
+from embodied_rl.schema import TASKS, EmbodiedConfig, MathConfig
 from embodied_rl.validation import build_config, known_keys
 
 CONFIG = Path(__file__).parents[1] / "config"
-ALGORITHMS = sorted(path.stem for path in (CONFIG / "algorithm").glob("*.yaml") if path.stem != "base")
+ALGORITHMS = sorted(path.stem for path in (CONFIG / "algorithm").glob("*.yaml") if path.stem not in ("base", "sft"))
 ENVS = sorted(path.stem for path in (CONFIG / "env").glob("*.yaml"))
 
 
@@ -32,6 +32,7 @@ def problems(*overrides: str) -> list[str]:
 @pytest.mark.parametrize("cluster", ["serial", "process"])
 def test_every_choice_of_groups_is_a_valid_config(env: str, algorithm: str, cluster: str) -> None:
     config = config_of(f"env={env}", f"algorithm={algorithm}", f"cluster={cluster}")
+    assert isinstance(config, EmbodiedConfig)
     assert config.env.name == env
     assert config.cluster.backend == cluster
 
@@ -47,20 +48,69 @@ def test_the_env_chooses_the_model_unless_the_user_does() -> None:
     assert config_of("env=libero_10", "model=mlp").model.model_type == "mlp"
 
 
-def test_the_saved_config_is_read_back_as_it_was() -> None:
-    config = config_of("env=libero_10", "algorithm=ppo")
+@pytest.mark.parametrize("options", [("env=libero_10", "algorithm=ppo"), ("task=math",), ("task=sft",)], ids=" ".join)
+def test_the_saved_config_is_read_back_as_it_was(options: tuple[str, ...]) -> None:
+    config = config_of(*options)
     assert build_config(yaml.safe_load(yaml.safe_dump(dataclasses.asdict(config)))) == config
 
 
-def test_the_yaml_gives_every_key_of_the_schema() -> None:
+@pytest.mark.parametrize("task", TASKS)
+def test_the_yaml_gives_every_key_of_the_schema(task: str) -> None:
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        raw = OmegaConf.to_container(compose("train"), resolve=True)
+        raw = OmegaConf.to_container(compose("train", overrides=[f"task={task}"]), resolve=True)
     assert isinstance(raw, dict)
-    for key in known_keys(Config):
+    assert not raw.keys() - set(known_keys(TASKS[task])), "a section that the task does not read"
+    for key in known_keys(TASKS[task]):
         node = raw
         for part in key.split("."):
             assert part in node, f"{key} has no default in config/"
             node = node[part]
+
+
+def test_a_task_chooses_the_groups_that_it_needs() -> None:
+    config = config_of("task=math")
+    assert isinstance(config, MathConfig)
+    assert config.model.model_type == "causal_lm"
+    assert config.data.name == "arithmetic"
+    assert config.actor.micro_batch_size == 128, "the model's, not what all tasks share"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("cluster", ["serial", "process"])
+def test_every_algorithm_is_a_valid_config_of_math(algorithm: str, cluster: str) -> None:
+    assert isinstance(config_of("task=math", f"algorithm={algorithm}", f"cluster={cluster}"), MathConfig)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task=math", "env=libero_10"], "env: task=math has no env and would not read it; leave it out"),
+        (["task=math", "++env.init_params.x=1"], "env: task=math has no env"),
+        (["data=arithmetic"], "data: task=embodied has no data and would not read it; leave it out, or use task=math"),
+        (["task=math", "model=mlp"], "got 'mlp', which acts in an env; use a language model"),
+        (["env=dummy", "model=tiny_lm"], "got 'causal_lm', a language model, which does not act in an env"),
+        (["task=math", "model=causal_lm"], "model.params.path: missing; set it with model.params.path=..."),
+        (["task=math", "rollout.min_new_tokens=99"], "rollout.min_new_tokens: got 99, more than max_new_tokens="),
+        (["task=math", "algorithm.rollout_epoch=2"], "raise data.rollout_batch_size instead"),
+        (
+            ["task=math", "cluster.component_placement.rollout=0-1", "data.rollout_batch_size=1"],
+            "got 2 rollout workers for data.rollout_batch_size=1 prompts",
+        ),
+        (
+            ["task=math", "cluster.component_placement.actor=0-1", "data.rollout_batch_size=1"],
+            "got 2 actor workers for data.rollout_batch_size=1 prompts",
+        ),
+        (["task=math", "++cluster.component_placement.env=0"], "got component 'env', expected actor, rollout"),
+        (["task=math", "algorithm.group_size=1"], "adv_type=grpo compares the members of a group"),
+        (["task=math", "algorithm=sft"], "algorithm.loss_type: nll imitates demonstrations; use task=sft"),
+        (["env=dummy", "algorithm=sft"], "nll imitates demonstrations, and envs have none"),
+        (["task=sft", "algorithm=grpo"], "algorithm.loss_type: got 'ppo', but task=sft imitates; use algorithm=sft"),
+        (["task=sft", "algorithm.group_size=2"], "algorithm.group_size: got 2, but demonstrations have no rewards"),
+        (["task=sft", "algorithm.sampling_params.temperature=0.5"], "that at temperature 1"),
+    ],
+)
+def test_what_cannot_be_in_math_is_refused(overrides: list[str], message: str) -> None:
+    assert any(message in text for text in problems(*overrides)), problems(*overrides)
 
 
 def test_several_wrong_types_are_reported_together() -> None:
@@ -84,7 +134,7 @@ def test_several_broken_rules_are_reported_together() -> None:
             ["algorithm.adv_type=grop"],
             "algorithm.adv_type: got 'grop', expected one of gae, grpo, ",
         ),
-        (["algorithm.loss_type=pop"], "algorithm.loss_type: got 'pop', expected one of ppo"),
+        (["algorithm.loss_type=pop"], "algorithm.loss_type: got 'pop', expected one of aipo, decoupled_ppo, nll, ppo"),
         (["env.env_type=libro"], "env.env_type: got 'libro', expected one of dummy, libero, or module:Class."),
         (["model.model_type=tinyvla"], "Did you mean 'tiny_vla'?"),
         (["runner.logger.logger_backends=[jsnol]"], "Did you mean 'jsonl'?"),

@@ -115,7 +115,15 @@ def write_eval_json(
     Raises:
         TypeError, ValueError: ``meta`` holds something that JSON has no word for.
     """
-    report = eval_report(table, meta=meta, eval_s=eval_s, video_paths=video_paths)
+    write_json(path, eval_report(table, meta=meta, eval_s=eval_s, video_paths=video_paths))
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    """Write ``report`` to ``path`` in one atomic step, with the directories above it.
+
+    Raises:
+        TypeError, ValueError: it holds something that JSON has no word for.
+    """
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,14 +132,19 @@ def write_eval_json(
     partial.replace(path)
 
 
+def number_or_null(value: float, digits: int = 6) -> float | None:
+    """A rounded number; None, which JSON has a word for, where it is not finite."""
+    return round(value, digits) if math.isfinite(value) else None
+
+
 def _numbers(row: SuccessRow) -> dict[str, Any]:
     return {
         "pc_success": round(100 * row.success_rate, 4),
         "pc_success_ci95": [round(100 * end, 4) for end in row.interval],
         "n_episodes": row.episodes,
         "n_successes": row.successes,
-        # A simulator's NaN reward must not cost the report of a long evaluation: JSON has null for it.
-        "avg_sum_reward": round(row.mean_return, 6) if math.isfinite(row.mean_return) else None,
+        # A simulator's NaN reward must not cost the report of a long evaluation.
+        "avg_sum_reward": number_or_null(row.mean_return),
         "avg_episode_length": round(row.mean_length, 4),
         "avg_success_length": None if row.mean_success_length is None else round(row.mean_success_length, 4),
     }

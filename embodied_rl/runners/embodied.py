@@ -25,21 +25,21 @@ from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.evaluation.success import SuccessTable, success_table
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
-from embodied_rl.runners.reporting import EvalReporter, longest, train_metrics, warning
+from embodied_rl.runners.reporting import EvalReporter, Rollout, longest, train_metrics, warning
 from embodied_rl.runtime.worker import WorkerGroup
-from embodied_rl.schema import Config
+from embodied_rl.schema import EmbodiedConfig, groups_per_step
 from embodied_rl.training import checkpoint_store
 from embodied_rl.training.checkpoint_store import RunState
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from embodied_rl.workers.env import EnvReport, EnvWorker
-from embodied_rl.workers.rollout import RolloutReport, RolloutWorker
+from embodied_rl.workers.rollout import RolloutWorker
 
 
 @dataclass(slots=True, kw_only=True)
 class EmbodiedRunner:
     """Drives the three groups. Everything it does is in :meth:`run` and the steps it calls."""
 
-    config: Config
+    config: EmbodiedConfig
     run_dir: Path
     video_dir: Path
     """Of evaluations."""
@@ -78,21 +78,28 @@ class EmbodiedRunner:
     def train_step(self, step: int) -> dict[str, float]:
         """Rollout, advantages, update, weight sync."""
         start = time.perf_counter()
-        self.progress.describe("rollout")
-        wanted = self.config.env.train.video_cfg.save_video
-        video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wanted else None
-        served = self.rollout.call(RolloutWorker.serve, mode="train", step=step)
-        received = self.actor.call(ActorWorker.receive)
-        envs: list[EnvReport] = self.env.call(EnvWorker.interact, step=step, video_dir=video_dir).wait()
-        rollouts: list[RolloutReport] = served.wait()
-        received.wait()
+        rollouts = self._roll_out(step)
         rollout_s = time.perf_counter() - start
         self.progress.describe("update")
         updates: list[UpdateReport] = self.actor.call(ActorWorker.update, step=step).wait()
         sync_s = self._sync(step + 1)
-        return train_metrics(
-            envs, rollouts, updates, rollout_s=rollout_s, sync_s=sync_s, step_s=time.perf_counter() - start
-        )
+        return train_metrics(rollouts, updates, rollout_s=rollout_s, sync_s=sync_s, step_s=time.perf_counter() - start)
+
+    def _roll_out(self, step: int) -> list[Rollout]:
+        """Fill the actor's batch: in several rounds where groups are filtered and may be drawn again."""
+        algorithm, wants_video = self.config.algorithm, self.config.env.train.video_cfg.save_video
+        rollouts: list[Rollout] = []
+        for number in range(1 + algorithm.max_resample_rounds):
+            self.progress.describe("rollout" if number == 0 else f"rollout, again ({number})")
+            video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wants_video and number == 0 else None
+            first = number * algorithm.rollout_epoch
+            served = self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first)
+            received = self.actor.call(ActorWorker.receive, more=number > 0)
+            interacted = self.env.call(EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir)
+            rollouts.append(Rollout(envs=interacted.wait(), policies=served.wait()))
+            if sum(received.wait()) >= groups_per_step(self.config):
+                break
+        return rollouts
 
     def evaluate(self, step: int) -> SuccessTable:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.report import SuccessReport, write_eval_json
 from embodied_rl.evaluation.success import SuccessTable
-from embodied_rl.schema import Config
+from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
 from embodied_rl.workers.env import EnvReport
 from embodied_rl.workers.rollout import RolloutReport
@@ -30,9 +30,16 @@ def longest(reports: Sequence[Timed], phase: str) -> float:
     return max((report.seconds.get(phase, 0.0) for report in reports), default=0.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What the workers tell of one rollout of all envs."""
+
+    envs: Sequence[EnvReport]
+    policies: Sequence[RolloutReport]
+
+
 def train_metrics(
-    envs: Sequence[EnvReport],
-    rollouts: Sequence[RolloutReport],
+    rollouts: Sequence[Rollout],
     updates: Sequence[UpdateReport],
     *,
     rollout_s: float,
@@ -40,8 +47,16 @@ def train_metrics(
     step_s: float,
 ) -> dict[str, float]:
     """A training step's metrics. ``time/`` values are wall seconds, of the slowest of the workers that did the same."""
+    envs = [report for rollout in rollouts for report in rollout.envs]
     episodes = [episode for report in envs for episode in report.episodes]
     env_steps = sum(report.env_steps for report in envs)
+
+    def env_time(phase: str) -> float:
+        return sum(longest(rollout.envs, phase) for rollout in rollouts)
+
+    def policy_time(phase: str) -> float:
+        return sum(longest(rollout.policies, phase) for rollout in rollouts)
+
     metrics = {"env/episodes": float(len(episodes)), "env/steps": float(env_steps)}
     if episodes:
         count = len(episodes)
@@ -54,25 +69,29 @@ def train_metrics(
     metrics |= {
         "time/step": step_s,
         "time/rollout": rollout_s,
-        "time/env": longest(envs, "env"),
-        "time/reset": longest(envs, "reset"),
-        "time/env_wait": longest(envs, "wait"),
-        "time/inference": longest(rollouts, "inference"),
-        "time/inference_wait": longest(rollouts, "wait"),
+        "time/env": env_time("env"),
+        "time/reset": env_time("reset"),
+        "time/env_wait": env_time("wait"),
+        "time/inference": policy_time("inference"),
+        "time/inference_wait": policy_time("wait"),
+        "time/scoring": longest(updates, "scoring"),
         "time/advantage": longest(updates, "advantage"),
         "time/update": longest(updates, "update"),
         "time/sync": sync_s,
         "rollout/env_steps_per_s": env_steps / rollout_s,
-        "rollout/inferences": float(sum(report.inferences for report in rollouts)),
+        "rollout/inferences": float(sum(report.inferences for rollout in rollouts for report in rollout.policies)),
+        "rollout/rounds": float(len(rollouts)),
     }
     return metrics
 
 
-def warning(metrics: Mapping[str, float], config: Config) -> str | None:
+def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
     """Why a training step cannot have taught the policy anything, and what to do; None if it can."""
     if metrics["actor/samples"] == 0:
+        rounds = int(metrics["rollout/rounds"]) - 1
+        also = f", also those of {rounds} further round{'s' if rounds > 1 else ''}" if rounds else ""
         return (
-            "no update: algorithm.filter_rewards masked every group; widen algorithm.rewards_lower_bound and "
+            f"no update: algorithm.filter_rewards masked every group{also}; widen algorithm.rewards_lower_bound and "
             "rewards_upper_bound, or use more groups"
         )
     if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
@@ -87,7 +106,7 @@ def warning(metrics: Mapping[str, float], config: Config) -> str | None:
 class EvalReporter:
     """Shows an evaluation's table and writes it to ``<run>/<name>/eval.json``."""
 
-    config: Config
+    config: EmbodiedConfig
     run_dir: Path
     video_dir: Path
     console: Console
@@ -118,7 +137,7 @@ class EvalReporter:
             self.console.print(f"video:  {video}", highlight=False, soft_wrap=True)
 
 
-def _digest(config: Config) -> str:
+def _digest(config: EmbodiedConfig) -> str:
     """Tells two evaluations apart that ran with different settings of env, model or sampling."""
     content = {
         "env": asdict(config.env),

@@ -101,11 +101,12 @@ class EnvWorker(Worker):
             stage.env.close()
         self._train, self._eval = [], []
 
-    async def interact(self, *, step: int, video_dir: Path | None = None) -> EnvReport:
+    async def interact(self, *, step: int, first_epoch: int = 0, video_dir: Path | None = None) -> EnvReport:
         """Roll out a training step and send the trajectories to the actor.
 
         Args:
             step: decides, with the seed, which initial states the envs start from.
+            first_epoch: the number of the first rollout epoch, where the step has had some already.
             video_dir: where videos go, if the config wants any.
         """
         cfg = self._config.train
@@ -113,7 +114,7 @@ class EnvWorker(Worker):
         tasks = task_ranges(self._train[0].sim, self._config.task_ids)
         num_groups = cfg.total_num_envs // self._group_size
         videos: list[Path] = []
-        for epoch in range(self._rollout_epochs):
+        for epoch in range(first_epoch, first_epoch + self._rollout_epochs):
 
             def starts(episode: int, epoch: int = epoch) -> np.ndarray:
                 return train_reset_states(

@@ -80,11 +80,12 @@ class RolloutWorker(Worker):
         self._version = update.version
         return update.version
 
-    async def serve(self, *, mode: Mode, step: int) -> RolloutReport:
+    async def serve(self, *, mode: Mode, step: int, first_epoch: int = 0) -> RolloutReport:
         """Answer until every lane has said that no rollout follows.
 
         Args:
             mode: which temperature; also part of the sampling seed, as is ``step``.
+            first_epoch: the number of the first rollout epoch, where the step has had some already.
         """
         open_lanes = {lane for stage in self._stages for lane in stage}
         rounds = 0
@@ -94,7 +95,7 @@ class RolloutWorker(Worker):
                 for index, stage in enumerate(self._stages):
                     requests = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
                     if requests:
-                        seed = _seed(self._seed, mode, step, rounds, index, self.context.rank)
+                        seed = _seed(self._seed, mode, step, first_epoch, rounds, index, self.context.rank)
                         with self._timer.phase("inference"):
                             answers = self._act(requests, mode, seed)
                         for lane, answer in answers.items():
@@ -147,6 +148,7 @@ class RolloutWorker(Worker):
                     logprobs=output.logprobs[rows].cpu(),
                     values=None if output.values is None else output.values[rows].cpu(),
                     replay_inputs={key: tensor[rows].cpu() for key, tensor in output.replay_inputs.items()},
+                    tokens=None if output.tokens is None else output.tokens[rows].cpu(),
                 )
         has_values = self.policy.spec.values_per_chunk > 0
         later = {f"obs{lane}": obs for lane, obs in valuing.items()} | {f"final{k}": obs for k, obs in finals.items()}

@@ -1,0 +1,94 @@
+"""What cannot be in a configuration of ``task=embodied``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.envs.registry import adapter_class
+from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.params import parse_params
+from embodied_rl.runtime.placement import Placement
+from embodied_rl.schema import EmbodiedConfig, groups_per_step
+
+
+def embodied_problems(c: EmbodiedConfig, placement: Placement | None) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do.
+
+    Args:
+        placement: None where it could not be read, which was said already.
+    """
+    yield from _name_problems(c)
+    if placement:
+        yield from _batch_problems(c, placement)
+    yield from _episode_problems(c)
+
+
+def _name_problems(c: EmbodiedConfig) -> Iterator[str]:
+    if c.algorithm.loss_type == "nll":
+        yield "algorithm.loss_type: nll imitates demonstrations, and envs have none; use another loss, or task=sft"
+    try:
+        adapter = adapter_class(c.env.env_type)
+    except UserError as error:
+        yield str(error)
+    else:
+        try:
+            parse_params(adapter.Params, c.env.init_params, "env.init_params")
+        except ConfigError as error:
+            yield from error.problems
+
+
+def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
+    env_workers, stages = placement.world_size("env"), c.rollout.pipeline_stage_num
+    lanes = env_workers * stages
+    where = f"{env_workers} env workers x {stages} pipeline stages"
+    for name, total in (("train", c.env.train.total_num_envs), ("eval", c.env.eval.total_num_envs)):
+        if total % lanes:
+            yield (
+                f"env.{name}.total_num_envs: got {total}, which does not divide evenly over {where}; "
+                f"use a multiple of {lanes}"
+            )
+    per_lane, group = c.env.train.total_num_envs // lanes, c.algorithm.group_size
+    if c.env.train.total_num_envs % lanes == 0 and per_lane % group:
+        yield (
+            f"algorithm.group_size: got {group}, but each of {where} has {per_lane} envs, and a group is never split; "
+            f"use a divisor of {per_lane}, or env.train.total_num_envs={lanes * group}"
+        )
+    groups = groups_per_step(c)
+    if placement.world_size("actor") > groups:
+        yield (
+            f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for {groups} groups of envs "
+            "a step; a group is never split, so use fewer ranks, more envs or more algorithm.rollout_epoch"
+        )
+    if placement.world_size("rollout") > env_workers:
+        yield (
+            f"cluster.component_placement: got {placement.world_size('rollout')} rollout workers for {env_workers} env "
+            "workers; each rollout worker needs an env worker of its own to serve"
+        )
+
+
+def _episode_problems(c: EmbodiedConfig) -> Iterator[str]:
+    train = c.env.train
+    estimator = ADVANTAGES.get(c.algorithm.adv_type)
+    if estimator and estimator.scores_episodes and train.auto_reset:
+        yield (
+            f"env.train.auto_reset: adv_type={c.algorithm.adv_type} scores one whole episode per env, and auto_reset "
+            "would mix several into a score; set env.train.auto_reset=false, or use algorithm=ppo"
+        )
+    steps = train.max_steps_per_rollout_epoch
+    if steps is not None and steps > train.max_episode_steps and not train.auto_reset:
+        yield (
+            f"env.train.max_steps_per_rollout_epoch: got {steps}, more than max_episode_steps="
+            f"{train.max_episode_steps}, but nothing starts a second episode; set env.train.auto_reset=true"
+        )
+    if steps is not None and steps < train.max_episode_steps and not train.auto_reset:
+        yield (
+            f"env.train.max_steps_per_rollout_epoch: got {steps}, less than max_episode_steps="
+            f"{train.max_episode_steps}: episodes would be dropped unfinished; set it to null, or "
+            "env.train.auto_reset=true"
+        )
+    if steps is not None and steps % c.model.num_action_chunks:
+        yield (
+            f"env.train.max_steps_per_rollout_epoch: got {steps}, which is not a multiple of "
+            f"model.num_action_chunks={c.model.num_action_chunks}"
+        )

@@ -1,0 +1,57 @@
+"""What cannot be in a configuration of ``task=math`` or ``task=sft``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from embodied_rl.runtime.placement import Placement
+from embodied_rl.schema import MathConfig, SftConfig
+
+
+def math_problems(c: MathConfig, placement: Placement | None) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do.
+
+    Args:
+        placement: None where it could not be read, which was said already.
+    """
+    if c.rollout.min_new_tokens > c.rollout.max_new_tokens:
+        yield (
+            f"rollout.min_new_tokens: got {c.rollout.min_new_tokens}, more than max_new_tokens="
+            f"{c.rollout.max_new_tokens}"
+        )
+    if c.algorithm.rollout_epoch != 1:
+        yield (
+            f"algorithm.rollout_epoch: got {c.algorithm.rollout_epoch}, but a step's completions are generated at "
+            "once; raise data.rollout_batch_size instead"
+        )
+    yield from _loss_problems(c)
+    if placement:
+        prompts = c.data.rollout_batch_size
+        for component in ("actor", "rollout"):
+            if placement.world_size(component) > prompts:
+                yield (
+                    f"cluster.component_placement: got {placement.world_size(component)} {component} workers for "
+                    f"data.rollout_batch_size={prompts} prompts; a prompt's completions are never split, so use fewer "
+                    "workers or more prompts"
+                )
+
+
+def _loss_problems(c: MathConfig) -> Iterator[str]:
+    imitates = c.algorithm.loss_type == "nll"
+    if not isinstance(c, SftConfig):
+        if imitates:
+            yield "algorithm.loss_type: nll imitates demonstrations; use task=sft, or another loss for task=math"
+        return
+    if not imitates:
+        yield f"algorithm.loss_type: got {c.algorithm.loss_type!r}, but task=sft imitates; use algorithm=sft"
+    for key, wanted in (("adv_type", "raw"), ("group_size", 1), ("filter_rewards", False)):
+        if getattr(c.algorithm, key) != wanted:
+            yield (
+                f"algorithm.{key}: got {getattr(c.algorithm, key)!r}, but demonstrations have no rewards; use "
+                f"algorithm=sft, which has {wanted!r}"
+            )
+    if c.algorithm.sampling_params.temperature != 1:
+        yield (
+            f"algorithm.sampling_params.temperature: got {c.algorithm.sampling_params.temperature}, but the likelihood "
+            "of demonstrations is that at temperature 1"
+        )

@@ -1,0 +1,88 @@
+"""``arithmetic``: sums of two numbers, worked out digit by digit. Made on the fly; no torch here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from embodied_rl.data.prompts import Problem, PromptDataset
+from embodied_rl.errors import UserError
+
+_HELD_OUT_SHARE = 10
+"""One pair of so many is held out."""
+_ENUMERATED_DIGITS = 3
+"""Up to here, held-out pairs are all there are in a fixed order; beyond, a fixed random sequence of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArithmeticParams:
+    """``data.params`` of ``arithmetic``."""
+
+    digits: Annotated[int, Field(ge=1, le=9)] = 2
+    """Of each number, leading zeros included."""
+
+
+class Arithmetic(PromptDataset):
+    """``57+68=`` with the answer ``125`` and the demonstration ``7+8+0=15;5+6+1=12;125``: digits from the right, each
+    with the carry, then the sum.
+
+    Which pairs are held out is decided by a hash of the pair: a rule of arithmetic would hold out a kind of sums.
+    """
+
+    Params = ArithmeticParams
+
+    def __init__(self, params: ArithmeticParams) -> None:
+        self._digits = params.digits
+
+    def draw(self, *, seed: int, step: int, count: int) -> Sequence[Problem]:
+        rng = np.random.default_rng(np.random.SeedSequence([seed, step]))
+        return [self._problem(x, y) for x, y in islice(self._pairs(rng, held_out=False), count)]
+
+    def held_out(self, count: int | None) -> Sequence[Problem]:
+        if self._digits > _ENUMERATED_DIGITS:
+            if count is None:
+                raise UserError(
+                    f"data.eval_size=null: too many sums of {self._digits} digits are held out; set a number"
+                )
+            found = list(islice(self._pairs(np.random.default_rng(0), held_out=True), count))
+        else:
+            numbers = range(10**self._digits)
+            found = [(x, y) for x in numbers for y in numbers if is_held_out(x, y)]
+            np.random.default_rng(0).shuffle(found)
+            if count is not None and count > len(found):
+                raise UserError(
+                    f"data.eval_size={count}: {len(found)} sums of {self._digits} digits are held out; use a smaller "
+                    "number, null for all, or more data.params.digits"
+                )
+        return [self._problem(int(x), int(y)) for x, y in found[:count]]
+
+    def _pairs(self, rng: np.random.Generator, *, held_out: bool) -> Iterator[tuple[int, int]]:
+        while True:
+            for x, y in rng.integers(10**self._digits, size=(64, 2)).tolist():
+                if is_held_out(x, y) == held_out:
+                    yield x, y
+
+    def _problem(self, x: int, y: int) -> Problem:
+        left, right = f"{x:0{self._digits}d}", f"{y:0{self._digits}d}"
+        return Problem(prompt=f"{left}+{right}=", answer=str(x + y), demonstration=scratchpad(left, right))
+
+
+def is_held_out(x: int, y: int) -> bool:
+    """Whether the pair is for evaluation only."""
+    return hashlib.md5(f"{x}+{y}".encode(), usedforsecurity=False).digest()[0] % _HELD_OUT_SHARE == 0
+
+
+def scratchpad(left: str, right: str) -> str:
+    """The sum of two numbers of equal length, worked out: ``scratchpad("57", "68")`` is ``7+8+0=15;5+6+1=12;125``."""
+    carry, steps = 0, []
+    for p, q in zip(reversed(left), reversed(right), strict=True):
+        total = int(p) + int(q) + carry
+        steps.append(f"{p}+{q}+{carry}={total:02d}")
+        carry = total // 10
+    return ";".join([*steps, str(int(left) + int(right))])

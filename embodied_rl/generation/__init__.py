@@ -1,0 +1,1 @@
+"""Engines that complete prompts, behind one interface."""

@@ -1,0 +1,95 @@
+"""What an engine that completes prompts must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.schema import GenerationConfig, ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen."""
+
+    n: int
+    """Completions of each prompt."""
+    temperature: float
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_new_tokens: int = 0
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One answer."""
+
+    token_ids: tuple[int, ...]
+    """The end token included, where there is one."""
+    logprobs: tuple[float, ...]
+    """Of each token under the whole distribution at the temperature (1 where that is 0), before ``top_p``, ``top_k``
+    and ``min_new_tokens``: what ``Policy.evaluate`` gives."""
+    finish_reason: FinishReason
+    """stop: it ended with a stop token; length: it was cut."""
+
+
+class GenerationBackend:
+    """An engine with one model.
+
+    Args:
+        model: the config's section; weights come with :meth:`load_weights`.
+        spec: of the policy, whose weights the engine gets.
+        config: the config's ``rollout`` section.
+        device: a torch device.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: frozenset[int]
+    max_length: int | None
+    """Tokens of prompt and completion that the model takes together; None: it does not say."""
+
+    def __init__(self, model: ModelConfig, spec: PolicySpec, config: GenerationConfig, device: str) -> None:
+        raise NotImplementedError
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Take the policy's whole state dict."""
+        raise NotImplementedError
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        report: Callable[[int, int], None],
+    ) -> list[list[Completion]]:
+        """``sampling.n`` completions of each prompt.
+
+        Args:
+            prompts: token ids, at least one each.
+            seeds: one a prompt. A prompt's completions are a function of the weights, its tokens, ``sampling`` and its
+                seed, up to rounding, whatever other prompts there are.
+            report: called with (completions that have ended, all) now and then.
+        """
+        raise NotImplementedError
+
+    @property
+    def pad_token_id(self) -> int:
+        """For places without a token; any id will do, since lengths tell them apart."""
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((token for token in candidates if isinstance(token, int)), 0)
+
+    def text(self, completion: Completion) -> str:
+        """What the completion says, without its end token."""
+        ids = list(completion.token_ids)
+        return str(self.tokenizer.decode(ids[:-1] if completion.finish_reason == "stop" else ids))

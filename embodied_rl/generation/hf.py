@@ -1,0 +1,159 @@
+"""``hf``: decoding on the policy's own model, with a key-value cache. Needs nothing beyond transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from embodied_rl.errors import UserError
+from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
+from embodied_rl.generation.sampling import choose, draw_uniforms
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.causal_lm import CausalLMPolicy, position_ids, scaled_log_softmax
+from embodied_rl.models.registry import build_policy
+from embodied_rl.schema import GenerationConfig, ModelConfig
+
+_SHRINK = 0.75
+"""Sequences that have ended are taken out of the batch when no more than this share is left: copying the cache costs
+about as much as a token."""
+_REPORT_EVERY = 16
+"""Tokens."""
+
+
+class HfBackend(GenerationBackend):
+    """Batches of prompts, as many as fit into ``rollout.max_batch_size`` completions."""
+
+    def __init__(self, model: ModelConfig, spec: PolicySpec, config: GenerationConfig, device: str) -> None:
+        policy = build_policy(model.model_type, spec, model.params)
+        if not isinstance(policy, CausalLMPolicy):
+            raise UserError(f"rollout.backend=hf: got model_type {model.model_type!r}, expected causal_lm")
+        self._policy = policy.to(device).eval().requires_grad_(False)
+        self._device, self._max_batch_size = device, config.max_batch_size
+        self.tokenizer = policy.tokenizer
+        self.stop_token_ids, self.max_length = policy.stop_token_ids, policy.max_length
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        self._policy.load_state_dict(dict(state))
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        report: Callable[[int, int], None],
+    ) -> list[list[Completion]]:
+        at_once = max(1, self._max_batch_size // sampling.n)
+        # Prompts of like length together: less padding.
+        order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+        found: dict[int, list[Completion]] = {}
+        for start in range(0, len(order), at_once):
+            places = order[start : start + at_once]
+            done, total = start * sampling.n, len(prompts) * sampling.n
+            batch = self._decode(
+                [prompts[p] for p in places],
+                sampling,
+                [seeds[p] for p in places],
+                lambda ended, done=done, total=total: report(done + ended, total),
+            )
+            found |= {place: batch[i * sampling.n : (i + 1) * sampling.n] for i, place in enumerate(places)}
+        return [found[place] for place in range(len(prompts))]
+
+    def _decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        report: Callable[[int], None],
+    ) -> list[Completion]:
+        """``n`` completions of the first prompt, then of the second, ..."""
+        device, n, length = self._device, sampling.n, sampling.max_new_tokens
+        stops = torch.tensor(sorted(self.stop_token_ids), device=device)
+        uniforms = torch.cat([draw_uniforms(seed, n, length) for seed in seeds]).to(device)
+        count = len(prompts) * n
+        tokens = torch.zeros(count, length, dtype=torch.int64, device=device)
+        logprobs = torch.zeros(count, length, device=device)
+        lengths = torch.full((count,), length, device=device)
+        stopped = torch.zeros(count, dtype=torch.bool, device=device)
+
+        ids, mask = _left_padded(prompts, device)
+        # A prompt is read once, whatever the number of its completions.
+        cache = DynamicCache(config=self._policy.model.config)
+        logits = self._forward(ids, mask, position_ids(mask), cache)
+        cache.batch_repeat_interleave(n)
+        logits = logits.repeat_interleave(n, 0)
+        mask = torch.cat([mask.repeat_interleave(n, 0), mask.new_ones(count, length)], 1)
+        positions = mask[:, : ids.shape[1]].sum(1)
+        live = torch.arange(count, device=device)  # the row's completion
+        for step in range(length):
+            chosen, chosen_logprobs = _next_tokens(logits, uniforms[live, step], stops, step, sampling)
+            tokens[live, step], logprobs[live, step] = chosen, chosen_logprobs
+            ended = torch.isin(chosen, stops)
+            running = ~stopped[live]
+            just = live[running & ended]
+            lengths[just], stopped[just] = step + 1, True
+            if step + 1 == length:
+                break
+            keep = ~stopped[live]
+            left = int(keep.sum())
+            if not left:
+                break
+            if step % _REPORT_EVERY == 0:
+                report(count - left)
+            if left <= _SHRINK * len(live):
+                rows = keep.nonzero().squeeze(-1)
+                cache.batch_select_indices(rows)
+                live, mask, positions, chosen = live[rows], mask[rows], positions[rows], chosen[rows]
+            seen = mask[:, : ids.shape[1] + step + 1]
+            logits = self._forward(chosen[:, None], seen, positions[:, None], cache)
+            positions = positions + 1
+        return _completions(tokens.cpu(), logprobs.cpu(), lengths.tolist(), stopped.tolist())
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """[B,V] logits of the next token; ``cache`` grows."""
+        output = self._policy.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+
+def _next_tokens(
+    logits: Tensor, uniforms: Tensor, stops: Tensor, step: int, sampling: Sampling
+) -> tuple[Tensor, Tensor]:
+    """[B] tokens and [B] log-probabilities from [B,V] logits."""
+    whole = scaled_log_softmax(logits, sampling.temperature or 1.0)
+    allowed = whole
+    if step + 1 < sampling.min_new_tokens:
+        allowed = whole.index_fill(1, stops, -torch.inf)
+    if sampling.temperature == 0:
+        chosen = allowed.argmax(-1)
+    else:
+        chosen = choose(allowed, uniforms, top_p=sampling.top_p, top_k=sampling.top_k)
+    return chosen, whole.gather(1, chosen[:, None])[:, 0]
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[Tensor, Tensor]:
+    """[B,L] int64 ids and mask."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def _completions(tokens: Tensor, logprobs: Tensor, lengths: list[int], stopped: list[bool]) -> list[Completion]:
+    return [
+        Completion(
+            token_ids=tuple(tokens[row, :length].tolist()),
+            logprobs=tuple(logprobs[row, :length].tolist()),
+            finish_reason="stop" if ended else "length",
+        )
+        for row, (length, ended) in enumerate(zip(lengths, stopped, strict=True))
+    ]

@@ -1,0 +1,177 @@
+"""What the runner of language models says: step metrics, samples, and an evaluation's table and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.evaluation.accuracy import Accuracy, CompletionRecord, accuracy_of
+from embodied_rl.evaluation.report import number_or_null, write_json
+from embodied_rl.runners.reporting import longest
+from embodied_rl.schema import MathConfig
+from embodied_rl.workers.actor import UpdateReport
+from embodied_rl.workers.generation import GenerationReport
+
+SHOWN = 4
+"""Completions in a printed table of samples."""
+_CUT = 120
+"""Characters of a text in that table."""
+
+
+def all_records(reports: Iterable[GenerationReport]) -> list[CompletionRecord]:
+    """All workers' completions, by their number: the same list for any number of workers."""
+    return sorted((record for report in reports for record in report.records), key=lambda record: record.number)
+
+
+def train_metrics(
+    rounds: Sequence[Sequence[GenerationReport]],
+    updates: Sequence[UpdateReport],
+    *,
+    threshold: float,
+    rollout_s: float,
+    sync_s: float,
+    step_s: float,
+) -> dict[str, float]:
+    """A training step's metrics. ``time/`` values are wall seconds, of the slowest of the workers that did the same.
+
+    Args:
+        rounds: the workers' reports of each round.
+        threshold: the score from which on a completion counts as solved.
+    """
+    accuracy = accuracy_of(all_records(report for reports in rounds for report in reports), threshold=threshold)
+    generate_s = sum(longest(reports, "generate") for reports in rounds)
+    metrics = {
+        "rollout/completions": float(accuracy.completions),
+        "rollout/accuracy": accuracy.accuracy,
+        "rollout/score": accuracy.mean_score,
+        "rollout/length": accuracy.mean_length,
+        "rollout/truncated": accuracy.truncated,
+        "rollout/unverified": accuracy.unverified / accuracy.completions,
+        "rollout/tokens_per_s": accuracy.mean_length * accuracy.completions / generate_s,
+        "rollout/rounds": float(len(rounds)),
+    }
+    metrics |= {f"actor/{name}": value for name, value in updates[0].metrics.items()}
+    metrics |= {
+        "time/step": step_s,
+        "time/rollout": rollout_s,
+        "time/generate": generate_s,
+        "time/reward": sum(longest(reports, "reward") for reports in rounds),
+        "time/scoring": longest(updates, "scoring"),
+        "time/advantage": longest(updates, "advantage"),
+        "time/update": longest(updates, "update"),
+        "time/sync": sync_s,
+    }
+    return metrics
+
+
+def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
+    """Why a training step cannot have taught the policy anything, and what to do; None if it can."""
+    if metrics["rollout/unverified"] == 1:
+        return (
+            f"no update: reward.function={config.reward.function} could verify no completion; look at the answers in "
+            "the data, or raise reward.params.timeout"
+        )
+    if metrics["actor/samples"] == 0:
+        return (
+            "no update: algorithm.filter_rewards masked every group; widen algorithm.rewards_lower_bound and "
+            "rewards_upper_bound, or use more prompts"
+        )
+    if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
+        return (
+            "every prompt's completions got the same score, so the gradient is zero: it takes prompts that are solved "
+            "sometimes; start from a better model, or use easier prompts, more of them, or a larger group_size"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MathReporter:
+    """Shows an evaluation and writes it to ``<run>/eval_step_<n>/``."""
+
+    config: MathConfig
+    run_dir: Path
+    console: Console
+    checkpoint: str | None
+    """Where the weights came from, relative to its run's directory; None: trained here or initialised."""
+
+    def report(self, accuracy: Accuracy, records: Sequence[CompletionRecord], *, step: int, seconds: float) -> None:
+        config = self.config
+        self.console.print(sample_table(records, title=f"{config.data.name} after {step} training steps"))
+        self.console.print(summary(accuracy), highlight=False)
+        directory = self.run_dir / f"eval_step_{step:06d}"
+        meta = {
+            "data": config.data.name,
+            "dataset": config.data.dataset,
+            "params": config.data.params,
+            "reward": config.reward.function,
+            "policy_version": step,
+            "checkpoint": self.checkpoint,
+            "model_type": config.model.model_type,
+            "max_new_tokens": config.rollout.max_new_tokens,
+            "temperature": config.algorithm.sampling_params.temperature_eval,
+        }
+        self.write_samples(directory / "samples.jsonl", records)
+        write_json(directory / "eval.json", eval_report(accuracy, meta=meta, seconds=seconds))
+        self.console.print(f"table:  {directory / 'eval.json'}", highlight=False, soft_wrap=True)
+
+    def write_samples(self, path: Path, records: Sequence[CompletionRecord]) -> None:
+        """Every completion as a line of JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records))
+
+
+def eval_report(accuracy: Accuracy, *, meta: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """The content of eval.json. ``pc_`` values are percentages of the verified completions, lengths are tokens."""
+    return {
+        "meta": dict(meta),
+        "overall": {
+            "pc_accuracy": number_or_null(100 * accuracy.accuracy),
+            "pc_accuracy_ci95": [round(100 * end, 4) for end in accuracy.interval],
+            "n_completions": accuracy.completions,
+            "n_solved": accuracy.solved,
+            "n_unverified": accuracy.unverified,
+            "avg_score": number_or_null(accuracy.mean_score),
+            "avg_length": round(accuracy.mean_length, 4),
+            "pc_truncated": round(100 * accuracy.truncated, 4),
+        },
+        "timing": {"eval_s": round(seconds, 3)},
+    }
+
+
+def summary(accuracy: Accuracy) -> str:
+    """One line."""
+    low, high = accuracy.interval
+    unverified = f", {accuracy.unverified} unverified" if accuracy.unverified else ""
+    return (
+        f"accuracy {accuracy.solved}/{accuracy.verified} = {accuracy.accuracy:.1%} "
+        f"(95 % interval {100 * low:.1f} - {100 * high:.1f}){unverified}, "
+        f"{accuracy.mean_length:.1f} tokens, {accuracy.truncated:.1%} cut"
+    )
+
+
+def sample_table(records: Sequence[CompletionRecord], *, title: str) -> Table:
+    """The first few completions."""
+    table = Table(title=title, title_style="bold", box=box.SIMPLE_HEAD)
+    for name in ("prompt", "completion", "answer"):
+        table.add_column(name, overflow="fold")
+    table.add_column("score", justify="right")
+    for record in records[:SHOWN]:
+        score = "?" if record.score is None else f"{record.score:g}"
+        cut = " [cut]" if record.finish_reason == "length" else ""
+        texts = (_shortened(text) for text in (record.prompt, record.completion + cut, record.answer))
+        table.add_row(*(Text(text) for text in texts), score)
+    return table
+
+
+def _shortened(text: str) -> str:
+    """Both ends of a long text."""
+    return text if len(text) <= _CUT else f"{text[: _CUT // 2]} ... {text[-_CUT // 2 :]}"

@@ -1,0 +1,67 @@
+"""What every task's wiring gives the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from rich.console import Console
+
+from embodied_rl.monitoring.metrics import MetricLogger
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runtime.placement import Placement
+from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
+from embodied_rl.schema import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What a training loop is given beside its configuration and its workers."""
+
+    run_dir: Path
+    first_step: int
+    """Finished training steps of the weights that the run starts with."""
+    checkpoint: str | None
+    """Where the weights came from, relative to its run's directory; None: trained here or initialised."""
+    logger: MetricLogger
+    progress: Progress
+    console: Console
+
+
+class Runner(Protocol):
+    """A training loop."""
+
+    def run(self) -> None:
+        """Train, or evaluate only."""
+        ...
+
+
+C = TypeVar("C", bound=Config)
+
+
+class Wiring(Generic[C]):
+    """One task: its worker groups, the channels between them, and its loop."""
+
+    def connect(self, config: C, backend: Backend) -> tuple[WorkerGroup, ...]:
+        """Start the groups, joined by channels, each set up and ready. The actor is the last."""
+        raise NotImplementedError
+
+    def describe(self, config: C, groups: tuple[WorkerGroup, ...]) -> str:
+        """The arithmetic of the run that was derived and not asked for."""
+        raise NotImplementedError
+
+    def runner(self, config: C, groups: tuple[WorkerGroup, ...], context: RunContext) -> Runner:
+        """The loop that drives the groups."""
+        raise NotImplementedError
+
+
+def group(component: str, worker: type, placement: Placement, config: Config, **arguments: object) -> GroupSpec:
+    """One component's workers where the configuration places them; ``arguments`` go to their constructor."""
+    return GroupSpec(
+        name=f"{component.capitalize()}Group",
+        worker=worker,
+        arguments=arguments,
+        devices=[placement.device(component, rank) for rank in range(placement.world_size(component))],
+        num_threads=config.cluster.num_threads[component],
+    )

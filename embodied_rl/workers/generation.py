@@ -1,0 +1,249 @@
+"""The generation worker: completes prompts, scores the completions and hands them to the actor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from embodied_rl.channel.base import Channel
+from embodied_rl.contracts import Trajectory, WeightUpdate
+from embodied_rl.data.completions import completion_trajectory
+from embodied_rl.data.prompts import Problem, build_dataset
+from embodied_rl.data.rewards import build_reward
+from embodied_rl.data.trajectory import split_by_rank
+from embodied_rl.errors import UserError
+from embodied_rl.evaluation.accuracy import CompletionRecord
+from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
+from embodied_rl.generation.registry import backend_class
+from embodied_rl.generation.sampling import prompt_seed
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.runtime.worker import Worker, WorkerContext
+from embodied_rl.schema import DataConfig, GenerationConfig, ModelConfig, RewardConfig, SamplingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationReport:
+    """What a generation worker tells the runner."""
+
+    records: tuple[CompletionRecord, ...]
+    seconds: dict[str, float]
+    """Phase -> wall seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    """One of the prompts of a training step or an evaluation."""
+
+    number: int
+    """Over all workers."""
+    problem: Problem
+    token_ids: tuple[int, ...]
+
+
+class GenerationWorker(Worker):
+    """Takes every ``world_size``-th prompt of a training step and of an evaluation.
+
+    A prompt's completions depend on the weights, the seed, the step and the prompt's number, not on the other prompts:
+    any number of workers gives the same ones.
+
+    Args:
+        model, rollout, data, reward: the config's sections.
+        sampling: temperatures of training and evaluation.
+        group_size: completions of each prompt in training.
+        seed: of the sampled tokens.
+        actor_ranks: how many share the completions.
+        trajectories: keyed by actor rank.
+        weights: keyed by generation rank.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        *,
+        model: ModelConfig,
+        rollout: GenerationConfig,
+        data: DataConfig,
+        reward: RewardConfig,
+        sampling: SamplingConfig,
+        group_size: int,
+        seed: int,
+        actor_ranks: int,
+        trajectories: Channel,
+        weights: Channel,
+    ) -> None:
+        super().__init__(context)
+        self._model, self._rollout, self._data, self._reward_config = model, rollout, data, reward
+        self._sampling, self._group_size, self._seed = sampling, group_size, seed
+        self._actor_ranks, self._trajectories, self._weights = actor_ranks, trajectories, weights
+        self._timer = PhaseTimer()
+        self._version = -1
+
+    def setup(self, spec: PolicySpec) -> None:
+        """Build engine, data set and reward; the weights come with the first :meth:`load_weights`.
+
+        Raises:
+            UserError: one of them does not exist or does not take its options, or they do not fit each other.
+        """
+        self._dataset = build_dataset(self._data.dataset, self._data.params)
+        self._held_out = self._dataset.held_out(self._data.eval_size)
+        self._reward = build_reward(self._reward_config.function, self._reward_config.params)
+        make = backend_class(self._rollout.backend)
+        self._backend: GenerationBackend = make(self._model, spec, self._rollout, self.context.device)
+        longest, limit = self._data.max_prompt_length + self._rollout.max_new_tokens, self._backend.max_length
+        if limit is not None and longest > limit:
+            raise UserError(
+                f"data.max_prompt_length={self._data.max_prompt_length} and rollout.max_new_tokens="
+                f"{self._rollout.max_new_tokens}: together more than the {limit} tokens that the model takes"
+            )
+
+    async def load_weights(self) -> int:
+        """Take the next version of the weights from the actor; returns it."""
+        update: WeightUpdate = await self._weights.get(key=self.context.rank)
+        self._backend.load_weights(update.state)
+        self._version = update.version
+        return update.version
+
+    async def generate(self, *, step: int, number: int = 0) -> GenerationReport:
+        """Complete and score a training step's prompts, and give each actor rank its share: whole groups.
+
+        Args:
+            number: which of the step's rounds this is; each has prompts of its own.
+        """
+        count, size = self._data.rollout_batch_size, self._group_size
+        with self._timer.phase("prompts"):
+            first = number * count
+            problems = self._dataset.draw(seed=self._data.seed, step=step, count=first + count)[first:]
+            prompts = self._own(problems, first)
+        completions = self._complete(
+            prompts,
+            Sampling(
+                n=size,
+                temperature=self._sampling.temperature,
+                top_p=self._rollout.top_p,
+                top_k=self._rollout.top_k,
+                min_new_tokens=self._rollout.min_new_tokens,
+                max_new_tokens=self._rollout.max_new_tokens,
+            ),
+            held_out=False,
+            step=step,
+        )
+        report = self._report(prompts, completions)
+        flat = [completion for group in completions for completion in group]
+        trajectory = self._trajectory(prompts, size, flat, [record.score for record in report.records])
+        for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
+            await self._trajectories.put(part, key=rank)
+        return report
+
+    async def demonstrate(self, *, step: int) -> int:
+        """Give each actor rank its share of the demonstrations of a training step's prompts; returns their tokens.
+
+        Raises:
+            UserError: a problem without demonstration, or a demonstration that is longer than a completion may be.
+        """
+        problems = self._dataset.draw(seed=self._data.seed, step=step, count=self._data.rollout_batch_size)
+        prompts = self._own(problems, 0)
+        completions = [self._demonstration(prompt.problem) for prompt in prompts]
+        trajectory = self._trajectory(prompts, 1, completions, [0.0] * len(prompts))
+        for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
+            await self._trajectories.put(part, key=rank)
+        return sum(len(completion.token_ids) for completion in completions)
+
+    def evaluate(self, *, step: int) -> GenerationReport:
+        """One completion of every held-out prompt, at the evaluation's temperature, from all tokens."""
+        prompts = self._own(self._held_out, 0)
+        sampling = Sampling(
+            n=1,
+            temperature=self._sampling.temperature_eval,
+            min_new_tokens=self._rollout.min_new_tokens,
+            max_new_tokens=self._rollout.max_new_tokens,
+        )
+        return self._report(prompts, self._complete(prompts, sampling, held_out=True, step=step))
+
+    def _trajectory(
+        self, prompts: Sequence[_Prompt], size: int, completions: Sequence[Completion], scores: Sequence[float | None]
+    ) -> Trajectory:
+        """``size`` completions of each prompt; number k of prompt i is number i * size + k of the step."""
+        return completion_trajectory(
+            group_ids=[prompt.number for prompt in prompts for _ in range(size)],
+            sample_ids=[prompt.number * size + place for prompt in prompts for place in range(size)],
+            prompts=[prompt.token_ids for prompt in prompts for _ in range(size)],
+            completions=completions,
+            scores=scores,
+            max_prompt_length=self._data.max_prompt_length,
+            max_new_tokens=self._rollout.max_new_tokens,
+            pad_token_id=self._backend.pad_token_id,
+            policy_version=self._version,
+        )
+
+    def _demonstration(self, problem: Problem) -> Completion:
+        """As the policy would have to give it, its end included."""
+        tokenizer, limit = self._backend.tokenizer, self._rollout.max_new_tokens
+        if problem.demonstration is None:
+            raise UserError(f"the prompt {problem.prompt[:80]!r} has no demonstration, and task=sft imitates one")
+        ids = tokenizer(problem.demonstration, add_special_tokens=False).input_ids
+        ids = [*ids, min(self._backend.stop_token_ids)]
+        if len(ids) > limit:
+            raise UserError(
+                f"the demonstration of {problem.prompt[:80]!r} has {len(ids)} tokens with its end, expected at most "
+                f"rollout.max_new_tokens={limit}; raise that"
+            )
+        return Completion(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), finish_reason="stop")
+
+    def _own(self, problems: Sequence[Problem], first: int) -> list[_Prompt]:
+        """This worker's share, as tokens; the first of ``problems`` has the number ``first``."""
+        rank, world = self.context.rank, self.context.world_size
+        return [
+            _Prompt(number=first + place, problem=problem, token_ids=self._tokens(problem.prompt))
+            for place, problem in enumerate(problems)
+            if place % world == rank
+        ]
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        tokenizer = self._backend.tokenizer
+        ids = tokenizer(text).input_ids
+        limit = self._data.max_prompt_length
+        if not 1 <= len(ids) <= limit:
+            raise UserError(
+                f"the prompt {text[:80]!r} has {len(ids)} tokens, expected 1 to data.max_prompt_length={limit}; raise "
+                "that, or leave such prompts out of the data"
+            )
+        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+            raise UserError(
+                f"the prompt {text[:80]!r} has characters that the model's tokenizer does not know; use another model, "
+                "or with model=tiny_lm set model.params.architecture.characters"
+            )
+        return tuple(ids)
+
+    def _complete(
+        self, prompts: Sequence[_Prompt], sampling: Sampling, *, held_out: bool, step: int
+    ) -> list[list[Completion]]:
+        with self._timer.phase("generate"):
+            return self._backend.generate(
+                [prompt.token_ids for prompt in prompts],
+                sampling,
+                [prompt_seed(self._seed, held_out=held_out, step=step, prompt=prompt.number) for prompt in prompts],
+                lambda done, of: self.context.report_progress("generation", done, of),
+            )
+
+    def _report(self, prompts: Sequence[_Prompt], completions: Sequence[Sequence[Completion]]) -> GenerationReport:
+        """Texts and scores; completion k of prompt i has the number i * n + k."""
+        records = []
+        with self._timer.phase("reward"):
+            for prompt, group in zip(prompts, completions, strict=True):
+                for place, completion in enumerate(group):
+                    text = self._backend.text(completion)
+                    problem = prompt.problem
+                    score = self._reward(prompt=problem.prompt, completion=text, answer=problem.answer)
+                    records.append(
+                        CompletionRecord(
+                            number=prompt.number * len(group) + place,
+                            prompt=problem.prompt,
+                            completion=text,
+                            answer=problem.answer,
+                            score=score,
+                            length=len(completion.token_ids),
+                            finish_reason=completion.finish_reason,
+                        )
+                    )
+        return GenerationReport(records=tuple(records), seconds=self._timer.drain())

@@ -1,0 +1,239 @@
+"""``causal_lm``: a causal language model of Hugging Face, or a small fresh one, as a policy whose actions are tokens.
+
+A completion is one chunk of C token actions, padded on the right. ``replay_inputs`` are
+
+===================  =========  ===================================================
+``prompt_ids``       [N,P]      int64, padded on the left
+``prompt_lengths``   [N]        int64, tokens of the prompt
+``response_ids``     [N,C]      int64, padded on the right
+``response_lengths`` [N]        int64, tokens of the completion, its end token included
+===================  =========  ===================================================
+
+The lengths tell padding apart, since a padding token may also be a token of the text. Columns that are padding in all
+samples are left out of the computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from embodied_rl.errors import UserError
+from embodied_rl.models.base import Evaluation, Policy, PolicySpec
+from embodied_rl.models.character_tokenizer import character_tokenizer
+
+_FAMILIES: Mapping[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+}
+Size = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """``model.params.architecture``: a model made fresh, with a token for each character. The defaults have a million
+    parameters."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    type: Literal["llama", "qwen2"]
+    """The family, as in Hugging Face's ``model_type``."""
+    characters: str = "0123456789+-*/=;,.()?: abcdefghijklmnopqrstuvwxyz\n"
+    """The vocabulary."""
+    hidden_size: Size = 128
+    num_layers: Size = 4
+    num_heads: Size = 4
+    num_key_value_heads: Size = 2
+    intermediate_size: Size = 512
+    max_length: Size = 512
+    """Tokens of prompt and completion together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalLMParams:
+    """``model.params`` of ``causal_lm``: either ``path`` or ``architecture``."""
+
+    path: str | None = None
+    """A folder with weights and tokenizer, or a name on the hub."""
+    architecture: Architecture | None = None
+    """A fresh small model instead."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights."""
+
+
+class CausalLMPolicy(Policy):
+    """Categorical over the vocabulary for each token, given the prompt and the tokens before it.
+
+    With a value head, a value at chunk level (V=1) is that of the prompt; at action level (V=C) it is that of the state
+    before each token.
+    """
+
+    Params = CausalLMParams
+    distribution_type = Categorical
+
+    def __init__(self, spec: PolicySpec, params: CausalLMParams) -> None:
+        super().__init__()
+        if spec.state_dim or spec.image_shapes or spec.action_dim != 1:
+            raise UserError("model_type 'causal_lm' answers prompts and does not act in an env; use task=math")
+        self.spec = spec
+        self.model: PreTrainedModel = _build_model(params)
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(params)
+        embedding: Any = self.model.get_input_embeddings()
+        vocabulary = len(embedding.weight)
+        if len(self.tokenizer) > vocabulary:
+            raise UserError(
+                f"model.params.path={params.path}: the tokenizer has {len(self.tokenizer)} tokens and the model embeds "
+                f"{vocabulary}; use the tokenizer that the model was trained with"
+            )
+        hidden = self.model.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(hidden, 1) if spec.values_per_chunk else None
+        if self.value_head is not None:
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of prompt and completion that the model takes together; None: it does not say."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end a completion."""
+        declared = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = declared if isinstance(declared, list) else [declared]
+        return frozenset(token for token in [*ids, self.tokenizer.eos_token_id] if token is not None)
+
+    def evaluate(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        device = self.model.device
+        inputs = {key: tensor.to(device) for key, tensor in replay_inputs.items()}
+        full = inputs["response_ids"].shape[1]
+        prompt = int(inputs["prompt_lengths"].max())
+        response = max(int(inputs["response_lengths"].max()), 1)
+        prompt_ids = inputs["prompt_ids"][:, inputs["prompt_ids"].shape[1] - prompt :]
+        response_ids = inputs["response_ids"][:, :response]
+        mask = torch.cat(
+            [
+                torch.arange(prompt, device=device) >= prompt - inputs["prompt_lengths"][:, None],
+                torch.arange(response, device=device) < inputs["response_lengths"][:, None],
+            ],
+            dim=1,
+        )
+        output = self.model(
+            input_ids=torch.cat([prompt_ids, response_ids], 1),
+            attention_mask=mask.long(),
+            position_ids=position_ids(mask),
+            use_cache=False,
+            logits_to_keep=response + 1,
+            output_hidden_states=self.value_head is not None,
+        )
+        log_probabilities = scaled_log_softmax(output.logits[:, :-1], temperature)
+        logprobs = log_probabilities.gather(-1, response_ids[..., None])
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1, keepdim=True)
+        values = None
+        if self.value_head is not None:
+            before = output.hidden_states[-1][:, prompt - 1 : -1].to(self.value_head.weight.dtype)
+            if self.spec.values_per_chunk == 1:
+                values = self.value_head(before[:, 0]).float()
+            else:
+                values = _pad(self.value_head(before).float(), full).squeeze(-1).clone()  # FSDP warns of views
+        distribution = None
+        if with_distribution:
+            logits = _pad(log_probabilities, full)
+            distribution = {"logits": logits[:, :, None]}
+        return Evaluation(
+            logprobs=_pad(logprobs, full),
+            entropy=_pad(entropy, full),
+            values=values,
+            distribution=distribution,
+        )
+
+    def shard_units(self) -> list[nn.Module]:
+        decoder: Any = self.model.get_decoder()
+        return list(decoder.layers)
+
+
+def position_ids(mask: Tensor) -> Tensor:
+    """[N,L] int64: places in the text, counted from its first token, from the attention mask [N,L]."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def scaled_log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Float32 log-probabilities at a temperature: the one way to compute them, in generation and in training."""
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature}: expected more than 0")
+    return functional.log_softmax(logits.float() / temperature, dim=-1)
+
+
+def load_tokenizer(params: CausalLMParams) -> PreTrainedTokenizerBase:
+    """The model's tokenizer.
+
+    Raises:
+        UserError: ``path`` has none.
+    """
+    if params.architecture is not None:
+        return character_tokenizer(params.architecture.characters)
+    try:
+        return AutoTokenizer.from_pretrained(str(params.path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.params.path={params.path}: no tokenizer: {_first_line(error)}") from error
+
+
+def _build_model(params: CausalLMParams) -> PreTrainedModel:
+    if (params.path is None) == (params.architecture is None):
+        raise UserError(
+            f"model.params: got path={params.path} and architecture={params.architecture}, expected one of them; "
+            "model=causal_lm model.params.path=... loads a model, model=tiny_lm makes one"
+        )
+    dtype = getattr(torch, params.dtype)
+    architecture = params.architecture
+    if architecture is None:
+        try:
+            return AutoModelForCausalLM.from_pretrained(str(params.path), dtype=dtype)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"model.params.path={params.path}: not a causal language model's folder, nor one on the hub: "
+                f"{_first_line(error)}"
+            ) from error
+    tokenizer = character_tokenizer(architecture.characters)
+    make_config, make_model = _FAMILIES[architecture.type]
+    config = make_config(
+        vocab_size=len(tokenizer),
+        hidden_size=architecture.hidden_size,
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_heads,
+        num_key_value_heads=architecture.num_key_value_heads,
+        intermediate_size=architecture.intermediate_size,
+        max_position_embeddings=architecture.max_length,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
+    return make_model(config).to(dtype)
+
+
+def _pad(tensor: Tensor, length: int) -> Tensor:
+    """[N,L,X] -> [N,length,X], zeros at the end."""
+    return functional.pad(tensor, (0, 0, 0, length - tensor.shape[1]))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
