@@ -40,9 +40,10 @@ class Arithmetic(PromptDataset):
     def __init__(self, params: ArithmeticParams) -> None:
         self._digits = params.digits
 
-    def draw(self, *, seed: int, step: int, count: int) -> Sequence[Problem]:
+    def draw(self, *, seed: int, step: int, count: int, number: int = 0) -> Sequence[Problem]:
         rng = np.random.default_rng(np.random.SeedSequence([seed, step]))
-        return [self._problem(x, y) for x, y in islice(self._pairs(rng, held_out=False), count)]
+        pairs = islice(self._pairs(rng, held_out=False), number * count, (number + 1) * count)
+        return [self._problem(x, y) for x, y in pairs]
 
     def held_out(self, count: int | None) -> Sequence[Problem]:
         if self._digits > _ENUMERATED_DIGITS:

@@ -2,39 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from embodied_rl.errors import ConfigError
 from embodied_rl.params import parse_params
 from embodied_rl.registry import load_class
 
+if TYPE_CHECKING:
+    from embodied_rl.data.encoding import PromptEncoder
+
 DATASETS: dict[str, str] = {
     "arithmetic": "embodied_rl.data.arithmetic:Arithmetic",
+    "files": "embodied_rl.data.files:Files",
 }
 """``data.dataset`` -> "module:Class"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A turn of a conversation."""
+
+    role: str
+    """system, user, assistant, or what else the tokenizer's chat template knows."""
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"role": self.role, "content": self.content}
+
+
+Prompt: TypeAlias = str | tuple[Message, ...]
+"""Plain text, or a conversation whose next turn is the assistant's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One prompt and what is known of it."""
 
-    prompt: str
+    prompt: Prompt
     answer: str
     """What the reward function compares with."""
     demonstration: str | None = None
     """A right completion, to imitate; None where there is none."""
+    cut: Literal["left", "right"] | None = None
+    """Where a prompt of more than ``data.max_prompt_length`` tokens loses some; None: it ends the run."""
 
 
 class PromptDataset:
     """Where prompts come from. Constructed as ``Dataset(params)``, ``params`` being the class's ``Params`` dataclass
-    built from the config's ``data.params``."""
+    built from the config's ``data.params``, then :meth:`prepare`, then the rest."""
 
     Params: ClassVar[type]
 
-    def draw(self, *, seed: int, step: int, count: int) -> Sequence[Problem]:
+    @classmethod
+    def problems(cls, params: Any, *, imitation: bool) -> Iterator[str]:
+        """What cannot be in ``params``, told before anything is read or started: got, expected, what to do.
+
+        Args:
+            imitation: ``task=sft``, which needs demonstrations.
+        """
+        del params, imitation
+        yield from ()
+
+    def prepare(self, encoder: PromptEncoder) -> str | None:
+        """Called once, by each generation worker, when the tokenizer is there; returns what the user should know."""
+        del encoder
+        return None
+
+    def draw(self, *, seed: int, step: int, count: int, number: int = 0) -> Sequence[Problem]:
         """A training step's problems: a function of the arguments alone, so that a resumed run goes on as it would
-        have."""
+        have.
+
+        Args:
+            count: ``data.rollout_batch_size``, the same in all steps.
+            number: which of the step's rounds this is; each has problems of its own.
+        """
         raise NotImplementedError
 
     def held_out(self, count: int | None) -> Sequence[Problem]:
@@ -55,11 +98,25 @@ def dataset_class(name: str) -> type[PromptDataset]:
     return load_class("data.dataset", DATASETS, name)
 
 
+def dataset_params(name: str, params: Mapping[str, Any], *, imitation: bool = False) -> Any:
+    """The data set's ``Params`` from the config's ``data.params``.
+
+    Raises:
+        UserError: an unknown data set or parameter, or one of the wrong type or out of range.
+        ConfigError: options that cannot be together.
+    """
+    dataset: Any = dataset_class(name)
+    parsed = parse_params(dataset.Params, params, "data.params")
+    if problems := list(dataset.problems(parsed, imitation=imitation)):
+        raise ConfigError(problems)
+    return parsed
+
+
 def build_dataset(name: str, params: Mapping[str, Any]) -> PromptDataset:
     """Construct a data set; ``params`` is the config's ``data.params``.
 
     Raises:
-        UserError: an unknown data set or parameter, or one of the wrong type or out of range.
+        UserError: as :func:`dataset_params`, or data that cannot be read.
     """
     dataset: Any = dataset_class(name)
-    return dataset(parse_params(dataset.Params, params, "data.params"))
+    return dataset(dataset_params(name, params))

@@ -91,6 +91,16 @@ def math_verify(*, prompt: str, completion: str, answer: str, timeout: int = 5) 
         return None
 
 
+def overlong_penalty(length: int, *, max_length: int, buffer_length: int, factor: float) -> float:
+    """What a completion's length adds to its score, 0 or less: ``min(-f (len - (max - buffer)) / buffer, 0)``.
+
+    DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13); lengths in tokens.
+    """
+    if not buffer_length:
+        return 0.0
+    return min(-factor * (length - (max_length - buffer_length)) / buffer_length, 0.0)
+
+
 def _as_latex(answer: str) -> str:
     """Answers come as bare LaTeX as often as not, which is only recognised in a math environment."""
     return answer if "$" in answer or "\\boxed" in answer else f"${answer}$"

@@ -13,6 +13,7 @@ from embodied_rl.errors import ConfigError, UserError
 
 
 def numbers(problem: Problem) -> tuple[int, int]:
+    assert isinstance(problem.prompt, str)
     left, right = problem.prompt.removesuffix("=").split("+")
     return int(left), int(right)
 
@@ -45,7 +46,9 @@ def test_a_draw_is_a_function_of_seed_and_step() -> None:
     dataset = build_dataset("arithmetic", {})
     first = dataset.draw(seed=1, step=2, count=8)
     assert build_dataset("arithmetic", {}).draw(seed=1, step=2, count=8) == first
-    assert dataset.draw(seed=1, step=2, count=12)[:8] == first, "a further round goes on where the last ended"
+    both = dataset.draw(seed=1, step=2, count=16)
+    assert both[:8] == first
+    assert both[8:] == dataset.draw(seed=1, step=2, count=8, number=1), "a round goes on where the last ended"
     assert dataset.draw(seed=1, step=3, count=8) != first
     assert dataset.draw(seed=2, step=2, count=8) != first
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from embodied_rl.data.rewards import build_reward
+from embodied_rl.data.rewards import build_reward, overlong_penalty
 from embodied_rl.errors import ConfigError, UserError
 
 
@@ -120,3 +120,10 @@ def test_the_tables_need_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(10, 0.0), (80, 0.0), (90, -0.5), (100, -1.0)])
+def test_the_overlong_penalty_grows_over_the_buffer(length: int, penalty: float) -> None:
+    assert overlong_penalty(length, max_length=100, buffer_length=20, factor=1.0) == penalty
+    assert overlong_penalty(length, max_length=100, buffer_length=20, factor=0.5) == penalty / 2
+    assert overlong_penalty(length, max_length=100, buffer_length=0, factor=1.0) == 0.0
