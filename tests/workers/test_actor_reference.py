@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.training.fsdp import full_state_dict
+from embodied_rl.training.reference import CopiedReference
 from tests.training.learner import same
 from tests.workers.job import Job, easy, small
 
@@ -67,10 +69,45 @@ def test_after_a_resume_the_reference_is_still_what_the_run_started_from(tmp_pat
         job.actor.load(tmp_path, weights_only=False)
         assert not same(job.weights(), initial)
         reference = job.actor._scorer._reference
-        assert reference is not None
+        assert isinstance(reference, CopiedReference)
         assert same(full_state_dict(reference.policy), initial)
 
 
 def test_no_reference_without_a_penalty() -> None:
     with Job(small("algorithm=grpo")) as job:
         assert job.actor._scorer._reference is None
+
+
+def test_a_run_that_starts_from_a_checkpoint_refers_to_it_also_when_resumed(tmp_path: Path) -> None:
+    with Job(small("algorithm=grpo", "algorithm.group_size=2")) as job:
+        job.roll()
+        job.update()
+        job.actor.save(tmp_path / "start")
+        start = job.weights()
+    with Job(adaptive(), initial=tmp_path / "start") as job:
+        assert same(job.weights(), start)
+        job.roll()
+        job.update()
+        assert not same(job.weights(), start)
+        job.actor.save(tmp_path / "later")
+    with Job(adaptive(), initial=tmp_path / "start") as job:
+        job.actor.load(tmp_path / "later", weights_only=False)
+        reference = job.actor._scorer._reference
+        assert isinstance(reference, CopiedReference)
+        assert same(full_state_dict(reference.policy), start)
+
+
+def test_a_value_head_that_the_start_lacks_stays_fresh_and_one_too_many_is_left_out(tmp_path: Path) -> None:
+    with Job(small("algorithm=ppo")) as job:
+        fresh = job.weights()
+        job.actor.save(tmp_path / "with")
+    with Job(small("algorithm=grpo", "algorithm.group_size=2")) as job:
+        job.roll()
+        job.update()
+        job.actor.save(tmp_path / "without")
+        trained = job.weights()
+    with Job(small("algorithm=ppo"), initial=tmp_path / "without") as job:
+        for name, tensor in job.weights().items():
+            assert torch.equal(tensor, fresh[name] if name.startswith("value_head.") else trained[name]), name
+    with Job(small("algorithm=grpo", "algorithm.group_size=2"), initial=tmp_path / "with") as job:
+        assert all(torch.equal(tensor, fresh[name]) for name, tensor in job.weights().items())
