@@ -316,12 +316,63 @@ class Spaces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightUpdate:
-    """One version of the policy's weights. Producer: actor rank 0. Consumer: each rollout worker."""
+class TensorLayout:
+    """What a tensor of the policy's state looks like on its way."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsBegin:
+    """A version of the policy's weights follows. Producer: actor rank 0. Consumer: each rollout worker.
+
+    Then come :class:`WeightBucket` messages, in order, and :class:`WeightsEnd`.
+    """
 
     version: int
-    state: Mapping[str, Tensor]
-    """The model's full state dict, on the CPU."""
+    since: int | None
+    """None: everything travels. Else only what may have changed since this version, which the consumer must hold."""
+    tensors: Mapping[str, TensorLayout]
+    """All that travel, in the order in which they do."""
+
+    def __post_init__(self) -> None:
+        if self.version < 0 or (self.since is not None and not self.since >= 0):
+            raise ContractError(f"WeightsBegin: got version {self.version} since {self.since}, expected 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPiece:
+    """A part of one tensor."""
+
+    name: str
+    start: int
+    """First of its elements, counted in the flattened tensor."""
+    values: Tensor
+    """[*], on the CPU."""
+
+    def __post_init__(self) -> None:
+        _check(self, "values", self.values, (None,), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBucket:
+    """A bounded part of a version of the weights."""
+
+    version: int
+    number: int
+    """Of the version's buckets, from 0."""
+    pieces: tuple[WeightPiece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsEnd:
+    """A version of the weights is complete."""
+
+    version: int
+    buckets: int
+    checksums: Mapping[str, int] | None
+    """CRC-32 of every tensor of the state, as it travels or would travel; None: nobody checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,10 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete or does not fit the run."""
 
 
+class WeightSyncError(RuntimeError):
+    """A rollout worker has no whole version of the weights, or not the one that the actor sent."""
+
+
 def suggestion(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """``" Did you mean 'x'?"`` for the nearest of ``choices`` (similar by ``cutoff`` or more), or an empty string."""
     nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)

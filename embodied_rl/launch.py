@@ -13,7 +13,9 @@ from typing import Any
 
 import rich
 import yaml
+from rich.console import Console
 
+from embodied_rl import resume
 from embodied_rl.errors import UserError
 from embodied_rl.models.registry import policy_class
 from embodied_rl.monitoring.metrics import MetricLogger
@@ -25,7 +27,7 @@ from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.training.checkpoint_store import experiment_dir, find_checkpoint, find_initial, read_state
-from embodied_rl.wiring.base import RunContext, Wiring
+from embodied_rl.wiring.base import RunContext, Runner, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
 WIRINGS: dict[str, str] = {
@@ -53,12 +55,18 @@ def run(config: Config) -> None:
             f"runner.max_steps={config.runner.max_steps}: {resumed} has {first_step} steps already; "
             "raise runner.max_steps to go on, or evaluate it with runner.only_eval=true"
         )
+    changes = resume.compare(resumed, config) if resumed and not config.runner.only_eval else []
+    resume.check(resumed or Path(), changes or [])
     run_dir = _run_directory(config, resumed)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+    (run_dir / resume.CONFIG_FILE).write_text(yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
     loaded = resumed or initial
     if loaded:
         console.print(f"weights of: {loaded}", highlight=False, soft_wrap=True)
+    if changes:
+        console.print(resume.table(changes))
+    elif changes is None:
+        console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
     total = 1 if config.runner.only_eval else config.runner.max_steps
     with _terminable(), contextlib.ExitStack() as stack:
         backend = make_backend(config)
@@ -71,9 +79,8 @@ def run(config: Config) -> None:
         wiring = wiring_of(config)
         groups = wiring.connect(config, backend)
         console.print(f"{config.cluster.backend} backend: {wiring.describe(config, groups)}", highlight=False)
-        if loaded:
-            weights_only = config.runner.only_eval or loaded == initial
-            groups[-1].call(ActorWorker.load, loaded, weights_only=weights_only).wait()
+        if resumed:
+            groups[-1].call(ActorWorker.load, resumed, weights_only=config.runner.only_eval).wait()
         logger = stack.enter_context(
             MetricLogger(
                 config.runner.logger.logger_backends,
@@ -94,7 +101,12 @@ def run(config: Config) -> None:
             progress=progress,
             console=console,
         )
-        wiring.runner(config, groups, run_context).run()
+        runner = wiring.runner(config, groups, run_context)
+        try:
+            runner.run()
+        except Terminated:
+            _save_at_termination(runner, wiring, groups[-1], backend, console)
+            raise
 
 
 def make_backend(config: Config) -> Backend:
@@ -126,6 +138,19 @@ def _run_directory(config: Config, resumed: Path | None) -> Path:
             directory.mkdir(parents=True)
             return directory
     raise FileExistsError(base)
+
+
+def _save_at_termination(
+    runner: Runner, wiring: Wiring[Any], actor: WorkerGroup, backend: Backend, console: Console
+) -> None:
+    """Save what has not been, where the workers are still able to. A second SIGTERM ends this at once."""
+    try:
+        if not runner.saver.updating:
+            backend.abandon(wiring.trajectories, range(actor.world_size))
+        outcome = runner.saver.save_at_termination()
+    except Exception as error:
+        outcome = f"no checkpoint of step {runner.saver.finished}: {str(error).strip() or type(error).__name__}"
+    console.print(f"terminated: {outcome}", highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

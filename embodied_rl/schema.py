@@ -23,6 +23,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Interval = Annotated[int, Field(ge=-1)]
 """A period in steps; -1 switches it off."""
 Level = Literal["token_level", "action_level", "chunk_level"]
+DType = Literal["float32", "bfloat16", "float16"]
+MicroBatchSize = PositiveInt | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,15 @@ class RunnerConfig:
     eval_at_end: bool
     """Evaluate after the last step."""
     save_interval: Interval
-    """Save a checkpoint every so many steps and at the end; -1: never."""
+    """Save a checkpoint every so many steps and at the end; -1: not by steps."""
+    save_interval_seconds: PositiveFloat | None
+    """Also when so many seconds have passed since the last checkpoint, after the training step; null: not by time."""
+    save_async: bool
+    """Go on training while a checkpoint is written, from a copy in host memory."""
+    save_contents: list[Literal["model", "optimizer"]]
+    """What a checkpoint holds. Without the optimiser it is smaller, and no run can go on from it."""
+    weight_sync_interval: PositiveInt
+    """Training steps between two versions of the weights that rollouts are made with."""
     max_keep: PositiveInt | None
     """Keep only the newest checkpoints; null keeps all."""
     resume_dir: str | None
@@ -268,12 +278,34 @@ class EnvConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """Low-rank adapters: the base weights are not trained."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    rank: NonNegativeInt
+    """0: no adapters, all weights are trained."""
+    alpha: PositiveInt
+    """The adapters' output is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """Of the adapters' inputs, while gradients are taken."""
+    target_modules: list[str] | str
+    """Names of linear layers, or the last parts of names; ``all-linear``: all but value head and output head."""
+    use_rslora: bool
+    """Multiply by alpha / sqrt(rank) instead."""
+    init_lora_weights: Literal["default", "gaussian", "pissa", "olora", "orthogonal"]
+    """As in peft; with ``default`` the first policy is the base."""
+    modules_to_save: list[str]
+    """Parts of the model that are trained as a whole beside the adapters; the value head always is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     model_type: str
     """Name in ``models/registry.py``, or ``module:Class``."""
     params: dict[str, Any]
     """The model's own options: its ``Params`` dataclass documents them."""
+    lora: LoraSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +368,13 @@ class RewardConfig:
     """The function's own keyword options."""
     success_threshold: float
     """A completion with at least this score counts as solved."""
+    overlong_buffer_length: NonNegativeInt
+    """DAPO's soft penalty for long completions in training: it grows over the last so many tokens before
+    ``rollout.max_new_tokens``. 0: off."""
+    overlong_penalty_factor: NonNegativeFloat
+    """What a completion of the longest length loses."""
+    mask_truncated: bool
+    """Leave completions that were cut by their length out of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +389,9 @@ class OptimConfig:
     weight_decay: NonNegativeFloat
     clip_grad: PositiveFloat | None
     """Largest global norm of the gradient; null: no limit."""
+    skip_nonfinite: bool
+    """Skip an optimiser step whose gradient is NaN or infinite and count it in ``actor/nonfinite_steps``; false:
+    stop the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,10 +414,33 @@ class LRScheduleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPrecisionConfig:
+    """Weights, optimiser state and the mathematics of losses stay as they are, float32 as a rule."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    param_dtype: DType | None
+    """Of gathered parameters, and so of forward and backward passes; null: that of the weights. float16 scales the loss
+    so that gradients do not underflow."""
+    reduce_dtype: DType
+    """In which gradients are summed over ranks, and over micro-batches until then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FSDPConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    sharding_strategy: Literal["full_shard", "hybrid_shard", "no_shard"]
+    """Over which ranks parameters, gradients and optimiser state are split: all of them; those of a group of
+    ``fsdp_size``, each group being a replica; none, every rank being a replica."""
+    fsdp_size: PositiveInt | None
+    """hybrid_shard: ranks of a group, a divisor of the actor's ranks."""
     reshard_after_forward: bool
     """Free the gathered parameters between forward and backward: less memory, one more all-gather."""
+    cpu_offload: bool
+    """Keep parameters, gradients and optimiser state in host memory, and step the optimiser there. For accelerators."""
+    enable_gradient_accumulation: bool
+    """Reduce gradients over ranks once an optimiser step instead of after each micro-batch: less communication, but
+    until then every rank holds a whole gradient."""
+    mixed_precision: MixedPrecisionConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,16 +448,31 @@ class ActorConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     seed: NonNegativeInt
     """Of the initial weights, the sampled actions and the mini-batches' order."""
-    micro_batch_size: PositiveInt
-    """Samples (chunks) per forward and backward pass of one rank; no influence on the result."""
+    micro_batch_size: MicroBatchSize
+    """Samples (chunks) per forward and backward pass of one rank; no influence on the result. auto: all that an
+    optimiser step has, or a half, a quarter and so on where memory runs out; with one rank."""
     recompute_logprobs: bool
     """Compute the rollout's log-probabilities again before the update, use those, and log how far they are off.
     Where both compute alike it changes nothing but rounding."""
     logprob_micro_batch_size: PositiveInt | None
     """Samples per forward pass where there is no backward: recomputed, proximal and reference log-probabilities.
     null: as ``micro_batch_size``."""
+    logprob_gap_warning: PositiveFloat | None
+    """Warn when ``actor/logprob_gap``, the mean distance of the rollout's log-probabilities from the recomputed, is
+    above. null: never."""
+    gradient_checkpointing: bool
+    """Keep only the inputs of the model's blocks for the backward pass, which computes the rest again: less memory, one
+    more forward pass, the same result."""
+    torch_compile: bool
+    """Compile the model's blocks with ``torch.compile``; the first passes take minutes."""
     global_batch_size: PositiveInt | None
     """Samples per optimiser step over all ranks. Give this or ``algorithm.n_minibatches``."""
+    sync_bucket_mb: PositiveInt
+    """MiB of weights that travel to a rollout worker at once: bounds memory."""
+    sync_dtype: Literal["bfloat16", "float16"] | None
+    """What floating-point weights are rounded to on their way to the rollout workers; null: not at all."""
+    verify_weight_sync: bool
+    """Compare checksums of the whole policy after every weight sync, and stop where they differ. For debugging."""
     optim: OptimConfig
     lr_sched: LRScheduleConfig
     fsdp_config: FSDPConfig

@@ -13,15 +13,17 @@ from typing import Any, Final, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry
+from embodied_rl.checks.actor import actor_problems
 from embodied_rl.checks.algorithm import algorithm_problems
 from embodied_rl.checks.embodied import embodied_problems
 from embodied_rl.checks.math import math_problems
+from embodied_rl.checks.runner import runner_problems, saves_checkpoints
 from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import BACKENDS
 from embodied_rl.params import describe
 from embodied_rl.runtime.placement import Placement, PlacementError, parse_placement
-from embodied_rl.schema import TASKS, Config, EmbodiedConfig, MathConfig
+from embodied_rl.schema import TASKS, Config, EmbodiedConfig, LoraSettings, MathConfig
 
 COMPONENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "embodied": ("actor", "rollout", "env"),
@@ -130,6 +132,8 @@ def _rule_problems(c: Config) -> Iterator[str]:
             f"cluster.backend=serial: got {placement.world_size('actor')} actor ranks, but one process is one rank; "
             "use cluster=process, or cluster.component_placement.actor=0"
         )
+    yield from actor_problems(c, placement)
+    yield from runner_problems(c)
     yield from algorithm_problems(c)
     if isinstance(c, EmbodiedConfig):
         yield from embodied_problems(c, placement)
@@ -160,12 +164,21 @@ def _estimator(c: Config) -> Entry:
     return ADVANTAGES[c.algorithm.adv_type]
 
 
+def _strategy(c: Config) -> str:
+    return c.actor.fsdp_config.sharding_strategy
+
+
 _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.normalize_advantages", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
     ("algorithm.value_loss_coef", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.value_clip", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.huber_delta", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("actor.optim.value_lr", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    *(
+        (f"model.lora.{name}", lambda c: c.model.lora.rank == 0, "model.lora.rank is 0")
+        for name in _annotations(LoraSettings)
+        if name != "rank"
+    ),
     ("algorithm.normalize_returns", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.reward_norm", lambda c: not _estimator(c).reward_normalized, "adv_type takes scores as they are"),
     ("algorithm.adv_norm", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
@@ -183,8 +196,14 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("actor.lr_sched.lr_decay_iters", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
     ("actor.lr_sched.min_lr_ratio", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
     ("actor.lr_sched.wsd_decay_fraction", lambda c: c.actor.lr_sched.lr_decay_style != "wsd", "the style is not wsd"),
+    ("actor.logprob_gap_warning", lambda c: not c.actor.recompute_logprobs, "actor.recompute_logprobs is false"),
+    ("actor.fsdp_config.fsdp_size", lambda c: _strategy(c) != "hybrid_shard", "sharding_strategy is not hybrid_shard"),
+    ("actor.fsdp_config.reshard_after_forward", lambda c: _strategy(c) == "no_shard", "no_shard gathers nothing"),
     ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
-    ("runner.max_keep", lambda c: c.runner.save_interval == -1, "runner.save_interval=-1 saves nothing"),
+    ("runner.max_keep", lambda c: not saves_checkpoints(c), "it saves nothing"),
+    ("runner.save_async", lambda c: not saves_checkpoints(c), "it saves nothing"),
+    ("runner.save_contents", lambda c: not saves_checkpoints(c), "it saves nothing"),
+    ("runner.weight_sync_interval", lambda c: c.runner.task_type == "sft", "demonstrations are made by no policy"),
     ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
 )
 """Key (or section) -> when the run would not read it -> why. Checked for keys the user set, not for defaults.

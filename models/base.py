@@ -69,6 +69,9 @@ class Policy(nn.Module):
     distribution_type: ClassVar[type[Distribution] | None] = None
     """What an action (token) is drawn from, for the exact divergence between two policies. None: it has no closed
     form."""
+    float32_root: ClassVar[bool] = False
+    """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
+    log-probabilities directly."""
     spec: PolicySpec
 
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
@@ -97,6 +100,24 @@ class Policy(nn.Module):
     def value_parameters(self) -> list[nn.Parameter]:
         """Parameters of the value head alone: they train at ``actor.optim.value_lr``."""
         return [p for name, p in self.named_parameters() if name.startswith("value_head.")]
+
+    def undecayed_parameters(self) -> list[nn.Parameter]:
+        """Those that weight decay leaves alone: of norms, biases, and all others with fewer than two dimensions."""
+        norms = [module for module in self.modules() if "norm" in type(module).__name__.lower()]
+        of_norms = {id(p) for norm in norms for p in norm.parameters(recurse=False)}
+        return [
+            p
+            for name, p in self.named_parameters()
+            if p.ndim < 2 or id(p) in of_norms or name.rpartition(".")[2] == "bias"
+        ]
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the layer that gives the actions' distribution: adapters leave it out unless asked for."""
+        return []
+
+    def adapter_root(self) -> nn.Module:
+        """Where adapters are put: the module whose names a checkpoint of adapters uses."""
+        return self
 
     def shard_units(self) -> list[nn.Module]:
         """The blocks that FSDP gathers one at a time: one a transformer layer. Empty: the model is one unit."""

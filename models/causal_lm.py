@@ -157,13 +157,20 @@ class CausalLMPolicy(Policy):
         distribution = None
         if with_distribution:
             logits = _pad(log_probabilities, full)
-            distribution = {"logits": logits[:, :, None]}
+            distribution = {"logits": logits[:, :, None].clone()}  # FSDP warns of views
         return Evaluation(
             logprobs=_pad(logprobs, full),
             entropy=_pad(entropy, full),
             values=values,
             distribution=distribution,
         )
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        head = self.model.get_output_embeddings()
+        return [] if head is None else list(head.parameters())
+
+    def adapter_root(self) -> nn.Module:
+        return self.model
 
     def shard_units(self) -> list[nn.Module]:
         decoder: Any = self.model.get_decoder()

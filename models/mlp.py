@@ -39,6 +39,7 @@ class MlpPolicy(Policy):
 
     Params = MlpParams
     distribution_type = Normal
+    float32_root = True  # log_std
 
     def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
         super().__init__()
@@ -91,6 +92,13 @@ class MlpPolicy(Policy):
             if with_distribution
             else None,
         )
+
+    def undecayed_parameters(self) -> list[nn.Parameter]:
+        """Also ``log_std``: decay would pull the deviation towards 1."""
+        return [*super().undecayed_parameters(), self.log_std]
+
+    def shard_units(self) -> list[nn.Module]:
+        return [self.policy] if self.value_head is None else [self.policy, self.value_head]
 
     def _distribution(self, state: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Mean [N,C,A] and log standard deviation [C,A]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from embodied_rl.params import parse_params
@@ -10,6 +10,7 @@ from embodied_rl.registry import load_class
 
 if TYPE_CHECKING:
     from embodied_rl.models.base import Policy, PolicySpec
+    from embodied_rl.schema import ModelConfig
 
 MODELS: dict[str, str] = {
     "causal_lm": "embodied_rl.models.causal_lm:CausalLMPolicy",
@@ -28,6 +29,26 @@ def policy_class(model_type: str) -> type[Policy]:
         UserError: no such name, module or class.
     """
     return load_class("model.model_type", MODELS, model_type)
+
+
+def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Policy], None] | None = None) -> Policy:
+    """The policy that the configuration asks for, with fresh weights (those of ``params.path``, where a model has one)
+    and its adapters.
+
+    Args:
+        initialize: gives the policy other weights, before there are adapters.
+
+    Raises:
+        UserError: as :func:`build_policy`, or adapters that do not fit the model.
+    """
+    policy = build_policy(config.model_type, spec, config.params)
+    if initialize is not None:
+        initialize(policy)
+    if config.lora.rank:
+        from embodied_rl.models.lora import add_adapters  # peft takes a second to import
+
+        add_adapters(policy, config.lora)
+    return policy
 
 
 def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any]) -> Policy:

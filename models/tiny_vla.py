@@ -101,6 +101,9 @@ class TinyVlaPolicy(Policy):
             else None
         )
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        return list(self.action_head.parameters())
+
     def shard_units(self) -> list[nn.Module]:
         return list(self.blocks)
 

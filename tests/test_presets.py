@@ -68,6 +68,14 @@ def test_the_exact_divergence_for_continuous_and_for_discrete_actions(tmp_path: 
     assert second["actor/reference_kl"] > 1e-6
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_with_adapters(tmp_path: Path, task: str) -> None:
+    adapters = "model.lora.rank=4", "actor.optim.lr=0.01"
+    first, second = metrics_of(TASKS[task](tmp_path, *FULL_KL, *adapters, "algorithm.group_size=4"))
+    assert first["actor/reference_kl"] == pytest.approx(0.0, abs=1e-5), "the base is the reference"
+    assert second["actor/reference_kl"] > 1e-6
+
+
 def test_everything_at_once_on_a_language_model(tmp_path: Path) -> None:
     steps = metrics_of(
         on_a_text(

@@ -157,6 +157,20 @@ def test_several_broken_rules_are_reported_together() -> None:
             "not a multiple of model.num_action_chunks=4",
         ),
         (["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=2"], "every group would be masked"),
+        (["actor.fsdp_config.sharding_strategy=hybrid_shard"], "actor.fsdp_config.fsdp_size: got null, but"),
+        (
+            [
+                "actor.fsdp_config.sharding_strategy=hybrid_shard",
+                "actor.fsdp_config.fsdp_size=2",
+                "cluster.component_placement.actor=0-2",
+            ],
+            "actor.fsdp_config.fsdp_size: got 2, which does not divide the 3 actor ranks",
+        ),
+        (
+            ["actor.micro_batch_size=auto", "cluster.component_placement.actor=0-1"],
+            "actor.micro_batch_size: got auto with 2 actor ranks",
+        ),
+        (["actor.fsdp_config.mixed_precision.param_dtype=bf16"], "actor.fsdp_config.mixed_precision.param_dtype: got"),
         (["~cluster.num_threads.actor"], "cluster.num_threads: no entry for actor"),
         (["++cluster.num_threads.acter=1"], "Did you mean 'actor'?"),
     ],
@@ -175,12 +189,19 @@ def test_what_cannot_be_is_refused_with_a_remedy(overrides: list[str], message: 
         "actor.optim.value_lr=0.1",
         "algorithm.rewards_lower_bound=0.1",
         "algorithm.entropy_type=chunk_level",
+        "actor.logprob_gap_warning=0.1",
+        "actor.fsdp_config.fsdp_size=1",
         "++runner.logger.wandb.mode=offline",
     ],
 )
 def test_a_key_that_the_run_would_not_read_is_refused(override: str) -> None:
     [problem] = problems(override)
     assert problem.startswith(f"{override.split('=')[0].lstrip('+')}: this run would not read it, since ")
+
+
+def test_what_is_never_gathered_is_never_freed() -> None:
+    [problem] = problems("actor.fsdp_config.sharding_strategy=no_shard", "actor.fsdp_config.reshard_after_forward=true")
+    assert "since no_shard gathers nothing; leave it out" in problem
 
 
 def test_the_same_key_is_welcome_where_it_is_read() -> None:

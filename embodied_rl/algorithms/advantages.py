@@ -186,7 +186,7 @@ def group_relative(scores: Tensor, group_ids: Tensor, *, norm_std: bool = True, 
     groups = Groups.of(group_ids)
     groups.check_sizes()
     centred = scores.double() - groups.mean(scores)
-    return (centred / (groups.std(scores) + eps) if norm_std else centred).to(scores.dtype)
+    return (centred / (groups.std(centred) + eps) if norm_std else centred).to(scores.dtype)
 
 
 @torch.no_grad()

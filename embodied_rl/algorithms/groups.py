@@ -41,10 +41,13 @@ class Groups:
         """
         return (self._sum(scores.double()) / self.sizes)[self.member_of]
 
-    def std(self, scores: Tensor) -> Tensor:
-        """[N] float64: the unbiased (n - 1) standard deviation of each member's group. Needs two members or more."""
-        variance = self._sum((scores.double() - self.mean(scores)).square()) / (self.sizes - 1)
-        return variance.sqrt()[self.member_of]
+    def std(self, centred: Tensor) -> Tensor:
+        """[N] float64: the unbiased (n - 1) standard deviation of each member's group. Needs two members or more.
+
+        Args:
+            centred: [N] float64, scores less their group's mean.
+        """
+        return (self._sum(centred.square()) / (self.sizes - 1)).sqrt()[self.member_of]
 
     def check_sizes(self) -> None:
         """Raise ValueError if a group has a single member."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class ChannelClosed(RuntimeError):
@@ -46,6 +48,12 @@ class Channel(Protocol):
 
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
         """Take the oldest message of the key's lane, waiting while there is none. Raises as ``put`` does."""
+        ...
+
+    async def read(self, use: Callable[[Any], T], *, key: Hashable = 0, timeout: float | None = None) -> T:
+        """As ``use(await get(...))``, with one copy less: the message's large tensors and arrays are the channel's own,
+        for ``use`` alone. It must copy what it keeps, and not change them.
+        """
         ...
 
     async def get_batch(self, n: int, *, key: Hashable = 0, timeout: float | None = None) -> list[Any]:

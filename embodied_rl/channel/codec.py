@@ -83,13 +83,25 @@ def encode(item: Any) -> Encoded:
     return Encoded(stream.getvalue(), blocks)
 
 
-def decode(memory: Bytes) -> Any:
-    """The message at the start of ``memory``, which may be reused afterwards."""
+class _Borrowed(np.ndarray):
+    """Blocks that a message's arrays may refer to instead of having copies."""
+
+
+def decode(memory: Bytes, *, borrow: bool = False) -> Any:
+    """The message at the start of ``memory``, which may be reused afterwards.
+
+    Args:
+        borrow: tensors and arrays above 4 KiB are not copied but refer to ``memory``, which must not be reused as long
+            as they are.
+    """
     view = memory.data
     (length,) = _LENGTH.unpack_from(view)
     end = _LENGTH.size + length
     # Each buffer that the stream asks for is all blocks; it says itself where in them an array is.
-    return pickle.loads(view[_LENGTH.size : end], buffers=itertools.repeat(memory[_aligned(end) :]))
+    blocks = memory[_aligned(end) :]
+    return pickle.loads(
+        view[_LENGTH.size : end], buffers=itertools.repeat(blocks.view(_Borrowed) if borrow else blocks)
+    )
 
 
 def _aligned(offset: int) -> int:
@@ -164,6 +176,8 @@ def _to_array(blocks: Bytes | bytearray, offset: int, dtype: str | np.dtype[Any]
     if isinstance(blocks, bytearray):
         return np.ndarray(shape, dtype, blocks)
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if isinstance(blocks, _Borrowed):
+        return np.ndarray(shape, dtype, blocks[offset : offset + nbytes])
     owned = new_bytes(nbytes)
     copy_bytes(owned, blocks[offset : offset + nbytes])
     return np.ndarray(shape, dtype, owned)

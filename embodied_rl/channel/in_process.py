@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from embodied_rl.channel.base import ChannelClosed, check_capacity, check_count, show_depths
 from embodied_rl.channel.codec import decode, encode
 from embodied_rl.runtime.cooperative import until
+
+T = TypeVar("T")
 
 
 class InProcessChannel:
@@ -45,11 +47,17 @@ class InProcessChannel:
         lane.append(memory)
 
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
+        return decode(await self._take(key))
+
+    async def read(self, use: Callable[[Any], T], *, key: Hashable = 0, timeout: float | None = None) -> T:
+        return use(decode(await self._take(key), borrow=True))
+
+    async def _take(self, key: Hashable) -> np.ndarray:
         lane = self._lanes[key]
         while not lane and not self._closed:
             await until(lambda: bool(lane) or self._closed, self._wait("a message", key))
         self._check_open()
-        return decode(lane.popleft())
+        return lane.popleft()
 
     async def get_batch(self, n: int, *, key: Hashable = 0, timeout: float | None = None) -> list[Any]:
         check_count(self.name, n)

@@ -18,16 +18,18 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.context import BaseContext, get_spawning_popen
-from typing import Any
+from typing import Any, TypeVar
 
 from embodied_rl.channel.base import ChannelClosed, ChannelTimeout, check_capacity, check_count, show_depths
 from embodied_rl.channel.codec import decode, encode
 from embodied_rl.channel.kernel_objects import ClosedFlag, SlotMemory, TokenQueue, wait_readable
 from embodied_rl.channel.memory import keep_freed_memory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,16 @@ class SharedMemoryChannel:
 
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
         return self._receive(key, timeout, time.monotonic())
+
+    async def read(self, use: Callable[[Any], T], *, key: Hashable = 0, timeout: float | None = None) -> T:
+        lane, started = self._lane(key), time.monotonic()
+        if self._kept[key]:
+            return use(self._receive(key, timeout, started))
+        slot, nbytes = self._take(lane.filled, key, timeout, started)
+        try:
+            return use(decode(self._memory.window(slot, nbytes), borrow=True))
+        finally:
+            lane.free.push(slot, 0)
 
     async def get_batch(self, n: int, *, key: Hashable = 0, timeout: float | None = None) -> list[Any]:
         check_count(self.name, n)

@@ -48,7 +48,7 @@ class GenerationBackend:
     """An engine with one model.
 
     Args:
-        model: the config's section; weights come with :meth:`load_weights`.
+        model: the config's section; weights come through :meth:`weights`.
         spec: of the policy, whose weights the engine gets.
         config: the config's ``rollout`` section.
         device: a torch device.
@@ -62,8 +62,8 @@ class GenerationBackend:
     def __init__(self, model: ModelConfig, spec: PolicySpec, config: GenerationConfig, device: str) -> None:
         raise NotImplementedError
 
-    def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Take the policy's whole state dict."""
+    def weights(self) -> Mapping[str, Tensor]:
+        """The policy's whole state dict; a new version is copied into its tensors between two :meth:`generate`."""
         raise NotImplementedError
 
     def generate(

@@ -13,7 +13,7 @@ from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
 from embodied_rl.generation.sampling import choose, draw_uniforms
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm import CausalLMPolicy, position_ids, scaled_log_softmax
-from embodied_rl.models.registry import build_policy
+from embodied_rl.models.registry import policy_of
 from embodied_rl.schema import GenerationConfig, ModelConfig
 
 _SHRINK = 0.75
@@ -27,7 +27,7 @@ class HfBackend(GenerationBackend):
     """Batches of prompts, as many as fit into ``rollout.max_batch_size`` completions."""
 
     def __init__(self, model: ModelConfig, spec: PolicySpec, config: GenerationConfig, device: str) -> None:
-        policy = build_policy(model.model_type, spec, model.params)
+        policy = policy_of(model, spec)
         if not isinstance(policy, CausalLMPolicy):
             raise UserError(f"rollout.backend=hf: got model_type {model.model_type!r}, expected causal_lm")
         self._policy = policy.to(device).eval().requires_grad_(False)
@@ -35,8 +35,8 @@ class HfBackend(GenerationBackend):
         self.tokenizer = policy.tokenizer
         self.stop_token_ids, self.max_length = policy.stop_token_ids, policy.max_length
 
-    def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        self._policy.load_state_dict(dict(state))
+    def weights(self) -> Mapping[str, Tensor]:
+        return self._policy.state_dict()
 
     @torch.inference_mode()
     def generate(

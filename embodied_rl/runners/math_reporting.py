@@ -16,7 +16,7 @@ from rich.text import Text
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.accuracy import Accuracy, CompletionRecord, accuracy_of
 from embodied_rl.evaluation.report import number_or_null, write_json
-from embodied_rl.runners.reporting import longest
+from embodied_rl.runners.reporting import gap_warning, longest
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import UpdateReport
 from embodied_rl.workers.generation import GenerationReport
@@ -74,7 +74,8 @@ def train_metrics(
 
 
 def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
-    """Why a training step cannot have taught the policy anything, and what to do; None if it can."""
+    """What is wrong with a training step, most of all why it cannot have taught the policy anything, and what to do;
+    None if nothing is."""
     if metrics["rollout/unverified"] == 1:
         return (
             f"no update: reward.function={config.reward.function} could verify no completion; look at the answers in "
@@ -90,7 +91,7 @@ def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
             "every prompt's completions got the same score, so the gradient is zero: it takes prompts that are solved "
             "sometimes; start from a better model, or use easier prompts, more of them, or a larger group_size"
         )
-    return None
+    return gap_warning(metrics, config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

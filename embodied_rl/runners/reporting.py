@@ -14,7 +14,7 @@ from rich.console import Console
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.report import SuccessReport, write_eval_json
 from embodied_rl.evaluation.success import SuccessTable
-from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
 from embodied_rl.workers.env import EnvReport
 from embodied_rl.workers.rollout import RolloutReport
@@ -85,8 +85,21 @@ def train_metrics(
     return metrics
 
 
+def gap_warning(metrics: Mapping[str, float], config: Config) -> str | None:
+    """What to do about a rollout that computes other log-probabilities than the trainer; None if they are near."""
+    gap, limit = metrics.get("actor/logprob_gap"), config.actor.logprob_gap_warning
+    if gap is None or limit is None or not config.actor.recompute_logprobs or gap <= limit:
+        return None
+    return (
+        f"the rollout's log-probabilities differ from the trainer's by more than actor.logprob_gap_warning={limit:g} "
+        "on average: compare the precision of both (actor.fsdp_config.mixed_precision, the model's dtype), or raise "
+        "the bound"
+    )
+
+
 def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
-    """Why a training step cannot have taught the policy anything, and what to do; None if it can."""
+    """What is wrong with a training step, most of all why it cannot have taught the policy anything, and what to do;
+    None if nothing is."""
     if metrics["actor/samples"] == 0:
         rounds = int(metrics["rollout/rounds"]) - 1
         also = f", also those of {rounds} further round{'s' if rounds > 1 else ''}" if rounds else ""
@@ -99,7 +112,7 @@ def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
             "every group's members got the same return, so the gradient is zero: it takes groups in which some "
             "succeed and some fail; start from a better policy, or use easier tasks, longer episodes or more envs"
         )
-    return None
+    return gap_warning(metrics, config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

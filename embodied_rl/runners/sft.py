@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from embodied_rl.evaluation.accuracy import Accuracy
 from embodied_rl.runners.math import MathRunner
 from embodied_rl.runners.reporting import longest
-from embodied_rl.workers.actor import ActorWorker, UpdateReport
+from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
 
 
@@ -26,8 +26,7 @@ class SftRunner(MathRunner):
         tokens: list[int] = self.rollout.call(GenerationWorker.demonstrate, step=step).wait()
         received.wait()
         rollout_s = time.perf_counter() - start
-        self.progress.describe("update")
-        updates: list[UpdateReport] = self.actor.call(ActorWorker.update, step=step).wait()
+        updates = self.update(step)
         metrics = {f"actor/{name}": value for name, value in updates[0].metrics.items()}
         return metrics | {
             "rollout/tokens": float(sum(tokens)),
@@ -38,8 +37,8 @@ class SftRunner(MathRunner):
 
     def evaluate(self, step: int) -> Accuracy:
         """As the base class, with the present weights."""
-        self._sync(step)
+        self.sync(step)
         return super().evaluate(step)
 
-    def warn(self, step: int, metrics: Mapping[str, float]) -> None:
+    def warning(self, metrics: Mapping[str, float]) -> None:
         """Every demonstration teaches something."""

@@ -24,7 +24,9 @@ from typing import Any, Final, NoReturn
 from embodied_rl.channel.base import Channel
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.runtime import process_worker, signals
+from embodied_rl.runtime.cooperative import run_blocking
 from embodied_rl.runtime.worker import (
+    Abandoned,
     GroupSpec,
     ProgressCallback,
     StallError,
@@ -162,10 +164,15 @@ class ProcessBackend:
         self._check()
         self._ticket += 1
         try:
-            process.pipe.send((self._ticket, method, args, kwargs))
+            with signals.deferred():
+                process.pipe.send((self._ticket, method, args, kwargs))
         except OSError:  # it died since it was last heard of: say how
             self._fail()
         return self._ticket
+
+    def abandon(self, channel: Channel, keys: Sequence[Hashable]) -> None:
+        for key in keys:
+            run_blocking(channel.put(Abandoned(), key=key, timeout=_GRACE_S))
 
     def on_progress(self, callback: ProgressCallback) -> None:
         self._callback = callback
@@ -197,16 +204,17 @@ class ProcessBackend:
         pipes = {p.pipe: p for p in self._processes}
         arrived = [item for item in wait([*pipes, *_sentinels(self._processes)], timeout) if item in pipes]
         for pipe in arrived:
-            try:
-                kind, content = pipes[pipe].receive()  # type: ignore[index]
-            except (EOFError, OSError):
-                self._fail()
-            if kind == "result":
-                self._results[content[0]] = content[1]
-            elif kind == "progress" and self._callback is not None:
-                self._callback(*content)
-            elif kind == "failure":
-                self._fail()
+            with signals.deferred():  # half a message read, or a result lost, and nobody could be called any more
+                try:
+                    kind, content = pipes[pipe].receive()  # type: ignore[index]
+                except (EOFError, OSError):
+                    self._fail()
+                if kind == "result":
+                    self._results[content[0]] = content[1]
+                elif kind == "progress" and self._callback is not None:
+                    self._callback(*content)
+                elif kind == "failure":
+                    self._fail()
         if not all(p.running for p in self._processes):
             self._fail()
         return bool(arrived)

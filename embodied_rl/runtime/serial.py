@@ -88,6 +88,10 @@ class SerialBackend:
     def on_progress(self, callback: ProgressCallback) -> None:
         self._callback = callback
 
+    def abandon(self, channel: Channel, keys: Sequence[Hashable]) -> None:
+        del channel, keys  # a suspended worker can answer another call
+        self._scheduler.cancel()
+
     def _report(self, what: str, done: int, total: int) -> None:
         if self._callback is not None:
             self._callback(what, done, total)

@@ -84,6 +84,11 @@ class UserFailure(UserError):
     """A :class:`UserError` that a worker raised: its message is all the user needs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """In a channel instead of a message: whoever waits for one shall give up and return, since the run ends."""
+
+
 class Handle(Protocol):
     """Results to come of a call to all ranks of a group."""
 
@@ -121,6 +126,12 @@ class Backend(Protocol):
 
     def on_progress(self, callback: ProgressCallback) -> None:
         """Where workers' progress reports go."""
+        ...
+
+    def abandon(self, channel: Channel, keys: Sequence[Hashable]) -> None:
+        """Let workers that wait for a message of ``channel`` return, so that they can answer a last call before the
+        shutdown: under each of ``keys`` they get :class:`Abandoned`. What other workers do is of no interest any more.
+        """
         ...
 
     def shutdown(self) -> None:

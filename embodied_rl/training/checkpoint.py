@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,64 @@ _SHOWN = 8
 """Differing tensors that a message lists."""
 
 
-def save_actor(
-    policy: Policy, optimizer: Optimizer, directory: Path, extra: Mapping[str, torch.Tensor] | None = None
-) -> None:
-    """Write this rank's shards (a collective).
+def actor_state(
+    policy: Policy, optimizer: Optimizer | None, extra: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, Any]:
+    """What a checkpoint holds: this rank's shards (a collective).
 
     Args:
+        optimizer: None leaves it out.
         extra: small tensors, equal on all ranks, that go with them.
     """
-    state = {
-        "model": get_model_state_dict(policy),
-        "optimizer": _optimizer_state(policy, optimizer),
-        "extra": dict(extra or {}),
+    state: dict[str, Any] = {"model": get_model_state_dict(policy), "extra": dict(extra or {})}
+    if optimizer is not None:
+        state["optimizer"] = _optimizer_state(policy, optimizer)
+    return state
+
+
+def save_actor(
+    policy: Policy, optimizer: Optimizer | None, directory: Path, extra: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write this rank's shards (a collective); the arguments are those of :func:`actor_state`."""
+    save(actor_state(policy, optimizer, extra), checkpoint_id=str(directory / ACTOR_DIR))
+
+
+def write_error(error: BaseException, directory: Path) -> CheckpointError:
+    """The error to raise where a checkpoint cannot be written."""
+    return CheckpointError(f"{directory}: cannot be written: {_cause(error)}. Is the disk full, or read-only?")
+
+
+def has_adapters(directory: Path) -> bool:
+    """Whether the checkpoint is of a policy with adapters (LoRA)."""
+    return any(".lora_" in name for name in _saved_tensors(directory))
+
+
+def load_weights(policy: Policy, directory: Path) -> None:
+    """Read the weights alone into a whole policy that is not sharded. Every rank does so for itself.
+
+    A value head that the checkpoint lacks stays as it is; one that the policy has no use for is left out.
+
+    Raises:
+        CheckpointError: unreadable, or of another model.
+    """
+    of_value_head = {id(p) for p in policy.value_parameters()}
+    heads = {name for name, p in policy.named_parameters() if id(p) in of_value_head}
+    saved = {
+        name: entry
+        for name, entry in _saved_tensors(directory).items()
+        if not name.startswith("model.value_head.") or name.removeprefix("model.") in heads
     }
-    save(state, checkpoint_id=str(directory / ACTOR_DIR))
+    state = {name: t for name, t in policy.state_dict().items() if name not in heads or f"model.{name}" in saved}
+    _check_model(saved, state, directory)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant
+            load({"model": state}, checkpoint_id=str(directory / ACTOR_DIR), no_dist=True)
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(
+            f"{directory}: cannot be read, or not whole: {_cause(error)}. Use another checkpoint."
+        ) from error
+    policy.load_state_dict(state, strict=False)
 
 
 def load_actor(
@@ -68,6 +113,11 @@ def load_actor(
             del extra[name]
         state["extra"] = extra
     if optimizer is not None:
+        if not any(name.startswith("optimizer.") for name in saved):
+            raise CheckpointError(
+                f"{directory}: holds no optimiser, so no run can go on from it (it was saved with "
+                "runner.save_contents=[model]); start from its weights with runner.init_from, or use another checkpoint"
+            )
         state["optimizer"] = _optimizer_state(policy, optimizer)
     try:
         load(state, checkpoint_id=str(directory / ACTOR_DIR))

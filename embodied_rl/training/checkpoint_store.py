@@ -34,6 +34,19 @@ class RunState:
     policy_version: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What it takes to complete a checkpoint once its contents are written: see :func:`publish`."""
+
+    scratch: Path
+    directory: Path
+    state: RunState
+    max_keep: int | None
+
+    def publish(self) -> None:
+        publish(self.scratch, self.directory, self.state, max_keep=self.max_keep)
+
+
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"global_step_{step}"
 
@@ -67,6 +80,13 @@ def find_initial(config: Config) -> Path | None:
     """
     start = config.runner.init_from
     return None if start is None else resolve(start, Path(start), key="runner.init_from")
+
+
+def initial_weights(config: Config) -> Path | None:
+    """:func:`find_initial`, where the run has a use for it: it resumes nothing, or has a reference policy."""
+    if config.runner.init_from is None:
+        return None
+    return find_initial(config) if config.algorithm.kl_beta > 0 or find_checkpoint(config) is None else None
 
 
 def begin(directory: Path) -> Path:

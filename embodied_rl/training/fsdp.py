@@ -12,10 +12,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy
-from embodied_rl.schema import FSDPConfig
+from embodied_rl.schema import FSDPConfig, MixedPrecisionConfig
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 
@@ -29,21 +30,63 @@ def init_process_group(*, device: str, rank: int, world_size: int, rendezvous: s
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(device)
-    else:
-        # All ranks are on this node; without this gloo looks up the host's name, which need not resolve.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # All ranks are on this node; without this gloo looks up the host's name, which need not resolve.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = HashStore() if world_size == 1 else FileStore(rendezvous, world_size)
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
+        # Offloaded parameters and gradients are on the CPU.
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=_TIMEOUT,
     )
     return init_device_mesh("cuda" if on_gpu else "cpu", (world_size,))
 
 
 def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
-    """Shard the policy in place: each of its blocks on its own, then what is left as the root."""
+    """Shard the policy in place: each of its blocks on its own, then what is left as the root.
+
+    Args:
+        mesh: of all ranks, as :func:`init_process_group` returns it.
+
+    Raises:
+        UserError: there is nothing to offload from.
+    """
+    if config.cpu_offload and mesh.device_type == "cpu":
+        raise UserError(
+            "actor.fsdp_config.cpu_offload=true: this actor has no accelerator, so all is in host memory already; set "
+            "it to false"
+        )
+    blocks = _precision(config.mixed_precision)
+    # Inputs of the policy as a whole are records, such as sampled actions, that the log-probabilities need as they are.
+    root = MixedPrecisionPolicy(
+        param_dtype=None if policy.float32_root else blocks.param_dtype,
+        reduce_dtype=blocks.reduce_dtype,
+        cast_forward_inputs=False,
+    )
+    replicas = _replicated(mesh, config)
+    offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
+    reshard = config.reshard_after_forward and config.sharding_strategy != "no_shard"
     for block in policy.shard_units():
-        fully_shard(block, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
-    fully_shard(policy, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+        fully_shard(block, mesh=replicas, reshard_after_forward=reshard, mp_policy=blocks, offload_policy=offload)
+    fully_shard(policy, mesh=replicas, reshard_after_forward=reshard, mp_policy=root, offload_policy=offload)
+
+
+def _precision(config: MixedPrecisionConfig) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        param_dtype=None if config.param_dtype is None else getattr(torch, config.param_dtype),
+        reduce_dtype=getattr(torch, config.reduce_dtype),
+    )
+
+
+def _replicated(mesh: DeviceMesh, config: FSDPConfig) -> DeviceMesh:
+    """The mesh with a dimension of replicas before that of shards, where there are replicas."""
+    if config.sharding_strategy == "full_shard":
+        return mesh
+    size = 1 if config.sharding_strategy == "no_shard" else config.fsdp_size
+    assert size is not None  # the config's checks ask for it
+    return init_device_mesh(mesh.device_type, (mesh.size() // size, size), mesh_dim_names=("replicate", "shard"))
 
 
 def full_state_dict(policy: Policy) -> dict[str, Tensor]:

@@ -10,12 +10,13 @@ from embodied_rl.schema import OptimConfig
 
 
 def build_optimizer(policy: Policy, config: OptimConfig) -> Optimizer:
-    """AdamW with a learning rate of its own for the value head, and no weight decay on biases and norms."""
+    """AdamW, fused, with a learning rate of its own for the value head, and no weight decay on biases and norms."""
     of_value_head = {id(p) for p in policy.value_parameters()}
+    undecayed = {id(p) for p in policy.undecayed_parameters()}
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     for parameter in policy.parameters():
         if parameter.requires_grad:
-            groups.setdefault((id(parameter) in of_value_head, parameter.ndim >= 2), []).append(parameter)
+            groups.setdefault((id(parameter) in of_value_head, id(parameter) not in undecayed), []).append(parameter)
     value_lr = config.lr if config.value_lr is None else config.value_lr
     return AdamW(
         [
@@ -23,12 +24,13 @@ def build_optimizer(policy: Policy, config: OptimConfig) -> Optimizer:
                 "params": parameters,
                 "lr": value_lr if is_value else config.lr,
                 "initial_lr": value_lr if is_value else config.lr,
-                "weight_decay": config.weight_decay if is_matrix else 0.0,
+                "weight_decay": config.weight_decay if decays else 0.0,
             }
-            for (is_value, is_matrix), parameters in groups.items()
+            for (is_value, decays), parameters in groups.items()
         ],
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_eps,
+        fused=True,
     )
 
 

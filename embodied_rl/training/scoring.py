@@ -15,8 +15,9 @@ from embodied_rl.algorithms.kl import full_kl, kl_estimate
 from embodied_rl.contracts import Trajectory
 from embodied_rl.data.batch import taken_chunks
 from embodied_rl.models.base import Policy
-from embodied_rl.schema import AlgorithmConfig
+from embodied_rl.schema import AlgorithmConfig, MicroBatchSize
 from embodied_rl.training.fsdp import max_over_ranks
+from embodied_rl.training.micro_batch import MicroBatch
 from embodied_rl.training.reference import Reference
 
 
@@ -27,7 +28,7 @@ class Scorer:
     Args:
         reference: needed with ``algorithm.kl_beta``.
         recompute_logprobs: replace the rollout's log-probabilities.
-        batch_size: samples a pass.
+        batch_size: samples a pass; ``auto`` as in the update.
     """
 
     def __init__(
@@ -37,13 +38,14 @@ class Scorer:
         *,
         algorithm: AlgorithmConfig,
         recompute_logprobs: bool,
-        batch_size: int,
+        batch_size: MicroBatchSize,
         device: str,
         report_progress: Callable[[str, int, int], None],
     ) -> None:
         self._policy, self._reference = policy, reference
         self._algorithm, self._recompute = algorithm, recompute_logprobs
-        self._batch_size, self._device = batch_size, device
+        references = [] if reference is None else [reference.policy]
+        self._micro_batch, self._device = MicroBatch(batch_size, policy, *references), device
         self._max, self._report_progress = max_over_ranks(device), report_progress
         decoupled = "prox_logp_method" in POLICY_LOSSES[algorithm.loss_type].sections
         self._proximal = decoupled and algorithm.prox_logp_method != "loglinear"
@@ -69,7 +71,15 @@ class Scorer:
             key: torch.cat([t.replay_inputs[key][f] for t, f in zip(trajectories, flat, strict=True)])
             for key in trajectories[0].replay_inputs
         }
-        found = self._passes(inputs, int(sum(f.sum() for f in flat)), own=own, other=other, values=values)
+        count = int(sum(f.sum() for f in flat))
+
+        def passes(size: int) -> dict[str, Tensor]:
+            return self._passes(inputs, count, size, own=own, other=other, values=values)
+
+        was_training = self._policy.training
+        self._policy.eval()
+        found = self._micro_batch.run(count, passes)
+        self._policy.train(was_training)
         sizes = [int(f.sum()) for f in flat]
         parts = {name: tensor.split(sizes) for name, tensor in found.items()}
         return [
@@ -78,17 +88,15 @@ class Scorer:
         ]
 
     def _passes(
-        self, inputs: dict[str, Tensor], count: int, *, own: bool, other: bool, values: bool
+        self, inputs: dict[str, Tensor], count: int, size: int, *, own: bool, other: bool, values: bool
     ) -> dict[str, Tensor]:
         """[count,...] each: ``logprobs`` and ``values`` under the present weights, ``reference`` log-probabilities, and
         the exact ``divergence``."""
         found: dict[str, list[Tensor]] = {}
-        passes = int(self._max(torch.tensor([-(-count // self._batch_size)]))[0])
+        passes = int(self._max(torch.tensor([-(-count // size)]))[0])
         exact = self._full and self._in_reward
-        was_training = self._policy.training
-        self._policy.eval()
         for number in range(passes):
-            rows = slice(number * self._batch_size, min((number + 1) * self._batch_size, count))
+            rows = slice(number * size, min((number + 1) * size, count))
             # A rank without samples left takes part in the others' collectives with any sample.
             spare = rows.start >= count
             micro = {k: t[:1] if spare else t[rows] for k, t in inputs.items()}
@@ -113,7 +121,6 @@ class Scorer:
             for name, tensor in results.items():
                 found.setdefault(name, []).append((tensor[:0] if spare else tensor).float().cpu())
             self._report_progress("scoring", number + 1, passes)
-        self._policy.train(was_training)
         return {name: torch.cat(parts) for name, parts in found.items()}
 
     def _filled(self, t: Trajectory, flat: Tensor, found: dict[str, Tensor], diagnostics: Diagnostics) -> Trajectory:

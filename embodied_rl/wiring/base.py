@@ -8,11 +8,16 @@ from typing import Generic, Protocol, TypeVar
 
 from rich.console import Console
 
+from embodied_rl.channel.base import Channel
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runners.saving import CheckpointSaver
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
 from embodied_rl.schema import Config
+
+BUCKETS_IN_FLIGHT = 2
+"""Of the weights, to each receiver: one is written while another is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,8 @@ class RunContext:
 class Runner(Protocol):
     """A training loop."""
 
+    saver: CheckpointSaver
+
     def run(self) -> None:
         """Train, or evaluate only."""
         ...
@@ -42,6 +49,9 @@ C = TypeVar("C", bound=Config)
 
 class Wiring(Generic[C]):
     """One task: its worker groups, the channels between them, and its loop."""
+
+    trajectories: Channel
+    """From :meth:`connect` on: what the actor's ranks wait for, keyed by rank."""
 
     def connect(self, config: C, backend: Backend) -> tuple[WorkerGroup, ...]:
         """Start the groups, joined by channels, each set up and ready. The actor is the last."""

@@ -21,8 +21,9 @@ from embodied_rl.runners.embodied import EmbodiedRunner
 from embodied_rl.runners.reporting import EvalReporter
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, chunks_per_rollout, groups_per_step
+from embodied_rl.training.checkpoint_store import initial_weights
 from embodied_rl.validation import COMPONENTS, placement_of
-from embodied_rl.wiring.base import RunContext, Wiring, group
+from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT, RunContext, Wiring, group
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from embodied_rl.workers.lanes import Lanes
@@ -42,7 +43,8 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
         requests = backend.channel("requests", lanes.all(), LANE_CAPACITY)
         answers = backend.channel("answers", lanes.all(), LANE_CAPACITY)
         trajectories = backend.channel("trajectories", range(world["actor"]), len(lanes.all()))
-        weights = backend.channel("weights", range(world["rollout"]), 1)
+        self.trajectories = trajectories
+        weights = backend.channel("weights", range(world["rollout"]), BUCKETS_IN_FLIGHT)
         needs_values = ADVANTAGES[config.algorithm.adv_type].needs_values
         env, rollout, actor = backend.launch(
             [
@@ -87,6 +89,7 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
                     groups=groups_per_step(config),
                     longest_sequence=chunks_per_rollout(config),
                     total_steps=config.runner.max_steps,
+                    initial=initial_weights(config),
                     rollout_workers=world["rollout"],
                     trajectories=trajectories,
                     weights=weights,
@@ -134,6 +137,7 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
             actor=actor,
             logger=context.logger,
             progress=context.progress,
+            console=context.console,
             reporter=EvalReporter(
                 config=config,
                 run_dir=context.run_dir,

@@ -17,8 +17,9 @@ from embodied_rl.runners.math_reporting import MathReporter
 from embodied_rl.runners.sft import SftRunner
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import MathConfig
+from embodied_rl.training.checkpoint_store import initial_weights
 from embodied_rl.validation import placement_of
-from embodied_rl.wiring.base import RunContext, Wiring, group
+from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT, RunContext, Wiring, group
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
 
@@ -32,7 +33,8 @@ class MathWiring(Wiring[MathConfig]):
         placement = placement_of(config)
         generators, actors = placement.world_size("rollout"), placement.world_size("actor")
         trajectories = backend.channel("trajectories", range(actors), generators)
-        weights = backend.channel("weights", range(generators), 1)
+        self.trajectories = trajectories
+        weights = backend.channel("weights", range(generators), BUCKETS_IN_FLIGHT)
         rollout, actor = backend.launch(
             [
                 group(
@@ -63,6 +65,7 @@ class MathWiring(Wiring[MathConfig]):
                     groups=config.data.rollout_batch_size,
                     longest_sequence=1,
                     total_steps=config.runner.max_steps,
+                    initial=initial_weights(config),
                     rollout_workers=generators,
                     trajectories=trajectories,
                     weights=weights,
@@ -102,6 +105,7 @@ class MathWiring(Wiring[MathConfig]):
             actor=actor,
             logger=context.logger,
             progress=context.progress,
+            console=context.console,
             reporter=MathReporter(
                 config=config, run_dir=context.run_dir, console=context.console, checkpoint=context.checkpoint
             ),

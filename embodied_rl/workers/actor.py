@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.algorithms.diagnostics import Diagnostics
 from embodied_rl.algorithms.kl import KLController
 from embodied_rl.algorithms.normalization import explained_variance, masked_moments, mean_and_variance
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import TrainBatch, Trajectory, WeightUpdate
+from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.data.batch import build_train_batch, kept_members
-from embodied_rl.errors import UserError
+from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import Policy, PolicySpec
-from embodied_rl.models.registry import build_policy
+from embodied_rl.models.registry import policy_of
 from embodied_rl.monitoring.timers import PhaseTimer
-from embodied_rl.runtime.worker import Worker, WorkerContext
+from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
 from embodied_rl.schema import ActorConfig, AlgorithmConfig, ModelConfig
 from embodied_rl.training import checkpoint
+from embodied_rl.training.async_save import AsyncWriter
+from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
+from embodied_rl.training.checkpoint_store import Publication
 from embodied_rl.training.fsdp import (
-    full_state_dict,
     gather_ids,
     init_process_group,
     max_over_ranks,
@@ -31,10 +37,11 @@ from embodied_rl.training.fsdp import (
     sum_over_ranks,
 )
 from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
-from embodied_rl.training.reference import Reference
+from embodied_rl.training.reference import BaseReference, CopiedReference, Reference
 from embodied_rl.training.schedule import learning_rate_factor
 from embodied_rl.training.scoring import Scorer
 from embodied_rl.training.update import Updater
+from embodied_rl.training.weight_sync import WeightSender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,7 @@ class ActorWorker(Worker):
         groups: how many a training step is made for, over all ranks.
         longest_sequence: chunks that a sequence can have.
         total_steps: training steps of the run.
+        initial: a checkpoint whose weights the run starts from instead of fresh ones.
         rollout_workers: how many get each version of the weights.
         trajectories: keyed by actor rank.
         weights: keyed by rollout rank.
@@ -71,6 +79,7 @@ class ActorWorker(Worker):
         groups: int,
         longest_sequence: int,
         total_steps: int,
+        initial: Path | None,
         rollout_workers: int,
         trajectories: Channel,
         weights: Channel,
@@ -78,10 +87,13 @@ class ActorWorker(Worker):
         super().__init__(context)
         self._model_config, self._algorithm, self._config = model, algorithm, actor
         self._expected, self._groups, self._rollout_workers = expected, groups, rollout_workers
-        self._longest_sequence, self._total_steps = longest_sequence, total_steps
+        self._longest_sequence, self._total_steps, self._initial = longest_sequence, total_steps, initial
         self._trajectories, self._weights = trajectories, weights
         self._timer = PhaseTimer()
         self._received: list[Trajectory] = []
+        self._writer = AsyncWriter()
+        self._written: Path | None = None
+        """Where the newest checkpoint's contents are, or will be as soon as the writer is done."""
 
     def setup(self, spec: PolicySpec) -> int:
         """Build, shard and equip the policy; returns its number of parameters."""
@@ -89,10 +101,12 @@ class ActorWorker(Worker):
         mesh = init_process_group(
             device=context.device, rank=context.rank, world_size=context.world_size, rendezvous=context.rendezvous
         )
-        torch.manual_seed(self._config.seed)  # every rank makes the same weights and then keeps its shards
-        self._policy: Policy = build_policy(self._model_config.model_type, spec, self._model_config.params)
-        self._policy.to(context.device)
+        self._policy = self._initial_policy(spec)
         parameters = sum(p.numel() for p in self._policy.parameters())
+        if self._config.torch_compile:
+            compile_blocks(self._policy)
+        if self._config.gradient_checkpointing:
+            checkpoint_blocks(self._policy)
         shard(self._policy, mesh, self._config.fsdp_config)
         self._optimizer = build_optimizer(self._policy, self._config.optim)
         algorithm = self._algorithm
@@ -122,31 +136,64 @@ class ActorWorker(Worker):
             reference=reference,
             longest_sequence=self._longest_sequence,
         )
+        sync_dtype = self._config.sync_dtype
+        self._sender = WeightSender(
+            self._policy,
+            self._weights,
+            range(self._rollout_workers) if context.rank == 0 else (),
+            bucket_bytes=self._config.sync_bucket_mb * 2**20,
+            dtype=None if sync_dtype is None else getattr(torch, sync_dtype),
+            verify=self._config.verify_weight_sync,
+        )
         return parameters
 
+    def _initial_policy(self, spec: PolicySpec) -> Policy:
+        """The policy that training starts from: every rank makes the same whole one, to keep its shards of it."""
+        torch.manual_seed(self._config.seed)
+        initial = self._initial
+        with_adapters = initial is not None and checkpoint.has_adapters(initial)
+
+        def load(policy: Policy) -> None:
+            if initial is not None:
+                checkpoint.load_weights(policy, initial)
+
+        policy = policy_of(self._model_config, spec, None if with_adapters else load)
+        if with_adapters:
+            load(policy)
+        return policy.to(self.context.device)
+
     def _build_reference(self, spec: PolicySpec, mesh: DeviceMesh) -> Reference:
-        """The policy that training starts from, a second time."""
+        """The policy that training starts from: the base under the adapters, or a copy."""
         if self._algorithm.kl_penalty_type == "full" and self._policy.distribution_type is None:
             raise UserError(
                 f"algorithm.kl_penalty_type=full: model_type={self._model_config.model_type} has no distribution "
                 "with a closed-form divergence; use k3"
             )
-        torch.manual_seed(self._config.seed)
-        policy = build_policy(self._model_config.model_type, spec, self._model_config.params).to(self.context.device)
+        if self._shares_its_base():
+            return BaseReference(self._policy)
+        policy = self._initial_policy(spec)
+        if self._config.torch_compile:
+            compile_blocks(policy)
         shard(policy, mesh, self._config.fsdp_config)
-        return Reference(policy)
+        return CopiedReference(policy)
+
+    def _shares_its_base(self) -> bool:
+        """Whether the policy without its adapters stays what training starts from."""
+        lora = self._model_config.lora
+        starts_with_adapters = self._initial is not None and checkpoint.has_adapters(self._initial)
+        untouched = lora.init_lora_weights == "default" and not lora.modules_to_save
+        return lora.rank > 0 and untouched and not starts_with_adapters
 
     def close(self) -> None:
+        with contextlib.suppress(Exception, CheckpointException):  # a run that ends well has asked before
+            self._writer.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
 
     async def publish_weights(self, version: int) -> float:
-        """Gather the weights and give every rollout worker a copy; returns the seconds it took."""
+        """Give every rollout worker this version of the weights; returns the seconds it took."""
         with self._timer.phase("sync"):
-            state = full_state_dict(self._policy)
-            if self.context.rank == 0:
-                for rank in range(self._rollout_workers):
-                    await self._weights.put(WeightUpdate(version=version, state=state), key=rank)
+            await self._sender.send(version)
         return self._timer.drain()["sync"]
 
     async def receive(self, *, more: bool = False) -> int:
@@ -161,7 +208,10 @@ class ActorWorker(Worker):
         if not more:
             self._received = []
         for _ in range(self._expected):
-            part: Trajectory | None = await self._trajectories.get(key=self.context.rank)
+            part: Trajectory | Abandoned | None = await self._trajectories.get(key=self.context.rank)
+            if isinstance(part, Abandoned):
+                self._received = []
+                return 0
             if part is not None:
                 self._received.append(part)
         return len(self._kept_groups())
@@ -189,6 +239,9 @@ class ActorWorker(Worker):
             metrics["groups"] = float(min(len(kept), self._groups))
         factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._total_steps)
         set_learning_rates(self._optimizer, factor)
+        # What is drawn in a pass (dropout in adapters) depends on the place in the run alone, as all randomness does.
+        place = np.random.SeedSequence([self._config.seed, step, self.context.rank])
+        torch.manual_seed(int(place.generate_state(1)[0]))
         self._policy.train()
         with self._timer.phase("update"):
             metrics |= self._updater.run(batch, step=step, kl_beta=beta if algorithm.kl_in == "loss" else 0.0)
@@ -198,14 +251,41 @@ class ActorWorker(Worker):
             self._kl.update(metrics.get("reference_kl", 0.0), sequences=int(totals["score"][1]))
         return UpdateReport(metrics=metrics, seconds=self._timer.drain())
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, *, contents: Sequence[str] = ("model", "optimizer")) -> None:
         """Write this rank's shards into ``directory``."""
-        checkpoint.save_actor(self._policy, self._optimizer, directory, self._extra_state())
+        optimizer = self._optimizer if "optimizer" in contents else None
+        try:
+            checkpoint.save_actor(self._policy, optimizer, directory, self._extra_state())
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
+            raise checkpoint.write_error(error, directory) from error
+        self._written = directory
+
+    def begin_save(self, publication: Publication, *, contents: Sequence[str]) -> None:
+        """Copy this rank's shards and start to write them; the checkpoint gets its name when all ranks are done."""
+        optimizer = self._optimizer if "optimizer" in contents else None
+        state = checkpoint.actor_state(self._policy, optimizer, self._extra_state())
+        completed = publication.publish if self.context.rank == 0 else lambda: None
+        self._writer.begin(state, publication.scratch / checkpoint.ACTOR_DIR, completed)
+        self._written = publication.scratch
+
+    def finish_save(self, directory: Path) -> None:
+        """Return when what :meth:`save` or :meth:`begin_save` writes into ``directory`` is there.
+
+        Raises:
+            CheckpointError: it could not be written, or that was interrupted.
+        """
+        try:
+            self._writer.wait()
+        except (Exception, CheckpointException) as error:
+            raise checkpoint.write_error(error, directory) from error
+        if self._written != directory:
+            raise CheckpointError(f"{directory}: writing was interrupted")
 
     def load(self, directory: Path, *, weights_only: bool) -> None:
         """Read what :meth:`save` wrote, with any number of ranks."""
         extra = self._extra_state()
         checkpoint.load_actor(self._policy, None if weights_only else self._optimizer, directory, extra)
+        self._sender.restart()
         if not weights_only and "kl_beta" in extra:
             self._kl.beta = float(extra["kl_beta"])
 

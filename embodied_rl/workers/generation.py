@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import Trajectory, WeightUpdate
+from embodied_rl.contracts import Trajectory
 from embodied_rl.data.completions import completion_trajectory
+from embodied_rl.data.encoding import PromptEncoder
 from embodied_rl.data.prompts import Problem, build_dataset
-from embodied_rl.data.rewards import build_reward
+from embodied_rl.data.rewards import build_reward, overlong_penalty
 from embodied_rl.data.trajectory import split_by_rank
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.accuracy import CompletionRecord
@@ -20,6 +21,7 @@ from embodied_rl.models.base import PolicySpec
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import DataConfig, GenerationConfig, ModelConfig, RewardConfig, SamplingConfig
+from embodied_rl.training.weight_sync import WeightReceiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,10 @@ class _Prompt:
 
     number: int
     """Over all workers."""
-    problem: Problem
+    text: str
+    """As the model reads it."""
     token_ids: tuple[int, ...]
+    problem: Problem
 
 
 class GenerationWorker(Worker):
@@ -75,9 +79,8 @@ class GenerationWorker(Worker):
         super().__init__(context)
         self._model, self._rollout, self._data, self._reward_config = model, rollout, data, reward
         self._sampling, self._group_size, self._seed = sampling, group_size, seed
-        self._actor_ranks, self._trajectories, self._weights = actor_ranks, trajectories, weights
+        self._actor_ranks, self._trajectories, self._channel = actor_ranks, trajectories, weights
         self._timer = PhaseTimer()
-        self._version = -1
 
     def setup(self, spec: PolicySpec) -> None:
         """Build engine, data set and reward; the weights come with the first :meth:`load_weights`.
@@ -86,23 +89,25 @@ class GenerationWorker(Worker):
             UserError: one of them does not exist or does not take its options, or they do not fit each other.
         """
         self._dataset = build_dataset(self._data.dataset, self._data.params)
-        self._held_out = self._dataset.held_out(self._data.eval_size)
         self._reward = build_reward(self._reward_config.function, self._reward_config.params)
         make = backend_class(self._rollout.backend)
         self._backend: GenerationBackend = make(self._model, spec, self._rollout, self.context.device)
+        self._weights = WeightReceiver(self._backend.weights(), self._channel, self.context.rank)
         longest, limit = self._data.max_prompt_length + self._rollout.max_new_tokens, self._backend.max_length
         if limit is not None and longest > limit:
             raise UserError(
                 f"data.max_prompt_length={self._data.max_prompt_length} and rollout.max_new_tokens="
                 f"{self._rollout.max_new_tokens}: together more than the {limit} tokens that the model takes"
             )
+        self._encoder = PromptEncoder(self._backend.tokenizer, self._data.max_prompt_length)
+        note = self._dataset.prepare(self._encoder)
+        if note and self.context.rank == 0:  # all ranks have the same data
+            print(note, flush=True)
+        self._held_out = self._dataset.held_out(self._data.eval_size)
 
     async def load_weights(self) -> int:
         """Take the next version of the weights from the actor; returns it."""
-        update: WeightUpdate = await self._weights.get(key=self.context.rank)
-        self._backend.load_weights(update.state)
-        self._version = update.version
-        return update.version
+        return await self._weights.receive()
 
     async def generate(self, *, step: int, number: int = 0) -> GenerationReport:
         """Complete and score a training step's prompts, and give each actor rank its share: whole groups.
@@ -112,9 +117,8 @@ class GenerationWorker(Worker):
         """
         count, size = self._data.rollout_batch_size, self._group_size
         with self._timer.phase("prompts"):
-            first = number * count
-            problems = self._dataset.draw(seed=self._data.seed, step=step, count=first + count)[first:]
-            prompts = self._own(problems, first)
+            problems = self._dataset.draw(seed=self._data.seed, step=step, count=count, number=number)
+            prompts = self._own(problems, number * count)
         completions = self._complete(
             prompts,
             Sampling(
@@ -130,7 +134,8 @@ class GenerationWorker(Worker):
         )
         report = self._report(prompts, completions)
         flat = [completion for group in completions for completion in group]
-        trajectory = self._trajectory(prompts, size, flat, [record.score for record in report.records])
+        scores = [self._training_score(record) for record in report.records]
+        trajectory = self._trajectory(prompts, size, flat, scores)
         for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
             await self._trajectories.put(part, key=rank)
         return report
@@ -143,7 +148,7 @@ class GenerationWorker(Worker):
         """
         problems = self._dataset.draw(seed=self._data.seed, step=step, count=self._data.rollout_batch_size)
         prompts = self._own(problems, 0)
-        completions = [self._demonstration(prompt.problem) for prompt in prompts]
+        completions = [self._demonstration(prompt) for prompt in prompts]
         trajectory = self._trajectory(prompts, 1, completions, [0.0] * len(prompts))
         for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
             await self._trajectories.put(part, key=rank)
@@ -173,19 +178,21 @@ class GenerationWorker(Worker):
             max_prompt_length=self._data.max_prompt_length,
             max_new_tokens=self._rollout.max_new_tokens,
             pad_token_id=self._backend.pad_token_id,
-            policy_version=self._version,
+            policy_version=self._weights.version,
         )
 
-    def _demonstration(self, problem: Problem) -> Completion:
+    def _demonstration(self, prompt: _Prompt) -> Completion:
         """As the policy would have to give it, its end included."""
-        tokenizer, limit = self._backend.tokenizer, self._rollout.max_new_tokens
-        if problem.demonstration is None:
-            raise UserError(f"the prompt {problem.prompt[:80]!r} has no demonstration, and task=sft imitates one")
-        ids = tokenizer(problem.demonstration, add_special_tokens=False).input_ids
-        ids = [*ids, min(self._backend.stop_token_ids)]
+        tokenizer, limit, text = self._backend.tokenizer, self._rollout.max_new_tokens, prompt.problem.demonstration
+        if text is None:
+            raise UserError(f"the prompt {prompt.text[:80]!r} has no demonstration, and task=sft imitates one")
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        # Of several, the tokenizer's own ends a turn of its chat template.
+        end = tokenizer.eos_token_id
+        ids = [*ids, end if isinstance(end, int) else min(self._backend.stop_token_ids)]
         if len(ids) > limit:
             raise UserError(
-                f"the demonstration of {problem.prompt[:80]!r} has {len(ids)} tokens with its end, expected at most "
+                f"the demonstration of {prompt.text[:80]!r} has {len(ids)} tokens with its end, expected at most "
                 f"rollout.max_new_tokens={limit}; raise that"
             )
         return Completion(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), finish_reason="stop")
@@ -194,30 +201,20 @@ class GenerationWorker(Worker):
         """This worker's share, as tokens; the first of ``problems`` has the number ``first``."""
         rank, world = self.context.rank, self.context.world_size
         return [
-            _Prompt(number=first + place, problem=problem, token_ids=self._tokens(problem.prompt))
+            _Prompt(
+                number=first + place,
+                text=self._encoder.text(problem.prompt),
+                token_ids=self._encoder.tokens(problem),
+                problem=problem,
+            )
             for place, problem in enumerate(problems)
             if place % world == rank
         ]
 
-    def _tokens(self, text: str) -> tuple[int, ...]:
-        tokenizer = self._backend.tokenizer
-        ids = tokenizer(text).input_ids
-        limit = self._data.max_prompt_length
-        if not 1 <= len(ids) <= limit:
-            raise UserError(
-                f"the prompt {text[:80]!r} has {len(ids)} tokens, expected 1 to data.max_prompt_length={limit}; raise "
-                "that, or leave such prompts out of the data"
-            )
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-            raise UserError(
-                f"the prompt {text[:80]!r} has characters that the model's tokenizer does not know; use another model, "
-                "or with model=tiny_lm set model.params.architecture.characters"
-            )
-        return tuple(ids)
-
     def _complete(
         self, prompts: Sequence[_Prompt], sampling: Sampling, *, held_out: bool, step: int
     ) -> list[list[Completion]]:
+        self._weights.require_complete()
         with self._timer.phase("generate"):
             return self._backend.generate(
                 [prompt.token_ids for prompt in prompts],
@@ -226,6 +223,18 @@ class GenerationWorker(Worker):
                 lambda done, of: self.context.report_progress("generation", done, of),
             )
 
+    def _training_score(self, record: CompletionRecord) -> float | None:
+        """The score that training sees; None leaves the completion out."""
+        cfg = self._reward_config
+        if record.score is None or (cfg.mask_truncated and record.finish_reason == "length"):
+            return None
+        return record.score + overlong_penalty(
+            record.length,
+            max_length=self._rollout.max_new_tokens,
+            buffer_length=cfg.overlong_buffer_length,
+            factor=cfg.overlong_penalty_factor,
+        )
+
     def _report(self, prompts: Sequence[_Prompt], completions: Sequence[Sequence[Completion]]) -> GenerationReport:
         """Texts and scores; completion k of prompt i has the number i * n + k."""
         records = []
@@ -233,14 +242,14 @@ class GenerationWorker(Worker):
             for prompt, group in zip(prompts, completions, strict=True):
                 for place, completion in enumerate(group):
                     text = self._backend.text(completion)
-                    problem = prompt.problem
-                    score = self._reward(prompt=problem.prompt, completion=text, answer=problem.answer)
+                    answer = prompt.problem.answer
+                    score = self._reward(prompt=prompt.text, completion=text, answer=answer)
                     records.append(
                         CompletionRecord(
                             number=prompt.number * len(group) + place,
-                            prompt=problem.prompt,
+                            prompt=prompt.text,
                             completion=text,
-                            answer=problem.answer,
+                            answer=answer,
                             score=score,
                             length=len(completion.token_ids),
                             finish_reason=completion.finish_reason,

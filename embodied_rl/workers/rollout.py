@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import ActionChunk, EnvObs, PolicyRequest, RolloutEnd, WeightUpdate
+from embodied_rl.contracts import ActionChunk, EnvObs, PolicyRequest, RolloutEnd
 from embodied_rl.models.base import Policy, PolicySpec
-from embodied_rl.models.registry import build_policy
+from embodied_rl.models.registry import policy_of
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import ModelConfig, SamplingConfig
+from embodied_rl.training.weight_sync import WeightReceiver
 from embodied_rl.workers.lanes import Lane, Lanes
 
 Mode = Literal["train", "eval"]
@@ -62,23 +63,20 @@ class RolloutWorker(Worker):
         super().__init__(context)
         self._model_config, self._sampling, self._seed = model, sampling, seed
         self._stages = lanes.served_by(context.rank, context.world_size)
-        self._requests, self._answers, self._weights = requests, answers, weights
+        self._requests, self._answers, self._channel = requests, answers, weights
         self._timer = PhaseTimer()
         self._policy: Policy | None = None
-        self._version = -1
         self._inferences = 0
 
     def setup(self, spec: PolicySpec) -> None:
         """Build the policy; its weights come with the first :meth:`load_weights`."""
-        self._policy = build_policy(self._model_config.model_type, spec, self._model_config.params)
+        self._policy = policy_of(self._model_config, spec)
         self._policy.to(self.context.device).eval().requires_grad_(False)
+        self._weights = WeightReceiver(self._policy.state_dict(), self._channel, self.context.rank)
 
     async def load_weights(self) -> int:
         """Take the next version of the weights from the actor; returns it."""
-        update: WeightUpdate = await self._weights.get(key=self.context.rank)
-        self.policy.load_state_dict(dict(update.state))
-        self._version = update.version
-        return update.version
+        return await self._weights.receive()
 
     async def serve(self, *, mode: Mode, step: int, first_epoch: int = 0) -> RolloutReport:
         """Answer until every lane has said that no rollout follows.
@@ -130,8 +128,9 @@ class RolloutWorker(Worker):
         acting = {lane: r.obs for lane, r in requests.items() if not r.values_only}
         valuing = {lane: r.obs for lane, r in requests.items() if r.values_only}
         finals = {lane: r.final_obs for lane, r in requests.items() if r.final_obs is not None}
+        version = self._weights.version
         answers: dict[Lane, dict[str, Any]] = {
-            lane: {"env_ids": r.obs.env_ids, "policy_version": self._version} for lane, r in requests.items()
+            lane: {"env_ids": r.obs.env_ids, "policy_version": version} for lane, r in requests.items()
         }
         if acting:
             generator = torch.Generator(self.context.device).manual_seed(seed)

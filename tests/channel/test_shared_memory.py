@@ -308,3 +308,18 @@ def test_an_item_that_cannot_be_sent_takes_no_room() -> None:
         put(messages, lambda: None)
     put(messages, "fine")
     assert get(messages) == "fine"
+
+
+def test_reading_in_place_frees_the_slot_afterwards() -> None:
+    messages = channel(capacity=1)
+    for number in range(3):  # with one slot, the next put needs the last one's
+        put(messages, {"large": torch.full((100_000,), float(number)), "small": torch.tensor([number])})
+        read = messages.read(lambda m: (m["large"].sum().item(), m["small"].item(), m["large"]), timeout=PATIENCE)
+        total, small, borrowed = run_blocking(read)
+        assert (total, small) == (number * 100_000.0, number)
+    put(messages, {"large": torch.full((100_000,), 9.0), "small": torch.tensor([9])})
+    assert borrowed[-1] == 9.0, "it was the slot itself, not a copy"
+    with pytest.raises(ZeroDivisionError):
+        run_blocking(messages.read(lambda _: 1 / 0, timeout=PATIENCE))
+    put(messages, 1)  # the slot is free again
+    assert get(messages) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from embodied_rl.errors import UserError
 from embodied_rl.generation.base import Completion, Sampling
 from embodied_rl.generation.hf import HfBackend
 from embodied_rl.generation.registry import backend_class
-from embodied_rl.schema import GenerationConfig, ModelConfig
+from embodied_rl.schema import GenerationConfig
+from tests.configs import small_math
 from tests.models.language import SMALL, language_policy, language_spec, replay_inputs
 
 NEW_TOKENS = 16
@@ -29,9 +31,10 @@ def backend(max_batch_size: int = 512) -> HfBackend:
         top_k=None,
         max_batch_size=max_batch_size,
     )
-    model = ModelConfig(model_type="causal_lm", params={"architecture": SMALL})
+    model = replace(small_math().model, params={"architecture": SMALL})
     engine = HfBackend(model, language_spec(NEW_TOKENS), config, "cpu")
-    engine.load_weights(language_policy(language_spec(NEW_TOKENS)).state_dict())
+    for name, tensor in language_policy(language_spec(NEW_TOKENS)).state_dict().items():
+        engine.weights()[name].copy_(tensor)
     return engine
 
 

@@ -31,7 +31,7 @@ def test_readme_names_make_targets_that_exist() -> None:
     assert {"run", "test"} <= named <= targets
 
 
-@pytest.mark.parametrize("group", ["env", "model", "algorithm", "cluster", "logger", "experiment"])
+@pytest.mark.parametrize("group", ["env", "data", "model", "algorithm", "cluster", "logger", "experiment"])
 def test_readme_lists_every_choice_of_a_group(group: str) -> None:
     row = re.search(rf"^\| `{group}` \|(.*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     assert row

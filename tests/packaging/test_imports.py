@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds each to import; a mistyped key must be answered before them.
-HEAVY = ("torch", "mujoco", "robosuite", "libero", "tensorboard", "wandb")
+HEAVY = ("torch", "transformers", "mujoco", "robosuite", "libero", "tensorboard", "wandb")
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

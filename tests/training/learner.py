@@ -17,11 +17,14 @@ from embodied_rl.algorithms.diagnostics import Diagnostics
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.data.batch import build_train_batch
 from embodied_rl.data.trajectory import split_by_rank
+from embodied_rl.models.base import Policy
+from embodied_rl.models.lora import add_adapters
 from embodied_rl.schema import Config
+from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
 from embodied_rl.training.checkpoint import load_actor, save_actor
 from embodied_rl.training.fsdp import full_state_dict, shard, sum_over_ranks
 from embodied_rl.training.optimizer import build_optimizer
-from embodied_rl.training.reference import Reference
+from embodied_rl.training.reference import CopiedReference
 from embodied_rl.training.scoring import Scorer
 from embodied_rl.training.update import Updater
 from tests.configs import config_of
@@ -63,19 +66,27 @@ class Learner:
     mesh: DeviceMesh
     config: Config
     make_optimizer: Callable[..., Optimizer] = build_optimizer
+    make_policy: Callable[[int], Policy] = small_policy
     progress: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.world_size, self.rank = self.mesh.size(), self.mesh.get_rank()
-        self.policy = small_policy(values_per_chunk(self.config))
+        self.policy = self.make_policy(values_per_chunk(self.config))
+        if self.config.model.lora.rank:
+            torch.manual_seed(0)
+            add_adapters(self.policy, self.config.model.lora)
+        if self.config.actor.torch_compile:
+            compile_blocks(self.policy)
+        if self.config.actor.gradient_checkpointing:
+            checkpoint_blocks(self.policy)
         shard(self.policy, self.mesh, self.config.actor.fsdp_config)
         self.optimizer = self.make_optimizer(self.policy, self.config.actor.optim)
-        self.reference = None
+        self.reference: CopiedReference | None = None
         if self.config.algorithm.kl_beta > 0:
             # Not the policy that is trained: then there is a divergence from the start.
             other = small_policy(values_per_chunk(self.config), seed=2)
             shard(other, self.mesh, self.config.actor.fsdp_config)
-            self.reference = Reference(other)
+            self.reference = CopiedReference(other)
         self.scorer = Scorer(
             self.policy,
             self.reference,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
@@ -9,6 +10,7 @@ from embodied_rl.models.base import Policy
 from embodied_rl.training.optimizer import build_optimizer
 from tests.data.rollouts import small_policy
 from tests.training.learner import same, trained, training_config
+from tests.training.samples import model
 
 
 def options_of(optimizer: Optimizer, policy: Policy) -> dict[str, tuple[float, float]]:
@@ -24,9 +26,43 @@ def test_every_parameter_has_its_learning_rate_and_decay() -> None:
     ).actor.optim
     options = options_of(build_optimizer(policy, config), policy)
     assert options.keys() == {name for name, _ in policy.named_parameters()}
-    for name, parameter in policy.named_parameters():
+    for name in options:
         lr = 0.25 if name.startswith("value_head.") else 0.5
-        assert options[name] == (lr, 0.125 if parameter.ndim >= 2 else 0.0), name
+        assert options[name] == (lr, 0.125 if name.endswith(".weight") else 0.0), name
+
+
+class Normed(nn.LayerNorm):
+    """A norm whose weight has two dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__([2, 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "decayed"),
+    [
+        ("mlp", ["policy.0.weight", "policy.2.weight", "policy.4.weight"]),
+        ("causal_lm", ["model.model.layers.0.self_attn.q_proj.weight", "model.model.embed_tokens.weight"]),
+        ("tiny_vla", ["blocks.0.query.weight", "cameras.agentview.convolutions.0.weight", "words.weight"]),
+    ],
+)
+def test_norms_and_biases_are_not_decayed(name: str, decayed: list[str]) -> None:
+    policy = model(name)
+    policy.extra = Normed()
+    undecayed = {id(p) for p in policy.undecayed_parameters()}
+    for key, parameter in policy.named_parameters():
+        if "norm" in key or key.startswith("extra") or key.endswith("bias") or key == "log_std":
+            assert id(parameter) in undecayed, key
+        elif parameter.ndim >= 2:
+            assert id(parameter) not in undecayed, key
+    parameters = dict(policy.named_parameters())
+    assert not undecayed & {id(parameters[key]) for key in decayed}
+
+
+def test_adamw_is_fused() -> None:
+    assert all(
+        group["fused"] for group in build_optimizer(model("mlp"), training_config("ppo").actor.optim).param_groups
+    )
 
 
 def test_the_value_head_follows_the_policy_unless_told_otherwise() -> None:
@@ -73,6 +109,6 @@ def test_decay_shrinks_matrices_alone(mesh: DeviceMesh) -> None:
     )
     got, start = trained(mesh, config, 1)["weights"], small_policy().state_dict()
     for name, tensor in start.items():
-        expected = 0.9 * tensor if tensor.ndim >= 2 else tensor
+        expected = 0.9 * tensor if name.endswith(".weight") else tensor
         assert got[name].flatten().tolist() == pytest.approx(expected.flatten().tolist(), rel=1e-6), name
     assert not same(got, start)

@@ -44,6 +44,7 @@ RECIPES = [
     ("reinforce_pp", "algorithm.adv_type=raw", "algorithm.reward_norm.std_level=batch"),
     ("gspo", *WIDE, "algorithm.kl_beta=0.1", "algorithm.kl_penalty_type=full"),
     ("aipo", "algorithm.positive_nll_coef=0.3"),
+    ("ppo", "model.lora.rank=2", "actor.optim.lr=0.03"),
     ("decoupled_ppo", "algorithm.behav_imp_weight_cap=1.1", "algorithm.prox_logp_method=metrics"),
     ("m2po", "algorithm.m2_threshold=0.005", "algorithm.loss_agg_func=seq-mean-token-mean"),
 ]
@@ -86,8 +87,8 @@ def plain_training(config: Config, batch: TrainBatch) -> dict[str, Tensor]:
     """Two AdamW steps over the whole batch, written without any of the platform's training code."""
     a, o = config.algorithm, config.actor.optim
     policy = small_policy(values_per_chunk(config))
-    matrices = [p for p in policy.parameters() if p.ndim >= 2]
-    others = [p for p in policy.parameters() if p.ndim < 2]
+    matrices = [p for name, p in policy.named_parameters() if name.endswith("weight")]
+    others = [p for name, p in policy.named_parameters() if not name.endswith("weight")]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=o.lr,
@@ -234,6 +235,49 @@ def _moments(learner: Learner) -> dict[str, Tensor]:
         for i, state in states
         for name, value in state.items()
     }
+
+
+def poisoned(mesh: DeviceMesh, config: Config, group: int) -> dict[str, Any]:
+    """A training step on rollouts in which a group's rewards are NaN, and one without them."""
+    [trajectory] = scored(config, [0, 1, 0, 1])
+    rewards = trajectory.rewards.clone()
+    rewards[0, 2 * group : 2 * group + 2, 0] = torch.nan
+    learner = Learner(mesh, config)
+    good, bad = (learner.batch([t]) for t in (trajectory, replace(trajectory, rewards=rewards)))
+    learner.update(good, step=0)
+    before, moments = learner.weights(), _moments(learner)
+    metrics = learner.update(bad, step=1)
+    return {
+        "skipped": same(learner.weights(), before) and same(_moments(learner), moments),
+        "metrics": metrics,
+        "after": learner.update(good, step=2),
+        "moved": not same(learner.weights(), before),
+    }
+
+
+SKIP = "actor.optim.skip_nonfinite=true", "algorithm.n_minibatches=1", "algorithm.update_epoch=2"
+
+
+def test_steps_that_are_not_finite_can_be_skipped(mesh: DeviceMesh) -> None:
+    result = poisoned(mesh, training_config("grpo", *SKIP), group=1)
+    assert result["skipped"]
+    assert result["metrics"]["nonfinite_steps"] == 2
+    assert result["metrics"]["optimizer_steps"] == result["metrics"]["grad_norm"] == 0
+    assert result["after"]["nonfinite_steps"] == 0
+    assert result["after"]["optimizer_steps"] == 2
+    assert result["moved"]
+
+
+def test_all_ranks_skip_alike(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(poisoned, training_config("grpo", *SKIP), 1)  # rank 1 has group 1
+    assert first["metrics"]["nonfinite_steps"] == second["metrics"]["nonfinite_steps"] == 2
+    assert second["skipped"]
+    assert first["after"] == second["after"]
+    assert first["after"]["optimizer_steps"] == 2
+
+
+def test_nothing_is_said_of_skipped_steps_where_they_stop_the_run(mesh: DeviceMesh) -> None:
+    assert "nonfinite_steps" not in trained(mesh, training_config("grpo"), 1)["metrics"]
 
 
 def test_nan_in_one_rank_stops_all(two_ranks: Ranks) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +17,7 @@ from embodied_rl.launch import connect, make_backend
 from embodied_rl.models.base import Policy
 from embodied_rl.runtime.serial import SerialGroup
 from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.training.checkpoint_store import STATE_FILE
 from embodied_rl.training.fsdp import full_state_dict
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from embodied_rl.workers.env import EnvReport, EnvWorker
@@ -48,7 +51,11 @@ def easy(config: EmbodiedConfig, success_radius: float = 0.85) -> EmbodiedConfig
 class Job:
     """Connected workers with version 0 of the weights. Use as a context manager."""
 
-    def __init__(self, config: EmbodiedConfig) -> None:
+    def __init__(self, config: EmbodiedConfig, initial: Path | None = None) -> None:
+        """``initial``: the checkpoint whose weights it starts from."""
+        if initial is not None:
+            (initial / STATE_FILE).write_text(json.dumps({"step": 1, "policy_version": 1}))
+            config = replace(config, runner=replace(config.runner, init_from=str(initial)))
         self.config = config
         self._backend = make_backend(config)
         try:

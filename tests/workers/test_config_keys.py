@@ -126,6 +126,7 @@ ELSEWHERE = {
         ],
         "tests/training/test_scoring.py",
     ),
+    "actor.optim.skip_nonfinite": "tests/training/test_update.py",
     "algorithm.max_resample_rounds": "tests/test_resampling.py",
     "algorithm.min_filter_prefix_tokens": "tests/data/test_batch.py, tests/test_presets.py",
 }

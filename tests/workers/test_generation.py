@@ -190,6 +190,26 @@ def test_unverified_completions_are_neither_trained_on_nor_compared_with() -> No
         assert job.update()["samples"] == sum(count for count in verified.values() if count >= 2)
 
 
+def test_completions_that_were_cut_can_be_left_out() -> None:
+    with LanguageJob(small_math(f"reward.function={SCORES}:by_text", "reward.mask_truncated=true")) as job:
+        trajectories, records = job.generate()
+        found = by_completion(trajectories)
+        assert {record.finish_reason for record in records} == {"stop", "length"}
+        for record in records:
+            assert bool(found[record.number]["valid"].any()) == (record.finish_reason == "stop")
+
+
+def test_long_completions_lose_in_training_alone() -> None:
+    penalty = "reward.overlong_buffer_length=4", "reward.overlong_penalty_factor=2"
+    with LanguageJob(small_math(f"reward.function={SCORES}:by_text", *penalty)) as job:
+        trajectories, records = job.generate()
+        found = by_completion(trajectories)
+        for record in records:
+            assert record.score is not None
+            lost = max(record.length - 4, 0) / 4 * 2  # of 8 tokens
+            assert found[record.number]["rewards"].sum().item() == pytest.approx(record.score - lost, abs=1e-6)
+
+
 def test_nothing_verified_teaches_nothing() -> None:
     with LanguageJob(small_math(f"reward.function={SCORES}:never")) as job:
         before = job.weights()

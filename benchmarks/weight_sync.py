@@ -1,0 +1,130 @@
+"""How fast a version of the weights gets to a rollout worker in another process, as a share of a plain copy.
+
+    python -m benchmarks.weight_sync [--quick] [--json FILE]
+
+A gigabyte of float32 in linear layers, sharded over one rank. A version's time is from the call in the actor to the
+moment when the receiver holds all of it. Each round measures plain copies of the same tensors before and after, so that
+both meet the same load of the machine; all memory is touched before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import statistics
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from embodied_rl.channel import SharedMemoryChannel
+from embodied_rl.cli import config_of
+from embodied_rl.models.base import Policy
+from embodied_rl.runtime.cooperative import run_blocking
+from embodied_rl.training.fsdp import init_process_group
+from embodied_rl.training.weight_sync import WeightReceiver, WeightSender
+from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT
+
+WIDTH = 1024
+SPAWN = mp.get_context("spawn")
+
+
+def network(mebibytes: int) -> nn.Sequential:
+    """Blocks of 48 MiB."""
+    blocks = -(-mebibytes // 48)
+    sizes = ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
+    return nn.Sequential(*(nn.Sequential(*(nn.Linear(*size) for size in sizes)) for _ in range(blocks)))
+
+
+def serve(channel: SharedMemoryChannel, pipe: Connection, mebibytes: int) -> None:
+    """A rollout worker: says when it holds a version."""
+    torch.set_num_threads(1)
+    receiver = WeightReceiver(network(mebibytes).state_dict(), channel, 0)
+    pipe.send(None)
+    while pipe.recv():
+        run_blocking(receiver.receive())
+        pipe.send(time.perf_counter())  # the clock is the machine's
+
+
+def measure(mebibytes: int, bucket_mb: int, rounds: int) -> dict[str, Any]:
+    """GiB/s of the sync and of a plain copy, by round."""
+    torch.set_num_threads(1)
+    policy = network(mebibytes)
+    mesh = init_process_group(device="cpu", rank=0, world_size=1, rendezvous="")
+    for block in policy:
+        fully_shard(block, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+    source = [tensor.clone() for tensor in network(mebibytes).state_dict().values()]
+    target = [tensor.clone() for tensor in source]
+    gibibytes = sum(tensor.nbytes for tensor in source) / 2**30
+    channel = SharedMemoryChannel("weights", (0,), BUCKETS_IN_FLIGHT, SPAWN)
+    ours, theirs = SPAWN.Pipe()
+    worker = SPAWN.Process(target=serve, args=(channel, theirs, mebibytes), daemon=True)
+    worker.start()
+    ours.recv()
+    sender = WeightSender(cast(Policy, policy), channel, (0,), bucket_bytes=bucket_mb * 2**20)
+
+    def copied() -> float:
+        start = time.perf_counter()
+        for into, tensor in zip(target, source, strict=True):
+            into.copy_(tensor)
+        return gibibytes / (time.perf_counter() - start)
+
+    def synced(version: int) -> float:
+        ours.send(True)
+        start = time.perf_counter()
+        run_blocking(sender.send(version))
+        return gibibytes / (ours.recv() - start)
+
+    try:
+        synced(0)  # maps the slots
+        found: dict[str, Any] = {"gibibytes": gibibytes, "bucket_mb": bucket_mb, "sync": [], "copy": [], "of_copy": []}
+        for version in range(1, rounds + 1):
+            before = copied()
+            rate = synced(version)
+            copy = (before + copied()) / 2
+            found["sync"].append(rate)
+            found["copy"].append(copy)
+            found["of_copy"].append(rate / copy)
+        ours.send(False)
+        worker.join(30)
+    finally:
+        worker.kill()
+        dist.destroy_process_group()
+    return found
+
+
+def show(found: dict[str, Any]) -> Table:
+    table = Table(title=f"{found['gibibytes']:.2f} GiB to another process, buckets of {found['bucket_mb']} MiB")
+    for column in ("", "median", "best round"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, title in (("copy", "plain copy, GiB/s"), ("sync", "weight sync, GiB/s")):
+        table.add_row(title, f"{statistics.median(found[name]):.2f}", f"{max(found[name]):.2f}")
+    shares = found["of_copy"]
+    table.add_row("of a plain copy", f"{statistics.median(shares):.0%}", f"{max(shares):.0%}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_sync", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the weights, fewer rounds")
+    parser.add_argument("--bucket-mb", type=int, help="instead of the default of actor.sync_bucket_mb")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's numbers there")
+    options = parser.parse_args()
+    bucket_mb = options.bucket_mb or config_of("env=dummy").actor.sync_bucket_mb
+    found = measure(256 if options.quick else 1024, bucket_mb, 3 if options.quick else 9)
+    Console().print(show(found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""What changed in the configuration since the checkpoint that a run goes on from. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.errors import CheckpointError
+from embodied_rl.schema import Config
+
+CONFIG_FILE: Final = "config.yaml"
+ABSENT: Final = "(no such key)"
+_OF_THE_CALL: Final = ("runner.resume_dir",)
+"""Keys that say how a run is started, not what it does."""
+_FIXED: Final[Mapping[str, str]] = {
+    "runner.task_type": "another task trains another policy",
+    "model": "it would be another policy than the one whose weights and moments were saved",
+    "env.env_type": "its observations and actions would mean something else",
+}
+"""Key or section that a run cannot change on its way -> why."""
+_FREE: Final = ("model.lora.dropout",)
+"""What it can all the same."""
+_OF_REFERENCE: Final = ("runner.init_from", "actor.seed")
+"""What the reference policy is made from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A key whose value is not what it was."""
+
+    key: str
+    before: Any
+    """:data:`ABSENT` where there was no such key."""
+    now: Any
+    refusal: str | None
+    """Why the run cannot go on like this; None if it can."""
+
+
+def compare(checkpoint: Path, config: Config) -> list[Change] | None:
+    """The keys that changed, in the configuration's order; None where the checkpoint has no configuration beside it.
+
+    Raises:
+        CheckpointError: its configuration cannot be read.
+    """
+    path = config_of_checkpoint(checkpoint)
+    if path is None:
+        return None
+    saved = read_config(path)
+    before, now = dict(_flat(saved)), dict(_flat(yaml.safe_load(yaml.safe_dump(asdict(config)))))
+    return [
+        Change(
+            key=key,
+            before=before.get(key, ABSENT),
+            now=now.get(key, ABSENT),
+            refusal=_refusal(key, before, now, config),
+        )
+        for key in {**now, **before}
+        if key not in _OF_THE_CALL and before.get(key, ABSENT) != now.get(key, ABSENT)
+    ]
+
+
+def check(checkpoint: Path, changes: list[Change]) -> None:
+    """Refuse what would corrupt the continuation.
+
+    Raises:
+        CheckpointError: naming every such key.
+    """
+    refused = [change for change in changes if change.refusal]
+    if refused:
+        lines = [f"  {c.key}: {_shown(c.before)} -> {_shown(c.now)}; {c.refusal}" for c in refused]
+        raise CheckpointError(
+            f"{checkpoint} cannot be gone on from with this configuration:\n"
+            + "\n".join(lines)
+            + "\nSet these keys as they were, or start a new run from its weights with runner.init_from."
+        )
+
+
+def table(changes: list[Change]) -> Table:
+    """What changed, for the console."""
+    shown = Table(title="changed since the checkpoint", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("key", "checkpoint", "now"):
+        shown.add_column(name, overflow="fold")
+    for change in changes:
+        shown.add_row(change.key, *(Text(_shown(value)) for value in (change.before, change.now)))
+    return shown
+
+
+def config_of_checkpoint(checkpoint: Path) -> Path | None:
+    """The configuration of the run that a checkpoint is in."""
+    path = checkpoint.parent.parent / CONFIG_FILE
+    return path if checkpoint.parent.name == "checkpoints" and path.is_file() else None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A run's configuration as nested dicts.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: got {type(content).__name__}, expected a run's configuration")
+    return content
+
+
+def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config: Config) -> str | None:
+    if key not in before and not key.startswith("model.params."):  # it is new here, and did nothing before
+        return None
+    for fixed, why in _FIXED.items():
+        if (key == fixed or key.startswith(f"{fixed}.")) and key not in _FREE:
+            return why
+    if key in ("algorithm.adv_type", "algorithm.reward_type"):
+        saved, wanted = _value_head(before), _value_head(now)
+        if saved != wanted:
+            return f"the value head would be {wanted}, and the checkpoint's is {saved}"
+    if key in _OF_REFERENCE and config.algorithm.kl_beta > 0:
+        return "the reference policy (algorithm.kl_beta) would be another"
+    return None
+
+
+def _value_head(flat: Mapping[str, Any]) -> str:
+    entry = ADVANTAGES.get(str(flat.get("algorithm.adv_type")))
+    return f"one at {flat.get('algorithm.reward_type')}" if entry is not None and entry.needs_values else "none"
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and (value or not prefix):
+        for name, item in value.items():
+            yield from _flat(item, f"{prefix}.{name}" if prefix else str(name))
+    elif value != {}:
+        yield prefix, value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)

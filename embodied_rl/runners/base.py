@@ -1,0 +1,123 @@
+"""What all training loops share: when to step, evaluate and save, and how versions of the weights travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from rich.console import Console
+
+from embodied_rl.monitoring.metrics import MetricLogger
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runners.saving import CheckpointSaver
+from embodied_rl.runtime.worker import WorkerGroup
+from embodied_rl.schema import Config
+from embodied_rl.workers.actor import ActorWorker, UpdateReport
+
+C = TypeVar("C", bound=Config)
+
+
+class LoadsWeights(Protocol):
+    """A worker that acts or generates with the actor's weights."""
+
+    async def load_weights(self) -> int: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingLoop(Generic[C]):
+    """A task says what a training step and an evaluation are; the rest is here."""
+
+    rollout_worker: ClassVar[type[LoadsWeights]]
+    """The class of the workers that the weights go to."""
+
+    config: C
+    run_dir: Path
+    rollout: WorkerGroup
+    actor: WorkerGroup
+    logger: MetricLogger
+    progress: Progress
+    console: Console
+    first_step: int = 0
+    saver: CheckpointSaver = field(init=False)
+    _version: int | None = field(default=None, init=False)
+    """Of the weights that the rollout workers hold."""
+    _warned: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.saver = CheckpointSaver(
+            config=self.config.runner,
+            run_dir=self.run_dir,
+            actor=self.actor,
+            finished=self.first_step,
+            saved=self.first_step or None,
+        )
+
+    def run(self) -> None:
+        """Train from ``first_step`` to ``max_steps``, or evaluate only."""
+        cfg = self.config.runner
+        self.sync(self.first_step)
+        if cfg.only_eval:
+            self.evaluate(self.first_step)
+            return
+        if cfg.val_before_train:
+            self.evaluate(self.first_step)
+        for step in range(self.first_step, cfg.max_steps):
+            metrics = self.train_step(step)
+            done = step + 1
+            last = done == cfg.max_steps
+            # Logged before it is saved: a run killed in between resumes before this step and logs it again.
+            self.logger.log(done, metrics)
+            self.warn(step, metrics)
+            if self.saver.step_finished(done, last=last):
+                self.progress.describe("checkpoint")
+                self.saver.save()
+            self.progress.advance()
+            if (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0) or (last and cfg.eval_at_end):
+                self.sync(done)
+                self.evaluate(done)
+        self.saver.wait()
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Do training step ``step`` and return its metrics."""
+        raise NotImplementedError
+
+    def evaluate(self, step: int) -> object:
+        """Evaluate and report the weights after ``step`` training steps."""
+        raise NotImplementedError
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        """Why a step cannot have taught anything, and what to do; None if it can."""
+        raise NotImplementedError
+
+    def warn(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say so where a step taught nothing, once for as long as it stays so."""
+        text = self.warning(metrics)
+        if text is not None and text != self._warned:
+            self.console.print(f"step {step + 1}: {text}", style="yellow", highlight=False)
+        self._warned = text
+
+    def update(self, step: int) -> list[UpdateReport]:
+        """Let the actor train on what it has received."""
+        self.progress.describe("update")
+        self.saver.updating = True
+        return self.actor.call(ActorWorker.update, step=step).wait()
+
+    def sync_if_due(self, version: int) -> float:
+        """As :meth:`sync`, each ``runner.weight_sync_interval`` versions; returns the seconds it took."""
+        return 0.0 if version % self.config.runner.weight_sync_interval else self.sync(version)
+
+    def sync(self, version: int) -> float:
+        """Bring the actor's weights to every rollout worker, unless they have them; returns the seconds it took.
+
+        A version is the number of updates behind it.
+        """
+        if version == self._version:
+            return 0.0
+        loaded = self.rollout.call(self.rollout_worker.load_weights)
+        seconds: list[float] = self.actor.call(ActorWorker.publish_weights, version).wait()
+        versions: list[int] = loaded.wait()
+        assert set(versions) == {version}, f"rollout workers hold {versions}, expected {version}"
+        self._version = version
+        return max(seconds)

@@ -1,0 +1,127 @@
+"""Micro-batches that fit: halved where memory runs out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from embodied_rl.errors import UserError
+from embodied_rl.models.base import Evaluation, Policy
+from embodied_rl.training.micro_batch import MicroBatch
+from tests.data.rollouts import small_policy
+from tests.training.learner import Learner, distance, trained, training_config, two_epochs
+
+AUTO = "actor.micro_batch_size=auto"
+ON_THE_CPU = (
+    "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to ..."
+)
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def limited(limit: int, where: str, tried: list[int]) -> Any:
+    """A policy that runs out of memory above ``limit`` samples: in its second block, or in the backward pass."""
+
+    def make(values_per_chunk: int) -> Policy:
+        policy = small_policy(values_per_chunk)
+        evaluate, block = policy.evaluate, policy.shard_units()[-1]
+        inner = block.forward
+
+        def forward(state: Tensor) -> Tensor:
+            if where == "forward" and len(state) > limit:
+                raise RuntimeError(ON_THE_CPU)
+            out = inner(state)
+            return _Fails.apply(out) if where == "backward" and len(state) > limit else out
+
+        def evaluated(replay_inputs: Any, **options: Any) -> Evaluation:
+            tried.append(len(replay_inputs["state"]))
+            return evaluate(replay_inputs, **options)
+
+        block.forward = forward
+        policy.evaluate = evaluated  # type: ignore[method-assign]
+        return policy
+
+    return make
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("accumulated", ["true", "false"])
+def test_the_result_is_that_of_a_given_size(mesh: DeviceMesh, where: str, accumulated: str) -> None:
+    once = f"actor.fsdp_config.enable_gradient_accumulation={accumulated}"
+    config, tried = training_config("ppo", AUTO, once), []
+    learner = Learner(mesh, config, make_policy=limited(6, where, tried))
+    metrics = learner.train()
+    given = trained(mesh, training_config("ppo", "actor.micro_batch_size=5", once), 1)
+    assert distance(learner.weights(), given["weights"]) < 1e-6
+    assert metrics.pop("micro_batch_size") <= 6
+    assert metrics == pytest.approx(given["metrics"], rel=1e-4, abs=1e-6)
+
+
+def test_what_was_found_is_remembered(mesh: DeviceMesh) -> None:
+    tried: list[int] = []
+    learner = Learner(mesh, training_config("ppo", AUTO), make_policy=limited(6, "forward", tried))
+    batch = learner.batch(two_epochs(learner.config))
+    size = learner.update(batch, step=0)["micro_batch_size"]
+    first, *others = tried
+    assert first == max(tried) > 6, "all at once"
+    assert 3 < size <= 6
+    tried.clear()
+    learner.update(batch, step=1)
+    assert max(tried) == size
+    assert others
+
+
+def test_recomputed_logprobs_fit_too(mesh: DeviceMesh) -> None:
+    tried: list[int] = []
+    recipe = ("grpo", "actor.recompute_logprobs=true", "algorithm.kl_beta=0.1")
+    learner = Learner(mesh, training_config(*recipe, AUTO), make_policy=limited(6, "forward", tried))
+    given = Learner(mesh, training_config(*recipe, "actor.micro_batch_size=5"))
+    got, expected = (each.batch(two_epochs(each.config)) for each in (learner, given))
+    torch.testing.assert_close(got.logprobs, expected.logprobs, rtol=0, atol=1e-6)
+    assert got.reference_logprobs is not None
+    torch.testing.assert_close(got.reference_logprobs, expected.reference_logprobs, rtol=0, atol=1e-6)
+    assert max(tried) > 6
+
+
+def test_where_nothing_fails_all_samples_go_at_once(mesh: DeviceMesh) -> None:
+    config = training_config("grpo", AUTO, "algorithm.n_minibatches=1", "algorithm.update_epoch=1")
+    tried: list[int] = []
+    metrics = Learner(mesh, config, make_policy=limited(10_000, "forward", tried)).train()
+    assert tried == [metrics["samples"]]
+    assert "micro_batch_size" not in metrics, "nothing had to be found"
+
+
+def test_if_not_even_one_sample_fits_the_run_ends(mesh: DeviceMesh) -> None:
+    learner = Learner(mesh, training_config("ppo", AUTO), make_policy=limited(0, "forward", []))
+    with pytest.raises(UserError, match=r"not even one sample fits in memory: \[enforce fail"):
+        learner.train()
+
+
+def test_a_given_size_is_not_changed(mesh: DeviceMesh) -> None:
+    learner = Learner(mesh, training_config("ppo", "actor.micro_batch_size=7"), make_policy=limited(6, "backward", []))
+    with pytest.raises(torch.OutOfMemoryError):
+        learner.train()
+
+
+def test_other_errors_are_not_caught() -> None:
+    calls: list[int] = []
+
+    def work(size: int) -> None:
+        calls.append(size)
+        raise RuntimeError("shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        MicroBatch("auto", nn.Linear(1, 1)).run(8, work)
+    assert calls == [8]
