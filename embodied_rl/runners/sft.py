@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from embodied_rl.evaluation.accuracy import Accuracy
 from embodied_rl.runners.math import MathRunner
 from embodied_rl.runners.reporting import longest
 from embodied_rl.workers.actor import ActorWorker
@@ -34,11 +33,6 @@ class SftRunner(MathRunner):
             "time/rollout": rollout_s,
             "time/update": longest(updates, "update"),
         }
-
-    def evaluate(self, step: int) -> Accuracy:
-        """As the base class, with the present weights."""
-        self.sync(step)
-        return super().evaluate(step)
 
     def warning(self, metrics: Mapping[str, float]) -> None:
         """Every demonstration teaches something."""
