@@ -31,9 +31,11 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
@@ -43,6 +45,8 @@ _FAMILIES: Mapping[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
 }
+GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names under which a tokenizer is saved that is all in its ``tokenizer.json``."""
 Size = Annotated[int, Field(ge=1)]
 
 
@@ -198,7 +202,11 @@ def load_tokenizer(params: CausalLMParams) -> PreTrainedTokenizerBase:
     if params.architecture is not None:
         return character_tokenizer(params.architecture.characters)
     try:
-        return AutoTokenizer.from_pretrained(str(params.path))
+        path = str(params.path)
+        if get_tokenizer_config(path).get("tokenizer_class") in GENERIC_TOKENIZERS:
+            # AutoTokenizer would go by the model's family instead, and cut texts as that family's tokenizer does.
+            return PreTrainedTokenizerFast.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise UserError(f"model.params.path={params.path}: no tokenizer: {_first_line(error)}") from error
 

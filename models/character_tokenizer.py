@@ -11,7 +11,8 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     """Tokens 0, 1, 2 are padding, end and unknown; then the distinct ``characters`` in their order.
 
-    ``save_pretrained`` and ``AutoTokenizer.from_pretrained`` work on it.
+    ``save_pretrained`` works on it, and ``PreTrainedTokenizerFast.from_pretrained`` reads it back; ``AutoTokenizer``
+    may take the tokenizer class of a model that is saved beside it.
     """
     tokens = [PAD, EOS, UNKNOWN, *dict.fromkeys(characters)]
     tokenizer = Tokenizer(models.WordLevel({token: place for place, token in enumerate(tokens)}, unk_token=UNKNOWN))

@@ -71,7 +71,7 @@ def configured(model: Path, *overrides: str, task: str = "math", rows: list[Any]
 
 
 def text_of(tokenizer: Any, ids: list[int]) -> str:
-    """Token by token. The tokenizer that transformers makes of a qwen2 folder takes these characters, but no spaces."""
+    """A token a character."""
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 
 
@@ -124,7 +124,7 @@ def test_demonstrations_of_a_file_are_imitated(model: Path) -> None:
         for part in by_completion(job.actor._received).values():
             prompt = text_of(tokenizer, part["prompt_ids"][-int(part["prompt_lengths"]) :].tolist())
             response = text_of(tokenizer, part["response_ids"][: int(part["response_lengths"])].tolist())
-            [row] = [row for row in ROWS if prompt == f"<system>bebrief<user>{row['question']}<assistant>"]
+            [row] = [row for row in ROWS if prompt == f"<system>be brief\n<user>{row['question']}\n<assistant>"]
             assert response == f"{row['solution']}<eos>"
             seen.add(row["question"])
         assert len(seen) == 11

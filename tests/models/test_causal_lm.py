@@ -123,7 +123,9 @@ def test_a_folder_gives_the_same_model_and_tokenizer(tmp_path: Path) -> None:
     torch.testing.assert_close(
         loaded.evaluate(padded(), temperature=1.0).logprobs, policy.evaluate(padded(), temperature=1.0).logprobs
     )
-    assert loaded.tokenizer("12+3=").input_ids == policy.tokenizer("12+3=").input_ids
+    for text in ("12+3=", "1 2\n+ 3"):
+        assert loaded.tokenizer(text).input_ids == policy.tokenizer(text).input_ids
+        assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids) == text
     assert loaded.stop_token_ids == policy.stop_token_ids == {1}
     assert loaded.max_length == 64
     assert len(loaded.shard_units()) == 2
