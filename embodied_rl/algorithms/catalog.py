@@ -92,7 +92,7 @@ POLICY_LOSSES: Mapping[str, Entry] = {
     "aipo": Entry(
         function="embodied_rl.algorithms.losses:aipo_policy_loss", options=("aipo_rho", "importance_sampling_level")
     ),
-    "nll": Entry(function="embodied_rl.algorithms.imitation:nll_loss", options=()),
+    "nll": Entry(function="embodied_rl.algorithms.imitation:nll_policy_loss", options=()),
 }
 """``algorithm.loss_type``; each is a function (logprobs, old_logprobs, advantages, mask, <options>) -> unit losses. One
 with ``prox_logp_method`` among its ``sections`` is also given ``proximal_logprobs``."""

@@ -7,7 +7,9 @@ from torch import Tensor
 from embodied_rl.algorithms.diagnostics import Diagnostics
 
 
-def nll_loss(*, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Diagnostics]:
+def nll_policy_loss(
+    *, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor
+) -> tuple[Tensor, Diagnostics]:
     """Negative log-likelihood of what was demonstrated. Who demonstrated it, and with which reward, does not count.
 
     Args:

@@ -46,5 +46,7 @@ def test_options_and_sections_are_keys_of_the_config(key: str, name: str) -> Non
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"algorithm\.adv_type: got 'grp'.*did you mean 'grpo'"):
         lookup(ADVANTAGES, "adv_type", "grp")
-    with pytest.raises(ValueError, match=r"algorithm\.loss_type: got 'zzz', expected one of aipo, decoupled_ppo, ppo$"):
+    with pytest.raises(
+        ValueError, match=r"algorithm\.loss_type: got 'zzz', expected one of aipo, decoupled_ppo, nll, ppo$"
+    ):
         lookup(POLICY_LOSSES, "loss_type", "zzz")
