@@ -303,6 +303,9 @@ class ModelConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     model_type: str
     """Name in ``models/registry.py``, or ``module:Class``."""
+    path: str | None
+    """A folder of weights in the model's published layout (for ``causal_lm`` also a name on the hub), or one that
+    ``export`` wrote; null: fresh weights."""
     params: dict[str, Any]
     """The model's own options: its ``Params`` dataclass documents them."""
     lora: LoraSettings

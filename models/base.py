@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from embodied_rl.contracts import EnvObs
+from embodied_rl.errors import UserError
+from embodied_rl.models import pretrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ class Evaluation:
 
 class Policy(nn.Module):
     """Base class of every policy. Construct as ``Model(spec, params)``, ``params`` being the class's ``Params``
-    dataclass built from the config's ``model.params``.
+    dataclass built from the config's ``model.params``, or as ``Model.from_pretrained(path, spec, params)``.
 
     ``act`` and ``evaluate`` give the same log-probabilities for the same weights (to 1e-5 in float32): one network pass
     behind both, no dropout, the same temperature. ``forward`` *is* ``evaluate``, so that FSDP's hooks run.
@@ -73,6 +76,27 @@ class Policy(nn.Module):
     """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
     log-probabilities directly."""
     spec: PolicySpec
+    params: Any
+    """Of the class's ``Params``."""
+
+    @classmethod
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any) -> Self:
+        """The policy with the weights and settings of a folder that :meth:`save_pretrained` wrote, or that was
+        published in the same layout. ``path`` is the config's ``model.path``.
+
+        Raises:
+            UserError: a folder without what this policy needs, or of another one.
+        """
+        policy = cls(spec, params)
+        pretrained.read(policy, params, Path(path))
+        return policy
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the folder that :meth:`from_pretrained` reads: weights as safetensors, and what is needed to use them.
+
+        A family with a published layout writes that one.
+        """
+        pretrained.write(self, self.params, self.spec, directory)
 
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         """Choose an action chunk for each observation. ``greedy`` takes the mode; else sample at ``temperature``."""
@@ -91,6 +115,20 @@ class Policy(nn.Module):
             with_distribution: fill in ``Evaluation.distribution``; only for a policy with a ``distribution_type``.
         """
         raise NotImplementedError
+
+    def demonstration(
+        self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """``replay_inputs`` of demonstrated chunks, whose log-probabilities in ``evaluate`` imitation maximises.
+
+        A policy without a density gives what its usual imitation loss is the negative of: the absolute error of a
+        deterministic head (a Laplace density up to a constant), the squared velocity error of a flow.
+
+        Args:
+            actions: [N,C,A] float32 in [-1, 1].
+            generator: of what the loss draws, such as a flow's noise and time.
+        """
+        raise UserError(f"{type(self).__name__} does not learn from demonstrations; use another model")
 
     def forward(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False

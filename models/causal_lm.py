@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import ConfigDict, Field
@@ -40,6 +41,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
 from embodied_rl.models.character_tokenizer import character_tokenizer
+from embodied_rl.models.pretrained import VALUE_HEAD_FILE, read_tensors, write_tensors
 
 _FAMILIES: Mapping[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -71,12 +73,10 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalLMParams:
-    """``model.params`` of ``causal_lm``: either ``path`` or ``architecture``."""
+    """``model.params`` of ``causal_lm``."""
 
-    path: str | None = None
-    """A folder with weights and tokenizer, or a name on the hub."""
     architecture: Architecture | None = None
-    """A fresh small model instead."""
+    """Of a fresh small model, where there is no ``model.path``."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights."""
 
@@ -91,18 +91,18 @@ class CausalLMPolicy(Policy):
     Params = CausalLMParams
     distribution_type = Categorical
 
-    def __init__(self, spec: PolicySpec, params: CausalLMParams) -> None:
+    def __init__(self, spec: PolicySpec, params: CausalLMParams, path: str | None = None) -> None:
         super().__init__()
         if spec.state_dim or spec.image_shapes or spec.action_dim != 1:
             raise UserError("model_type 'causal_lm' answers prompts and does not act in an env; use task=math")
-        self.spec = spec
-        self.model: PreTrainedModel = _build_model(params)
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(params)
+        self.spec, self.params = spec, params
+        self.model: PreTrainedModel = _build_model(params, path)
+        self.tokenizer: PreTrainedTokenizerBase = _load_tokenizer(params, path)
         embedding: Any = self.model.get_input_embeddings()
         vocabulary = len(embedding.weight)
         if len(self.tokenizer) > vocabulary:
             raise UserError(
-                f"model.params.path={params.path}: the tokenizer has {len(self.tokenizer)} tokens and the model embeds "
+                f"model.path={path}: the tokenizer has {len(self.tokenizer)} tokens and the model embeds "
                 f"{vocabulary}; use the tokenizer that the model was trained with"
             )
         hidden = self.model.config.get_text_config().hidden_size
@@ -110,6 +110,20 @@ class CausalLMPolicy(Policy):
         if self.value_head is not None:
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
+
+    @classmethod
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: CausalLMParams) -> Self:
+        policy = cls(spec, params, path)
+        saved = Path(path) / VALUE_HEAD_FILE
+        if policy.value_head is not None and saved.exists():
+            policy.value_head.load_state_dict(read_tensors(saved))
+        return policy
+
+    def save_pretrained(self, directory: Path) -> None:
+        self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+        if self.value_head is not None:
+            write_tensors(directory / VALUE_HEAD_FILE, self.value_head.state_dict())
 
     @property
     def max_length(self) -> int | None:
@@ -193,40 +207,34 @@ def scaled_log_softmax(logits: Tensor, temperature: float) -> Tensor:
     return functional.log_softmax(logits.float() / temperature, dim=-1)
 
 
-def load_tokenizer(params: CausalLMParams) -> PreTrainedTokenizerBase:
-    """The model's tokenizer.
-
-    Raises:
-        UserError: ``path`` has none.
-    """
-    if params.architecture is not None:
+def _load_tokenizer(params: CausalLMParams, path: str | None) -> PreTrainedTokenizerBase:
+    if path is None:
+        assert params.architecture is not None  # else there would be no model
         return character_tokenizer(params.architecture.characters)
     try:
-        path = str(params.path)
         if get_tokenizer_config(path).get("tokenizer_class") in GENERIC_TOKENIZERS:
             # AutoTokenizer would go by the model's family instead, and cut texts as that family's tokenizer does.
             return PreTrainedTokenizerFast.from_pretrained(path)
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"model.params.path={params.path}: no tokenizer: {_first_line(error)}") from error
+        raise UserError(f"model.path={path}: no tokenizer: {_first_line(error)}") from error
 
 
-def _build_model(params: CausalLMParams) -> PreTrainedModel:
-    if (params.path is None) == (params.architecture is None):
-        raise UserError(
-            f"model.params: got path={params.path} and architecture={params.architecture}, expected one of them; "
-            "model=causal_lm model.params.path=... loads a model, model=tiny_lm makes one"
-        )
-    dtype = getattr(torch, params.dtype)
-    architecture = params.architecture
-    if architecture is None:
+def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
+    dtype, architecture = getattr(torch, params.dtype), params.architecture
+    if path is not None:
+        # An architecture may be given, too: that of the model=tiny_lm whose export the folder is.
         try:
-            return AutoModelForCausalLM.from_pretrained(str(params.path), dtype=dtype)
+            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         except (OSError, ValueError) as error:
             raise UserError(
-                f"model.params.path={params.path}: not a causal language model's folder, nor one on the hub: "
-                f"{_first_line(error)}"
+                f"model.path={path}: not a causal language model's folder, nor one on the hub: {_first_line(error)}"
             ) from error
+    if architecture is None:
+        raise UserError(
+            "model: got neither path nor params.architecture; model=causal_lm model.path=... loads a model, "
+            "model=tiny_lm makes one"
+        )
     tokenizer = character_tokenizer(architecture.characters)
     make_config, make_model = _FAMILIES[architecture.type]
     config = make_config(

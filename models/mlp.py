@@ -48,7 +48,7 @@ class MlpPolicy(Policy):
                 "model_type 'mlp' acts on the env's state vector and this env gives none; use a model that acts on "
                 "images, such as 'tiny_vla', or let the env observe its state"
             )
-        self.spec = spec
+        self.spec, self.params = spec, params
         shape = (spec.num_action_chunks, spec.action_dim)
         # A small last layer starts the policy near its mean, so that log_std alone sets the first exploration.
         self.policy = _tanh_mlp(spec.state_dim, math.prod(shape), params, last_gain=0.01)
@@ -77,6 +77,11 @@ class MlpPolicy(Policy):
         if self.value_head is None:
             raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
         return self.value_head(obs.state.to(self.log_std.device)).float()
+
+    def demonstration(
+        self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        return {"state": obs.state, "samples": actions}
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False

@@ -32,8 +32,7 @@ def policy_class(model_type: str) -> type[Policy]:
 
 
 def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Policy], None] | None = None) -> Policy:
-    """The policy that the configuration asks for, with fresh weights (those of ``params.path``, where a model has one)
-    and its adapters.
+    """The policy that the configuration asks for, with fresh weights or those of ``model.path``, and its adapters.
 
     Args:
         initialize: gives the policy other weights, before there are adapters.
@@ -41,7 +40,7 @@ def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Polic
     Raises:
         UserError: as :func:`build_policy`, or adapters that do not fit the model.
     """
-    policy = build_policy(config.model_type, spec, config.params)
+    policy = build_policy(config.model_type, spec, config.params, config.path)
     if initialize is not None:
         initialize(policy)
     if config.lora.rank:
@@ -51,12 +50,14 @@ def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Polic
     return policy
 
 
-def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any]) -> Policy:
-    """Construct a policy with fresh weights; ``params`` is the config's ``model.params``.
+def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any], path: str | None = None) -> Policy:
+    """Construct a policy with fresh weights, or with those of the folder ``path``; ``params`` is the config's
+    ``model.params``.
 
     Raises:
-        UserError: an unknown model or parameter, a parameter of the wrong type or out of range, or a spec that the
-            model cannot serve.
+        UserError: an unknown model or parameter, a parameter of the wrong type or out of range, a spec that the model
+            cannot serve, or a folder that does not fit.
     """
     model = policy_class(model_type)
-    return model(spec, parse_params(model.Params, params, "model.params"))
+    parsed = parse_params(model.Params, params, "model.params")
+    return model(spec, parsed) if path is None else model.from_pretrained(path, spec, parsed)

@@ -3,9 +3,9 @@
 ::
 
     camera ─ convolutions, FiLM by the instruction ─► image tokens ─┐
-    instruction ─ hashed words ─────────────────────► text tokens  ─┤  transformer   ┌► C action slots ─► A × 256 bins
-    proprioception ─ MLP ───────────────────────────► one token    ─┼──────────────► │
-                                      C (+ 1) learned slot tokens  ─┘  bidirectional └► value slot ─► value head
+    instruction ─ hashed words ─────────────────────► text tokens  ─┤  transformer     C action ┌► A × 256 bins each
+    proprioception ─ MLP ───────────────────────────► one token    ─┼────────────────► slots    ┤
+                                            C learned slot tokens  ─┘  bidirectional            └► mean ─► value head
 
 All C·A actions are decoded at once (as in OpenVLA-OFT, arXiv:2502.19645), each as one of 256 bins over [-1, 1].
 """
@@ -88,8 +88,7 @@ class TinyVlaPolicy(Policy):
             if spec.state_dim
             else None
         )
-        self.num_slots = spec.num_action_chunks + bool(spec.values_per_chunk)
-        self.slots = nn.Parameter(0.02 * torch.randn(self.num_slots, width))
+        self.slots = nn.Parameter(0.02 * torch.randn(spec.num_action_chunks, width))
         self.blocks = nn.ModuleList(_Block(width, params.num_heads) for _ in range(params.num_layers))
         self.norm = nn.LayerNorm(width)
         self.action_head = nn.Linear(width, spec.action_dim * NUM_BINS)
@@ -133,6 +132,11 @@ class TinyVlaPolicy(Policy):
         if values is None:
             raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
         return values
+
+    def demonstration(
+        self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        return {**self._inputs(obs), "bins": actions_to_bins(actions)}
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
@@ -180,17 +184,18 @@ class TinyVlaPolicy(Policy):
         for block in self.blocks[:-1]:
             x = block(x, mask, queries=x.shape[1])
         # Nothing reads the other tokens after the last block.
-        return self.norm(self.blocks[-1](x, mask, queries=self.num_slots))
+        return self.norm(self.blocks[-1](x, mask, queries=len(self.slots)))
 
     def _log_probabilities(self, slots: Tensor, temperature: float) -> Tensor:
         """[N,C,A,256]."""
         if temperature <= 0:
             raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the mode")
-        logits = self.action_head(slots[:, : self.spec.num_action_chunks]).float()
+        logits = self.action_head(slots).float()
         return (logits.unflatten(-1, (self.spec.action_dim, NUM_BINS)) / temperature).log_softmax(-1)
 
     def _values(self, slots: Tensor) -> Tensor | None:
-        return self.value_head(slots[:, -1]).float() if self.value_head else None
+        # No slot of its own: the actions would look at it, and a policy change when it gets a value head.
+        return self.value_head(slots.mean(1)).float() if self.value_head else None
 
 
 class _ImageStem(nn.Module):

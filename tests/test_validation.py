@@ -89,7 +89,7 @@ def test_every_algorithm_is_a_valid_config_of_math(algorithm: str, cluster: str)
         (["data=arithmetic"], "data: task=embodied has no data and would not read it; leave it out, or use task=math"),
         (["task=math", "model=mlp"], "got 'mlp', which acts in an env; use a language model"),
         (["env=dummy", "model=tiny_lm"], "got 'causal_lm', a language model, which does not act in an env"),
-        (["task=math", "model=causal_lm"], "model.params.path: missing; set it with model.params.path=..."),
+        (["task=math", "model=causal_lm"], "model.path: missing; set it with model.path=..."),
         (["task=math", "rollout.min_new_tokens=99"], "rollout.min_new_tokens: got 99, more than max_new_tokens="),
         (["task=math", "algorithm.rollout_epoch=2"], "raise data.rollout_batch_size instead"),
         (

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from rich.console import Console
 
+from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.channel.base import Channel
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
@@ -15,6 +16,8 @@ from embodied_rl.runners.saving import CheckpointSaver
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
 from embodied_rl.schema import Config
+from embodied_rl.training.checkpoint_store import initial_weights
+from embodied_rl.workers.actor import ActorWorker
 
 BUCKETS_IN_FLIGHT = 2
 """Of the weights, to each receiver: one is written while another is read."""
@@ -75,3 +78,40 @@ def group(component: str, worker: type, placement: Placement, config: Config, **
         devices=[placement.device(component, rank) for rank in range(placement.world_size(component))],
         num_threads=config.cluster.num_threads[component],
     )
+
+
+def actor_group(
+    placement: Placement,
+    config: Config,
+    *,
+    expected: int,
+    groups: int,
+    longest_sequence: int,
+    trajectories: Channel,
+    weights: Channel,
+) -> GroupSpec:
+    """The actor's ranks; what is not of the configuration is as in :class:`ActorWorker`."""
+    return group(
+        "actor",
+        ActorWorker,
+        placement,
+        config,
+        model=config.model,
+        algorithm=config.algorithm,
+        actor=config.actor,
+        expected=expected,
+        groups=groups,
+        longest_sequence=longest_sequence,
+        total_steps=config.runner.max_steps,
+        initial=initial_weights(config),
+        rollout_workers=placement.world_size("rollout"),
+        trajectories=trajectories,
+        weights=weights,
+    )
+
+
+def values_per_chunk(config: Config, num_action_chunks: int) -> int:
+    """V, what a policy's value head gives for a chunk: nothing where the estimator needs no values."""
+    if not ADVANTAGES[config.algorithm.adv_type].needs_values:
+        return 0
+    return 1 if config.algorithm.reward_type == "chunk_level" else num_action_chunks

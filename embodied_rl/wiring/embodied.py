@@ -21,9 +21,8 @@ from embodied_rl.runners.embodied import EmbodiedRunner
 from embodied_rl.runners.reporting import EvalReporter
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, chunks_per_rollout, groups_per_step
-from embodied_rl.training.checkpoint_store import initial_weights
 from embodied_rl.validation import COMPONENTS, placement_of
-from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT, RunContext, Wiring, group
+from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT, RunContext, Wiring, actor_group, group, values_per_chunk
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from embodied_rl.workers.lanes import Lanes
@@ -77,35 +76,24 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
                     answers=answers,
                     weights=weights,
                 ),
-                group(
-                    "actor",
-                    ActorWorker,
+                actor_group(
                     placement,
                     config,
-                    model=config.model,
-                    algorithm=config.algorithm,
-                    actor=config.actor,
                     expected=len(lanes.all()) * config.algorithm.rollout_epoch,
                     groups=groups_per_step(config),
                     longest_sequence=chunks_per_rollout(config),
-                    total_steps=config.runner.max_steps,
-                    initial=initial_weights(config),
-                    rollout_workers=world["rollout"],
                     trajectories=trajectories,
                     weights=weights,
                 ),
             ]
         )
         spaces: Spaces = env.call(EnvWorker.setup, train=not config.runner.only_eval).wait()[0]
-        values_per_chunk = 0
-        if needs_values:
-            values_per_chunk = 1 if config.algorithm.reward_type == "chunk_level" else config.model.num_action_chunks
         spec = PolicySpec(
             action_dim=spaces.action_dim,
             num_action_chunks=config.model.num_action_chunks,
             state_dim=spaces.state_dim,
             image_shapes=spaces.image_shapes,
-            values_per_chunk=values_per_chunk,
+            values_per_chunk=values_per_chunk(config, config.model.num_action_chunks),
         )
         ready = [rollout.call(RolloutWorker.setup, spec), actor.call(ActorWorker.setup, spec)]
         for handle in ready:

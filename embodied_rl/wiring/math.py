@@ -10,16 +10,14 @@ weights       actor rank 0       generation worker  generation worker
 
 from __future__ import annotations
 
-from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.runners.math import MathRunner
 from embodied_rl.runners.math_reporting import MathReporter
 from embodied_rl.runners.sft import SftRunner
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import MathConfig
-from embodied_rl.training.checkpoint_store import initial_weights
 from embodied_rl.validation import placement_of
-from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT, RunContext, Wiring, group
+from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT, RunContext, Wiring, actor_group, group, values_per_chunk
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
 
@@ -53,34 +51,23 @@ class MathWiring(Wiring[MathConfig]):
                     trajectories=trajectories,
                     weights=weights,
                 ),
-                group(
-                    "actor",
-                    ActorWorker,
+                actor_group(
                     placement,
                     config,
-                    model=config.model,
-                    algorithm=config.algorithm,
-                    actor=config.actor,
                     expected=generators,
                     groups=config.data.rollout_batch_size,
                     longest_sequence=1,
-                    total_steps=config.runner.max_steps,
-                    initial=initial_weights(config),
-                    rollout_workers=generators,
                     trajectories=trajectories,
                     weights=weights,
                 ),
             ]
         )
-        values_per_chunk = 0
-        if ADVANTAGES[config.algorithm.adv_type].needs_values:
-            values_per_chunk = 1 if config.algorithm.reward_type == "chunk_level" else config.rollout.max_new_tokens
         spec = PolicySpec(
             action_dim=1,
             num_action_chunks=config.rollout.max_new_tokens,
             state_dim=0,
             image_shapes={},
-            values_per_chunk=values_per_chunk,
+            values_per_chunk=values_per_chunk(config, config.rollout.max_new_tokens),
         )
         ready = [rollout.call(GenerationWorker.setup, spec), actor.call(ActorWorker.setup, spec)]
         for handle in ready:

@@ -116,9 +116,8 @@ def test_gradients_reach_every_weight() -> None:
 
 def test_a_folder_gives_the_same_model_and_tokenizer(tmp_path: Path) -> None:
     policy = language_policy()
-    policy.model.save_pretrained(tmp_path)
-    policy.tokenizer.save_pretrained(tmp_path)
-    loaded = build_policy("causal_lm", language_spec(), {"path": str(tmp_path)}).eval()
+    policy.save_pretrained(tmp_path)
+    loaded = build_policy("causal_lm", language_spec(), {}, str(tmp_path)).eval()
     assert isinstance(loaded, CausalLMPolicy)
     torch.testing.assert_close(
         loaded.evaluate(padded(), temperature=1.0).logprobs, policy.evaluate(padded(), temperature=1.0).logprobs
@@ -143,22 +142,31 @@ def test_the_character_tokenizer_keeps_every_character(tmp_path: Path) -> None:
     assert (again.pad_token_id, again.eos_token_id) == (0, 1)
 
 
+def test_a_folder_holds_the_value_head(tmp_path: Path) -> None:
+    policy = language_policy(language_spec(values_per_chunk=1))
+    assert policy.value_head is not None
+    torch.nn.init.normal_(policy.value_head.weight)
+    policy.save_pretrained(tmp_path)
+    loaded = build_policy("causal_lm", language_spec(values_per_chunk=1), {}, str(tmp_path)).eval()
+    torch.testing.assert_close(loaded(padded(), temperature=1.0).values, policy(padded(), temperature=1.0).values)
+    assert build_policy("causal_lm", language_spec(), {}, str(tmp_path)).value_parameters() == []
+
+
 @pytest.mark.parametrize(
-    ("params", "message"),
+    ("params", "path", "message"),
     [
-        ({}, "expected one of them"),
-        ({"path": "/nowhere", "architecture": {"type": "qwen2"}}, "expected one of them"),
-        ({"path": "/nowhere"}, "model.params.path=/nowhere: not a causal language model's folder"),
-        ({"architecture": {"type": "gpt"}}, "model.params.architecture.type: got 'gpt'"),
-        ({"architecture": {"type": "llama", "hidden": 3}}, "model.params.architecture.hidden: no such key"),
+        ({}, None, "got neither path nor params.architecture"),
+        ({}, "/nowhere", "model.path=/nowhere: not a causal language model's folder"),
+        ({"architecture": {"type": "gpt"}}, None, "model.params.architecture.type: got 'gpt'"),
+        ({"architecture": {"type": "llama", "hidden": 3}}, None, "model.params.architecture.hidden: no such key"),
     ],
 )
 def test_a_model_that_cannot_be_is_one_message(
-    params: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    params: dict[str, Any], path: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises((UserError, ConfigError)) as refused:
-        build_policy("causal_lm", language_spec(), params)
+        build_policy("causal_lm", language_spec(), params, path)
     assert message in str(refused.value)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from embodied_rl.contracts import EnvObs
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.registry import build_policy
 
@@ -176,3 +178,45 @@ def test_shard_units_are_its_own_modules(model_type: str) -> None:
     modules = set(policy.modules())
     assert all(unit in modules for unit in policy.shard_units())
     assert len(policy.shard_units()) == {"mlp": 2, "tiny_vla": SIZES["tiny_vla"]["num_layers"]}[model_type]
+
+
+def test_a_folder_gives_the_same_policy(model_type: str, tmp_path: Path) -> None:
+    policy = make(model_type)
+    policy.save_pretrained(tmp_path)
+    loaded = build_policy(model_type, policy.spec, SIZES[model_type], str(tmp_path))
+    assert loaded.state_dict().keys() == policy.state_dict().keys()
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in policy.state_dict().items())
+    headless = build_policy(
+        model_type, dataclasses.replace(policy.spec, values_per_chunk=0), SIZES[model_type], str(tmp_path)
+    )
+    obs = observe(model_type)
+    assert torch.equal(act(headless, obs).actions, act(policy, obs).actions)
+
+
+def test_a_folder_of_another_policy_is_refused(model_type: str, tmp_path: Path) -> None:
+    policy = make(model_type)
+    policy.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"choose the model and model\.params that the weights were made with"):
+        build_policy(model_type, policy.spec, {}, str(tmp_path))
+    narrow = dataclasses.replace(policy.spec, num_action_chunks=C + 1)
+    with pytest.raises(UserError, match=r"the weights do not fit the model: .* is \[.*\], expected \["):
+        build_policy(model_type, narrow, SIZES[model_type], str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 99)
+    with pytest.raises(UserError, match="is damaged"):
+        build_policy(model_type, policy.spec, SIZES[model_type], str(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"does not exist; the folder holds config\.json"):
+        build_policy(model_type, policy.spec, SIZES[model_type], str(tmp_path))
+
+
+def test_imitation_makes_the_demonstrated_actions_likely(model_type: str) -> None:
+    policy, obs = make(model_type), observe(model_type)
+    actions = torch.rand(N, C, A, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    inputs = policy.demonstration(obs, actions)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (-policy(inputs, temperature=1.0).logprobs.mean()).backward()
+        optimizer.step()
+    decided = act(policy, obs, greedy=True)
+    assert (decided.actions - actions).abs().mean() < 0.05

@@ -121,10 +121,10 @@ def test_it_learns_what_image_state_and_instruction_ask_for() -> None:
     )
     first = (say.float() * 2 - 1) * (column.float() + 1) / 5
     actions = torch.stack((first, 0.5 * (level.float() * 2 - 1)), -1).unsqueeze(1).expand(-1, 2, -1)
-    inputs = {**model._inputs(obs), "bins": actions_to_bins(actions)}
+    inputs = model.demonstration(obs, actions)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     losses = []
-    for _ in range(200):
+    for _ in range(400):
         loss = -model(inputs, temperature=1.0).logprobs.mean()
         optimizer.zero_grad()
         loss.backward()
