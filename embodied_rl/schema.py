@@ -41,7 +41,7 @@ class LoggerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    task_type: Literal["embodied", "math", "sft"]
+    task_type: Literal["collect", "embodied", "embodied_sft", "math", "sft"]
     """Which training loop runs; set by ``task=``."""
     experiment_name: str
     """First part of the run directory's name."""
@@ -282,8 +282,11 @@ class LoraSettings:
     """Low-rank adapters: the base weights are not trained."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    path: str | None
+    """A folder of adapters in peft's format, which go on being trained. Rank, alpha, layers and scale are the
+    folder's; null: fresh ones."""
     rank: NonNegativeInt
-    """0: no adapters, all weights are trained."""
+    """0: no adapters, all weights are trained (unless there is a ``path``)."""
     alpha: PositiveInt
     """The adapters' output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
@@ -296,6 +299,11 @@ class LoraSettings:
     """As in peft; with ``default`` the first policy is the base."""
     modules_to_save: list[str]
     """Parts of the model that are trained as a whole beside the adapters; the value head always is."""
+
+    @property
+    def used(self) -> bool:
+        """Whether there are adapters."""
+        return self.rank > 0 or self.path is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +331,8 @@ class RolloutConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     pipeline_stage_num: PositiveInt
     """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
+    enable_offload: bool
+    """Keep the policy in host memory but while it acts, where it shares an accelerator with the actor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +351,8 @@ class GenerationConfig:
     """Training samples from so many most likely tokens; null: all."""
     max_batch_size: PositiveInt
     """Completions decoded at once by a worker: bounds memory, no influence on the result."""
+    enable_offload: bool
+    """Keep the model in host memory but while it generates, where it shares an accelerator with the actor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +372,72 @@ class DataConfig:
     """Held-out prompts of an evaluation, always the same; null: all there are."""
     max_prompt_length: PositiveInt
     """Tokens; a longer prompt ends the run with a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentationConfig:
+    """Random changes of a demonstration's images, drawn for each sample anew."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    random_shift: NonNegativeInt
+    """Largest shift in pixels, along each axis and for each camera; what comes in repeats the border. 0: off."""
+    brightness: Fraction
+    """Largest relative change, equal for a sample's cameras, as are the next two. 0: off."""
+    contrast: Fraction
+    saturation: Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: str
+    """Of the data group."""
+    path: str
+    """A LeRobot data set's folder: recorded episodes with the env's cameras, state and actions."""
+    cameras: dict[str, str] | None
+    """The env's camera -> the data set's feature, such as ``observation.images.image``; null: they have the same
+    names."""
+    seed: NonNegativeInt
+    """Of the frames' order and of the augmentation."""
+    batch_size: PositiveInt
+    """Frames of a training step, each with the chunk of actions that follows it; a pass over the data set has every
+    frame once. ``actor.global_batch_size`` or ``algorithm.n_minibatches`` divides them into optimiser steps."""
+    prefetch: NonNegativeInt
+    """Training steps whose frames are read ahead while the actor updates."""
+    augmentation: AugmentationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectSection:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    path: str
+    """The LeRobot data set's folder. A collection that was begun there goes on; more demonstrations are added."""
+    policy: Literal["expert", "model"]
+    """Who plays: the env's scripted expert, or the model with the weights of ``model.path`` or ``runner.init_from``."""
+    episodes_per_task: PositiveInt
+    """Demonstrations of each task."""
+    max_attempts: PositiveInt
+    """Episodes played for a demonstration until one succeeds."""
+    max_episode_steps: PositiveInt
+    """Horizon: an episode without success is a failure here."""
+    keep_failures: bool
+    """Keep failed attempts, too, marked as such."""
+    skip_states: NonNegativeInt
+    """Each task's first so many initial states are left to evaluation, which takes the first
+    ``env.eval.episodes_per_task``; the demonstrations start from the others, in their order."""
+    seed: NonNegativeInt
+    """Of the noise and of a model's actions."""
+    noise: NonNegativeFloat
+    """Standard deviation of the noise on the executed actions. The recorded action is the one without noise, so the
+    data show the way back from where it leads (DART, arXiv:1703.09327). 0: off."""
+    noise_correlation: Annotated[float, Field(ge=0, lt=1)]
+    """Of the noise from one control step to the next: white noise would average out to nothing."""
+    expert_noise: bool
+    """Let the expert vary its motions by itself, where it does no harm; these actions are recorded as executed."""
+    temperature: NonNegativeFloat
+    """Of a model's actions; 0 takes the most likely."""
+    image_format: Literal["video", "png"]
+    """video: H.264, nearly without loss; png: without loss, several times larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,6 +532,12 @@ class ActorConfig:
     micro_batch_size: MicroBatchSize
     """Samples (chunks) per forward and backward pass of one rank; no influence on the result. auto: all that an
     optimiser step has, or a half, a quarter and so on where memory runs out; with one rank."""
+    max_tokens_per_micro_batch: PositiveInt | None
+    """Instead of ``micro_batch_size``, for language: the tokens of a rank's forward and backward pass, padding included.
+    A longer sample goes alone. null: off."""
+    skip_zero_advantages: bool
+    """Leave samples out of the update's passes whose loss has no gradient, since all their advantages are 0 and no
+    entropy, value or divergence is asked for. The gradient is the same; diagnostics are then of the others."""
     recompute_logprobs: bool
     """Compute the rollout's log-probabilities again before the update, use those, and log how far they are off.
     Where both compute alike it changes nothing but rounding."""
@@ -463,6 +547,9 @@ class ActorConfig:
     logprob_gap_warning: PositiveFloat | None
     """Warn when ``actor/logprob_gap``, the mean distance of the rollout's log-probabilities from the recomputed, is
     above. null: never."""
+    enable_offload: bool
+    """Keep weights and optimiser state in host memory but during the update, where a rollout worker shares the
+    accelerator."""
     gradient_checkpointing: bool
     """Keep only the inputs of the model's blocks for the backward pass, which computes the rest again: less memory, one
     more forward pass, the same result."""
@@ -534,5 +621,29 @@ class SftConfig(MathConfig):
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
-TASKS: Final[dict[str, type[Config]]] = {"embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbodiedSftConfig(EmbodiedConfig):
+    """``task=embodied_sft``: a policy that imitates recorded episodes, evaluated as in ``task=embodied``."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    data: DemonstrationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectConfig(Config):
+    """``task=collect``: an expert or a policy plays, and its episodes become a data set."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    model: ActionModelConfig
+    env: EnvConfig
+    collect: CollectSection
+
+
+TASKS: Final[dict[str, type[Config]]] = {
+    "collect": CollectConfig,
+    "embodied": EmbodiedConfig,
+    "math": MathConfig,
+    "sft": SftConfig,
+    "embodied_sft": EmbodiedSftConfig,
+}
 """``runner.task_type`` -> the run's configuration."""

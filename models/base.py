@@ -31,6 +31,19 @@ class PolicySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActionStatistics:
+    """Of demonstrated actions, A numbers each."""
+
+    min: tuple[float, ...]
+    max: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    q01: tuple[float, ...]
+    """The first percentile."""
+    q99: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOutput:
     """What ``act`` decides for N observations."""
 
@@ -130,10 +143,23 @@ class Policy(nn.Module):
         """
         raise UserError(f"{type(self).__name__} does not learn from demonstrations; use another model")
 
+    def set_action_statistics(self, statistics: ActionStatistics) -> None:
+        """Take notice of what is going to be imitated, before training starts from fresh weights.
+
+        What a policy makes of it belongs into buffers, so that it is saved and sent with the weights. The default does
+        nothing: actions are in [-1, 1] anyway.
+        """
+        del statistics
+
     def forward(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
         return self.evaluate(replay_inputs, temperature=temperature, with_distribution=with_distribution)
+
+    def sample_lengths(self, replay_inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """[N,K] int64: tokens of K parts of each sample, each of which is padded to the longest in a micro-batch; None
+        where all samples cost the same."""
+        return None
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Parameters of the value head alone: they train at ``actor.optim.value_lr``."""

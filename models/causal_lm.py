@@ -119,6 +119,15 @@ class CausalLMPolicy(Policy):
             policy.value_head.load_state_dict(read_tensors(saved))
         return policy
 
+    @classmethod
+    def write_tiny(cls, directory: Path) -> None:
+        """Write a folder with a small model, a token for each character; its weights are the same each time."""
+        params = CausalLMParams(architecture=Architecture(type="qwen2", hidden_size=64, num_layers=2, num_heads=2))
+        spec = PolicySpec(action_dim=1, num_action_chunks=1, state_dim=0, image_shapes={}, values_per_chunk=0)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            cls(spec, params).save_pretrained(directory)
+
     def save_pretrained(self, directory: Path) -> None:
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
@@ -182,6 +191,9 @@ class CausalLMPolicy(Policy):
             values=values,
             distribution=distribution,
         )
+
+    def sample_lengths(self, replay_inputs: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([replay_inputs["prompt_lengths"], replay_inputs["response_lengths"]], 1)
 
     def head_parameters(self) -> list[nn.Parameter]:
         head = self.model.get_output_embeddings()

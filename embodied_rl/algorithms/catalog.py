@@ -31,6 +31,8 @@ class Entry:
     """Its advantages may be normalised (``algorithm.normalize_advantages``)."""
     reward_normalized: bool = False
     """Scores may be normalised for it (``algorithm.reward_norm``)."""
+    weighs_by_advantage: bool = False
+    """Units with an advantage of 0 have no gradient."""
     sections: tuple[str, ...] = ()
     """Further keys that the training step reads on its behalf, and on that of no entry without them."""
 
@@ -83,14 +85,18 @@ POLICY_LOSSES: Mapping[str, Entry] = {
     "ppo": Entry(
         function="embodied_rl.algorithms.losses:ppo_policy_loss",
         options=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "importance_sampling_level"),
+        weighs_by_advantage=True,
     ),
     "decoupled_ppo": Entry(
         function="embodied_rl.algorithms.losses:decoupled_ppo_policy_loss",
         options=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "importance_sampling_level"),
+        weighs_by_advantage=True,
         sections=("prox_logp_method", "behav_imp_weight_cap", "m2_threshold"),
     ),
     "aipo": Entry(
-        function="embodied_rl.algorithms.losses:aipo_policy_loss", options=("aipo_rho", "importance_sampling_level")
+        function="embodied_rl.algorithms.losses:aipo_policy_loss",
+        options=("aipo_rho", "importance_sampling_level"),
+        weighs_by_advantage=True,
     ),
     "nll": Entry(function="embodied_rl.algorithms.imitation:nll_policy_loss", options=()),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from embodied_rl.models.registry import LANGUAGE_MODELS
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import Config
 
@@ -31,4 +32,19 @@ def actor_problems(c: Config, placement: Placement | None) -> Iterator[str]:
         yield (
             f"actor.micro_batch_size: got auto with {ranks} actor ranks, but where one runs out of memory the others "
             "would wait for it; use a number, such as what one rank finds (actor/micro_batch_size)"
+        )
+    if c.actor.micro_batch_size == "auto" and c.actor.max_tokens_per_micro_batch is not None:
+        yield (
+            f"actor.max_tokens_per_micro_batch: got {c.actor.max_tokens_per_micro_batch} with micro_batch_size=auto; "
+            "both say how much goes through the network at once: set one of them"
+        )
+    if c.actor.enable_offload and fsdp.cpu_offload:
+        yield (
+            "actor.enable_offload: got true with actor.fsdp_config.cpu_offload=true, which keeps all in host memory at "
+            "all times; set one of them"
+        )
+    if c.actor.max_tokens_per_micro_batch is not None and c.model.model_type not in LANGUAGE_MODELS:
+        yield (
+            f"actor.max_tokens_per_micro_batch: got {c.actor.max_tokens_per_micro_batch}, but the samples of "
+            f"model_type={c.model.model_type} are all of one length; use actor.micro_batch_size"
         )

@@ -66,6 +66,13 @@ class GenerationBackend:
         """The policy's whole state dict; a new version is copied into its tensors between two :meth:`generate`."""
         raise NotImplementedError
 
+    def wake(self) -> None:
+        """Get ready to :meth:`generate`, after :meth:`sleep`. At first the engine is awake unless
+        ``config.enable_offload`` is set."""
+
+    def sleep(self) -> None:
+        """Free the accelerator for others; :meth:`weights` may still be written to."""
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],

@@ -15,6 +15,7 @@ from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm import CausalLMPolicy, position_ids, scaled_log_softmax
 from embodied_rl.models.registry import policy_of
 from embodied_rl.schema import GenerationConfig, ModelConfig
+from embodied_rl.training.offload import HostWeights, require_accelerator
 
 _SHRINK = 0.75
 """Sequences that have ended are taken out of the batch when no more than this share is left: copying the cache costs
@@ -30,13 +31,27 @@ class HfBackend(GenerationBackend):
         policy = policy_of(model, spec)
         if not isinstance(policy, CausalLMPolicy):
             raise UserError(f"rollout.backend=hf: got model_type {model.model_type!r}, expected causal_lm")
-        self._policy = policy.to(device).eval().requires_grad_(False)
+        self._policy = policy.eval().requires_grad_(False)
+        self._resident: HostWeights | None = None
+        if config.enable_offload:
+            require_accelerator("rollout.enable_offload", device)
+            self._resident = HostWeights(policy, device)
+        else:
+            policy.to(device)
         self._device, self._max_batch_size = device, config.max_batch_size
         self.tokenizer = policy.tokenizer
         self.stop_token_ids, self.max_length = policy.stop_token_ids, policy.max_length
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._policy.state_dict()
+
+    def wake(self) -> None:
+        if self._resident:
+            self._resident.load()
+
+    def sleep(self) -> None:
+        if self._resident:
+            self._resident.drop()
 
     @torch.inference_mode()
     def generate(

@@ -16,7 +16,7 @@ from rich.text import Text
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.accuracy import Accuracy, CompletionRecord, accuracy_of
 from embodied_rl.evaluation.report import number_or_null, write_json
-from embodied_rl.runners.reporting import gap_warning, longest
+from embodied_rl.runners.reporting import actor_metrics, gap_warning, longest
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import UpdateReport
 from embodied_rl.workers.generation import GenerationReport
@@ -59,16 +59,15 @@ def train_metrics(
         "rollout/tokens_per_s": accuracy.mean_length * accuracy.completions / generate_s,
         "rollout/rounds": float(len(rounds)),
     }
-    metrics |= {f"actor/{name}": value for name, value in updates[0].metrics.items()}
+    metrics |= actor_metrics(updates)
     metrics |= {
         "time/step": step_s,
         "time/rollout": rollout_s,
         "time/generate": generate_s,
         "time/reward": sum(longest(reports, "reward") for reports in rounds),
-        "time/scoring": longest(updates, "scoring"),
-        "time/advantage": longest(updates, "advantage"),
-        "time/update": longest(updates, "update"),
         "time/sync": sync_s,
+        "time/policy_load": sum(longest(reports, "load") for reports in rounds),
+        "time/policy_offload": sum(longest(reports, "offload") for reports in rounds),
     }
     return metrics
 

@@ -65,7 +65,7 @@ def train_metrics(
             "env/return": sum(e.episode_return for e in episodes) / count,
             "env/episode_len": sum(e.episode_length for e in episodes) / count,
         }
-    metrics |= {f"actor/{name}": value for name, value in updates[0].metrics.items()}
+    metrics |= actor_metrics(updates)
     metrics |= {
         "time/step": step_s,
         "time/rollout": rollout_s,
@@ -74,15 +74,22 @@ def train_metrics(
         "time/env_wait": env_time("wait"),
         "time/inference": policy_time("inference"),
         "time/inference_wait": policy_time("wait"),
-        "time/scoring": longest(updates, "scoring"),
-        "time/advantage": longest(updates, "advantage"),
-        "time/update": longest(updates, "update"),
+        "time/policy_load": policy_time("load"),
+        "time/policy_offload": policy_time("offload"),
         "time/sync": sync_s,
         "rollout/env_steps_per_s": env_steps / rollout_s,
         "rollout/inferences": float(sum(report.inferences for rollout in rollouts for report in rollout.policies)),
         "rollout/rounds": float(len(rollouts)),
     }
     return metrics
+
+
+def actor_metrics(updates: Sequence[UpdateReport]) -> dict[str, float]:
+    """What the actor says of an update, and the seconds of its phases."""
+    phases = sorted({name for report in updates for name in report.seconds})
+    return {f"actor/{name}": value for name, value in updates[0].metrics.items()} | {
+        f"time/{name}": longest(updates, name) for name in phases
+    }
 
 
 def gap_warning(metrics: Mapping[str, float], config: Config) -> str | None:

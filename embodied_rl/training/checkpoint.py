@@ -167,6 +167,8 @@ def _saved_tensors(directory: Path) -> dict[str, TensorStorageMetadata]:
 def _check_model(saved: Mapping[str, TensorStorageMetadata], model_state: Mapping[str, Any], directory: Path) -> None:
     """Refuse a checkpoint of another model, saying how it differs."""
     held = {name.removeprefix("model."): list(entry.size) for name, entry in saved.items() if name.startswith("model.")}
+    if not held:
+        raise CheckpointError(f"{directory}: holds no weights; use another checkpoint")
     wanted = {name: list(tensor.shape) for name, tensor in model_state.items() if isinstance(tensor, torch.Tensor)}
     differences = [f"{name} is missing" for name in wanted.keys() - held.keys()]
     differences += [f"{name} is not in this model" for name in held.keys() - wanted.keys()]

@@ -1,4 +1,4 @@
-"""How many samples go through the network at once: as configured, or as many as fit in memory."""
+"""Which samples go through the network at once: so many, so many tokens' worth, or as many as fit in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from embodied_rl.errors import UserError
@@ -16,20 +16,24 @@ T = TypeVar("T")
 
 
 class MicroBatch:
-    """The size of a micro-batch.
+    """How samples are cut into micro-batches.
 
-    With ``auto`` all samples are tried at once first. Where memory runs out the size is halved for the rest of the run,
-    and the work is done again from its beginning. That needs a single rank: others would wait for the one that failed.
+    Where their lengths differ, samples of like length go together: less padding. With ``auto`` all samples are tried at
+    once first. Where memory runs out the size is halved for the rest of the run, and the work is done again from its
+    beginning. That needs a single rank: others would wait for the one that failed.
 
     Args:
+        size: samples, or ``auto``.
         policies: sharded ones that the work passes through; what an interrupted pass left in them is thrown away.
+        max_tokens: instead of ``size``, the tokens of a micro-batch, padding included; a longer sample goes alone.
 
     Raises:
         UserError: this torch cannot do that.
     """
 
-    def __init__(self, size: MicroBatchSize, *policies: nn.Module) -> None:
+    def __init__(self, size: MicroBatchSize, *policies: nn.Module, max_tokens: int | None = None) -> None:
         self._fixed = size if size != "auto" else None
+        self._max_tokens = max_tokens
         self._fitting: int | None = None
         if size == "auto" and not hasattr(FSDPModule, "reset_iter_state"):
             raise UserError(
@@ -47,18 +51,23 @@ class MicroBatch:
         """What was found to fit; None where nothing was tried."""
         return self._fitting
 
-    def run(self, count: int, work: Callable[[int], T]) -> T:
-        """``work(size)`` on ``count`` samples.
+    def run(self, count: int, lengths: Tensor | None, work: Callable[[list[Tensor]], T]) -> T:
+        """``work`` on ``count`` samples: it gets the places ([k] int64) of each micro-batch's.
+
+        Args:
+            lengths: [count,K] int64 as ``Policy.sample_lengths``.
 
         Raises:
             UserError: not even one sample fits.
         """
+        if self._max_tokens is not None and lengths is not None:
+            return work(within_budget(lengths, self._max_tokens))
         if self._fixed is not None:
-            return work(self._fixed)
+            return work(of_equal_size(count, lengths, self._fixed))
         size = max(1, min(count, self._fitting or count))
         while True:
             try:
-                return work(size)
+                return work(of_equal_size(count, lengths, size))
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error):
                     raise
@@ -77,6 +86,33 @@ class MicroBatch:
                 policy.zero_grad(set_to_none=True)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def of_equal_size(count: int, lengths: Tensor | None, size: int) -> list[Tensor]:
+    """Places of ``count`` samples, ``size`` at a time; the longest first, where they have lengths."""
+    if not count:
+        return []
+    order = torch.arange(count) if lengths is None else lengths.sum(1).argsort(descending=True, stable=True)
+    return list(order.split(size))
+
+
+def within_budget(lengths: Tensor, max_tokens: int) -> list[Tensor]:
+    """Places of samples, as many at a time as have ``max_tokens`` together, padding included; the longest first.
+
+    A part of a sample is padded to the longest such part in its micro-batch. A sample above the budget goes alone.
+    """
+    order = lengths.sum(1).argsort(descending=True, stable=True)
+    groups: list[list[int]] = []
+    longest = [0] * lengths.shape[1]
+    for place, parts in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        padded = [max(pair) for pair in zip(longest, parts, strict=True)]
+        if groups and sum(padded) * (len(groups[-1]) + 1) <= max_tokens:
+            groups[-1].append(place)
+            longest = padded
+        else:
+            groups.append([place])
+            longest = parts
+    return [torch.tensor(group) for group in groups]
 
 
 def _out_of_memory(error: BaseException) -> bool:

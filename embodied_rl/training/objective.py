@@ -43,8 +43,8 @@ class Term:
     denominator: float
     """Over all ranks."""
 
-    def of(self, rows: slice, units: Tensor, mask: Tensor) -> Tensor:
-        """The share of the samples at ``rows``; of a masked stand-in where there are none left."""
+    def of(self, rows: Tensor, units: Tensor, mask: Tensor) -> Tensor:
+        """The share of the samples at ``rows`` ([k] int64); of a masked stand-in where there are none left."""
         weights = self.weights[rows]
         weights = weights if len(weights) else self.weights.new_ones(len(mask))
         return aggregate(units, mask, weights=weights.to(units.device), denominator=self.denominator)
@@ -120,6 +120,18 @@ class Objective:
             for (name, w), count in zip(weights.items(), counts, strict=True)
         }
 
+    def teaches(self, batch: TrainBatch, context: UpdateContext) -> Tensor:
+        """[B] bool: the samples whose loss can have a gradient. In the others every advantage is 0, and nothing beside
+        the policy loss is asked for."""
+        algorithm = self._algorithm
+        everything = batch.value_mask is not None or context.kl_beta > 0 or algorithm.entropy_bonus > 0
+        if everything or not POLICY_LOSSES[algorithm.loss_type].weighs_by_advantage:
+            return torch.ones(len(batch), dtype=torch.bool)
+        units = (batch.advantages != 0) & batch.loss_mask
+        if algorithm.positive_nll_coef is not None:
+            units |= _positive(batch)
+        return units if units.ndim == 1 else units.flatten(1).any(1)
+
     def _scale_factor(self, mask: Tensor) -> float:
         if self._algorithm.loss_scale_factor is not None:
             return self._algorithm.loss_scale_factor
@@ -131,12 +143,12 @@ class Objective:
     def loss(
         self,
         micro: TrainBatch,
-        rows: slice,
+        rows: Tensor,
         terms: dict[str, Term],
         diagnostics: Diagnostics,
         context: UpdateContext,
     ) -> Tensor:
-        """This micro-batch's share of the mini-batch's loss."""
+        """The share of a micro-batch, the samples at ``rows`` ([k] int64), in the mini-batch's loss."""
         algorithm = self._algorithm
         exact = context.kl_beta > 0 and algorithm.kl_penalty_type == "full"
         inputs = {key: tensor.to(self._device) for key, tensor in micro.replay_inputs.items()}

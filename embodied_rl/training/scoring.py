@@ -29,6 +29,7 @@ class Scorer:
         reference: needed with ``algorithm.kl_beta``.
         recompute_logprobs: replace the rollout's log-probabilities.
         batch_size: samples a pass; ``auto`` as in the update.
+        max_tokens: tokens a pass instead, for language.
     """
 
     def __init__(
@@ -39,13 +40,15 @@ class Scorer:
         algorithm: AlgorithmConfig,
         recompute_logprobs: bool,
         batch_size: MicroBatchSize,
+        max_tokens: int | None = None,
         device: str,
         report_progress: Callable[[str, int, int], None],
     ) -> None:
         self._policy, self._reference = policy, reference
         self._algorithm, self._recompute = algorithm, recompute_logprobs
         references = [] if reference is None else [reference.policy]
-        self._micro_batch, self._device = MicroBatch(batch_size, policy, *references), device
+        self._micro_batch = MicroBatch(batch_size, policy, *references, max_tokens=max_tokens)
+        self._device = device
         self._max, self._report_progress = max_over_ranks(device), report_progress
         decoupled = "prox_logp_method" in POLICY_LOSSES[algorithm.loss_type].sections
         self._proximal = decoupled and algorithm.prox_logp_method != "loglinear"
@@ -73,12 +76,12 @@ class Scorer:
         }
         count = int(sum(f.sum() for f in flat))
 
-        def passes(size: int) -> dict[str, Tensor]:
-            return self._passes(inputs, count, size, own=own, other=other, values=values)
+        def passes(parts: list[Tensor]) -> dict[str, Tensor]:
+            return self._passes(inputs, parts, own=own, other=other, values=values)
 
         was_training = self._policy.training
         self._policy.eval()
-        found = self._micro_batch.run(count, passes)
+        found = self._micro_batch.run(count, self._policy.sample_lengths(inputs), passes)
         self._policy.train(was_training)
         sizes = [int(f.sum()) for f in flat]
         parts = {name: tensor.split(sizes) for name, tensor in found.items()}
@@ -88,19 +91,22 @@ class Scorer:
         ]
 
     def _passes(
-        self, inputs: dict[str, Tensor], count: int, size: int, *, own: bool, other: bool, values: bool
+        self, inputs: dict[str, Tensor], parts: list[Tensor], *, own: bool, other: bool, values: bool
     ) -> dict[str, Tensor]:
         """[count,...] each: ``logprobs`` and ``values`` under the present weights, ``reference`` log-probabilities, and
-        the exact ``divergence``."""
+        the exact ``divergence``.
+
+        Args:
+            parts: places of each pass's samples.
+        """
         found: dict[str, list[Tensor]] = {}
-        passes = int(self._max(torch.tensor([-(-count // size)]))[0])
+        passes = int(self._max(torch.tensor([len(parts)]))[0])
         exact = self._full and self._in_reward
         for number in range(passes):
-            rows = slice(number * size, min((number + 1) * size, count))
             # A rank without samples left takes part in the others' collectives with any sample.
-            spare = rows.start >= count
-            micro = {k: t[:1] if spare else t[rows] for k, t in inputs.items()}
-            micro = {key: tensor.to(self._device) for key, tensor in micro.items()}
+            spare = number >= len(parts)
+            rows = torch.zeros(1, dtype=torch.int64) if spare else parts[number]
+            micro = {key: tensor[rows].to(self._device) for key, tensor in inputs.items()}
             temperature = self._algorithm.sampling_params.temperature
             results: dict[str, Tensor] = {}
             mine = theirs = None
@@ -121,7 +127,8 @@ class Scorer:
             for name, tensor in results.items():
                 found.setdefault(name, []).append((tensor[:0] if spare else tensor).float().cpu())
             self._report_progress("scoring", number + 1, passes)
-        return {name: torch.cat(parts) for name, parts in found.items()}
+        places = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
+        return {name: torch.cat(tensors)[places] for name, tensors in found.items()}
 
     def _filled(self, t: Trajectory, flat: Tensor, found: dict[str, Tensor], diagnostics: Diagnostics) -> Trajectory:
         def spread(name: str) -> Tensor:

@@ -58,7 +58,11 @@ class Updater:
             policy, reference, algorithm=algorithm, device=device, longest_sequence=longest_sequence
         )
         references = [] if reference is None else [reference.policy]
-        self._micro_batch = MicroBatch(actor.micro_batch_size, policy, *references)
+        self._left_out = self._seen = 0
+        """Samples of this update's optimiser steps."""
+        self._micro_batch = MicroBatch(
+            actor.micro_batch_size, policy, *references, max_tokens=actor.max_tokens_per_micro_batch
+        )
 
     def run(self, batch: TrainBatch, *, step: int, kl_beta: float = 0.0) -> dict[str, float]:
         """Optimise on ``batch`` and return diagnostics, equal on all ranks.
@@ -86,6 +90,7 @@ class Updater:
             count = max(1, round(len(all_ids) / self._actor.global_batch_size))
         norms: list[float] = []
         skipped = 0
+        self._left_out = self._seen = 0
         total = algorithm.update_epoch * min(count, len(all_ids))
         stopped = False
         for epoch in range(algorithm.update_epoch):
@@ -108,6 +113,9 @@ class Updater:
             "optimizer_steps": float(len(norms)),
             "samples": float(len(all_ids)),
         }
+        if self._actor.skip_zero_advantages:
+            left_out, seen = self._sum(torch.tensor([self._left_out, self._seen], dtype=torch.float64)).tolist()
+            metrics["samples_skipped"] = left_out / seen if seen else 0.0
         if self._micro_batch.fitting is not None:
             metrics["micro_batch_size"] = float(self._micro_batch.fitting)
         if self._actor.optim.skip_nonfinite:
@@ -122,14 +130,16 @@ class Updater:
         Where the norm is not finite there was no step.
         """
         actor, algorithm = self._actor, self._algorithm
-        terms = self._objective.terms(batch.select(index) if len(index) else _masked(batch))
+        terms, teaching = self._plan(batch, index, context)
+        lengths = self._policy.sample_lengths(batch.replay_inputs)
+        lengths = None if lengths is None else lengths[index[teaching]]
         parameters = [p for p in self._policy.parameters() if p.requires_grad]
         limit = float("inf") if actor.optim.clip_grad is None else actor.optim.clip_grad
         norm = torch.tensor(0.0)
         found = Diagnostics()
         for loss_scale in self._loss_scales():
-            accumulate = partial(self._accumulate, batch, index, terms, context, loss_scale)
-            found = self._micro_batch.run(len(index), accumulate)
+            accumulate = partial(self._accumulate, batch, index, teaching, terms, context, loss_scale)
+            found = self._micro_batch.run(len(teaching), lengths, accumulate)
             if algorithm.early_stop_imp_ratio is not None:
                 total, count = self._sum(found.pair("ratio")).tolist()
                 if count and total / count > algorithm.early_stop_imp_ratio:
@@ -156,6 +166,17 @@ class Updater:
             )
         return norm.item()
 
+    def _plan(self, batch: TrainBatch, index: Tensor, context: UpdateContext) -> tuple[dict[str, Term], Tensor]:
+        """How a mini-batch's samples count, and which of them ([k] int64 into ``index``) to go through."""
+        minibatch = batch.select(index)
+        terms = self._objective.terms(minibatch if len(index) else _masked(batch))
+        if not self._actor.skip_zero_advantages:
+            return terms, torch.arange(len(index))
+        teaching = self._objective.teaches(minibatch, context).nonzero().squeeze(-1)
+        self._seen += len(index)
+        self._left_out += len(index) - len(teaching)
+        return terms, teaching
+
     def _loss_scales(self) -> tuple[float, ...]:
         """What to multiply the loss by; the next one where gradients overflow.
 
@@ -171,22 +192,29 @@ class Updater:
         self,
         batch: TrainBatch,
         index: Tensor,
+        teaching: Tensor,
         terms: dict[str, Term],
         context: UpdateContext,
         loss_scale: float,
-        size: int,
+        parts: list[Tensor],
     ) -> Diagnostics:
-        """Leave a mini-batch's gradient, times ``loss_scale``, in the parameters, ``size`` samples at a time."""
+        """Leave a mini-batch's gradient, times ``loss_scale``, in the parameters.
+
+        Args:
+            index: places in ``batch`` of the mini-batch's samples.
+            teaching: places in ``index`` of the samples to go through.
+            parts: places in ``teaching`` of each micro-batch's.
+        """
         assert isinstance(self._policy, FSDPModule)
         diagnostics = Diagnostics()
-        passes = int(self._max(torch.tensor([-(-len(index) // size)]))[0])
+        passes = max(1, int(self._max(torch.tensor([len(parts)]))[0]))
         self._optimizer.zero_grad(set_to_none=True)
         for number in range(passes):
-            rows = slice(number * size, (number + 1) * size)
-            part = index[rows]
+            rows = teaching[parts[number]] if number < len(parts) else torch.zeros(0, dtype=torch.int64)
             # A rank that has run out of samples repeats one, masked: FSDP's collectives need it to take part, and those
             # of the diagnostics need it to know their names.
-            micro = batch.select(part) if len(part) else _masked(batch.select(torch.zeros(1, dtype=torch.int64)))
+            own = batch.select(index[rows] if len(rows) else torch.zeros(1, dtype=torch.int64))
+            micro = own if len(rows) else _masked(own)
             loss = self._objective.loss(micro, rows, terms, diagnostics, context)
             last = number == passes - 1
             self._policy.set_requires_gradient_sync(last or not self._actor.fsdp_config.enable_gradient_accumulation)

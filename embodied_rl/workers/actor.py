@@ -20,7 +20,7 @@ from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.data.batch import build_train_batch, kept_members
 from embodied_rl.errors import CheckpointError, UserError
-from embodied_rl.models.base import Policy, PolicySpec
+from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.registry import policy_of
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
@@ -36,7 +36,9 @@ from embodied_rl.training.fsdp import (
     shard,
     sum_over_ranks,
 )
+from embodied_rl.training.offload import TrainingState, require_accelerator
 from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
+from embodied_rl.training.policy_record import PolicyRecord
 from embodied_rl.training.reference import BaseReference, CopiedReference, Reference
 from embodied_rl.training.schedule import learning_rate_factor
 from embodied_rl.training.scoring import Scorer
@@ -95,13 +97,19 @@ class ActorWorker(Worker):
         self._written: Path | None = None
         """Where the newest checkpoint's contents are, or will be as soon as the writer is done."""
 
-    def setup(self, spec: PolicySpec) -> int:
-        """Build, shard and equip the policy; returns its number of parameters."""
+    def setup(self, spec: PolicySpec, *, action_statistics: ActionStatistics | None = None) -> int:
+        """Build, shard and equip the policy; returns its number of parameters.
+
+        Args:
+            action_statistics: of what it will imitate. Weights that there are already keep their own.
+        """
+        self._action_statistics = action_statistics
         context = self.context
         mesh = init_process_group(
             device=context.device, rank=context.rank, world_size=context.world_size, rendezvous=context.rendezvous
         )
         self._policy = self._initial_policy(spec)
+        self._record = PolicyRecord.of(self._model_config, spec)
         parameters = sum(p.numel() for p in self._policy.parameters())
         if self._config.torch_compile:
             compile_blocks(self._policy)
@@ -122,6 +130,8 @@ class ActorWorker(Worker):
             algorithm=algorithm,
             recompute_logprobs=self._config.recompute_logprobs,
             batch_size=self._config.logprob_micro_batch_size or self._config.micro_batch_size,
+            # A size of its own is meant for the scoring alone.
+            max_tokens=None if self._config.logprob_micro_batch_size else self._config.max_tokens_per_micro_batch,
             device=context.device,
             report_progress=context.report_progress,
         )
@@ -136,6 +146,12 @@ class ActorWorker(Worker):
             reference=reference,
             longest_sequence=self._longest_sequence,
         )
+        self._state: TrainingState | None = None
+        if self._config.enable_offload:
+            require_accelerator("actor.enable_offload", context.device)
+            references = [] if reference is None else [reference.policy]
+            self._state = TrainingState([self._policy, *references], self._optimizer, context.device)
+            self._state.move("cpu")
         sync_dtype = self._config.sync_dtype
         self._sender = WeightSender(
             self._policy,
@@ -158,6 +174,8 @@ class ActorWorker(Worker):
                 checkpoint.load_weights(policy, initial)
 
         policy = policy_of(self._model_config, spec, None if with_adapters else load)
+        if self._action_statistics is not None and initial is None and self._model_config.path is None:
+            policy.set_action_statistics(self._action_statistics)
         if with_adapters:
             load(policy)
         return policy.to(self.context.device)
@@ -180,7 +198,9 @@ class ActorWorker(Worker):
     def _shares_its_base(self) -> bool:
         """Whether the policy without its adapters stays what training starts from."""
         lora = self._model_config.lora
-        starts_with_adapters = self._initial is not None and checkpoint.has_adapters(self._initial)
+        starts_with_adapters = lora.path is not None or (
+            self._initial is not None and checkpoint.has_adapters(self._initial)
+        )
         untouched = lora.init_lora_weights == "default" and not lora.modules_to_save
         return lora.rank > 0 and untouched and not starts_with_adapters
 
@@ -218,6 +238,11 @@ class ActorWorker(Worker):
 
     def update(self, *, step: int) -> UpdateReport:
         """Train on what was received."""
+        with self._state.on_device(self._timer) if self._state else contextlib.nullcontext():
+            metrics = self._update(step)
+        return UpdateReport(metrics=metrics, seconds=self._timer.drain())
+
+    def _update(self, step: int) -> dict[str, float]:
         reduce = sum_over_ranks(self.context.device)
         # In one order however the messages came in: floating-point sums depend on it.
         self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
@@ -249,13 +274,15 @@ class ActorWorker(Worker):
         if algorithm.kl_beta > 0:
             metrics["kl_beta"] = beta
             self._kl.update(metrics.get("reference_kl", 0.0), sequences=int(totals["score"][1]))
-        return UpdateReport(metrics=metrics, seconds=self._timer.drain())
+        return metrics
 
     def save(self, directory: Path, *, contents: Sequence[str] = ("model", "optimizer")) -> None:
         """Write this rank's shards into ``directory``."""
         optimizer = self._optimizer if "optimizer" in contents else None
         try:
             checkpoint.save_actor(self._policy, optimizer, directory, self._extra_state())
+            if self.context.rank == 0:
+                self._record.write(directory)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
             raise checkpoint.write_error(error, directory) from error
         self._written = directory
@@ -264,8 +291,13 @@ class ActorWorker(Worker):
         """Copy this rank's shards and start to write them; the checkpoint gets its name when all ranks are done."""
         optimizer = self._optimizer if "optimizer" in contents else None
         state = checkpoint.actor_state(self._policy, optimizer, self._extra_state())
-        completed = publication.publish if self.context.rank == 0 else lambda: None
-        self._writer.begin(state, publication.scratch / checkpoint.ACTOR_DIR, completed)
+
+        def complete() -> None:
+            if self.context.rank == 0:
+                self._record.write(publication.scratch)
+                publication.publish()
+
+        self._writer.begin(state, publication.scratch / checkpoint.ACTOR_DIR, complete)
         self._written = publication.scratch
 
     def finish_save(self, directory: Path) -> None:

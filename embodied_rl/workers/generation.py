@@ -215,13 +215,18 @@ class GenerationWorker(Worker):
         self, prompts: Sequence[_Prompt], sampling: Sampling, *, held_out: bool, step: int
     ) -> list[list[Completion]]:
         self._weights.require_complete()
+        with self._timer.phase("load"):
+            self._backend.wake()
         with self._timer.phase("generate"):
-            return self._backend.generate(
+            completions = self._backend.generate(
                 [prompt.token_ids for prompt in prompts],
                 sampling,
                 [prompt_seed(self._seed, held_out=held_out, step=step, prompt=prompt.number) for prompt in prompts],
                 lambda done, of: self.context.report_progress("generation", done, of),
             )
+        with self._timer.phase("offload"):
+            self._backend.sleep()
+        return completions
 
     def _training_score(self, record: CompletionRecord) -> float | None:
         """The score that training sees; None leaves the completion out."""

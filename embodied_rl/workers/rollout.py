@@ -17,6 +17,7 @@ from embodied_rl.models.registry import policy_of
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import ModelConfig, SamplingConfig
+from embodied_rl.training.offload import HostWeights, require_accelerator
 from embodied_rl.training.weight_sync import WeightReceiver
 from embodied_rl.workers.lanes import Lane, Lanes
 
@@ -46,6 +47,7 @@ class RolloutWorker(Worker):
         lanes: all lanes of the run; this worker serves those of every ``world_size``-th env worker.
         requests, answers: keyed by lane.
         weights: keyed by rollout rank.
+        enable_offload: keep the weights in host memory but while serving.
     """
 
     def __init__(
@@ -59,9 +61,12 @@ class RolloutWorker(Worker):
         requests: Channel,
         answers: Channel,
         weights: Channel,
+        enable_offload: bool = False,
     ) -> None:
         super().__init__(context)
         self._model_config, self._sampling, self._seed = model, sampling, seed
+        self._enable_offload = enable_offload
+        self._resident: HostWeights | None = None
         self._stages = lanes.served_by(context.rank, context.world_size)
         self._requests, self._answers, self._channel = requests, answers, weights
         self._timer = PhaseTimer()
@@ -70,8 +75,12 @@ class RolloutWorker(Worker):
 
     def setup(self, spec: PolicySpec) -> None:
         """Build the policy; its weights come with the first :meth:`load_weights`."""
-        self._policy = policy_of(self._model_config, spec)
-        self._policy.to(self.context.device).eval().requires_grad_(False)
+        self._policy = policy_of(self._model_config, spec).eval().requires_grad_(False)
+        if self._enable_offload:
+            require_accelerator("rollout.enable_offload", self.context.device)
+            self._resident = HostWeights(self._policy, self.context.device)
+        else:
+            self._policy.to(self.context.device)
         self._weights = WeightReceiver(self._policy.state_dict(), self._channel, self.context.rank)
 
     async def load_weights(self) -> int:
@@ -85,6 +94,9 @@ class RolloutWorker(Worker):
             mode: which temperature; also part of the sampling seed, as is ``step``.
             first_epoch: the number of the first rollout epoch, where the step has had some already.
         """
+        if self._resident:
+            with self._timer.phase("load"):
+                self._resident.load()
         open_lanes = {lane for stage in self._stages for lane in stage}
         rounds = 0
         while open_lanes:
@@ -99,6 +111,9 @@ class RolloutWorker(Worker):
                         for lane, answer in answers.items():
                             await self._answers.put(answer, key=lane)
                 rounds += 1
+        if self._resident:
+            with self._timer.phase("offload"):
+                self._resident.drop()
         inferences, self._inferences = self._inferences, 0
         return RolloutReport(seconds=self._timer.drain(), inferences=inferences)
 

@@ -14,9 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from embodied_rl.models.base import Policy
+from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
 from embodied_rl.training.checkpoint import load_actor, save_actor
 from embodied_rl.training.fsdp import full_state_dict, init_process_group, shard
+from embodied_rl.training.offload import HostWeights, TrainingState
 from embodied_rl.training.optimizer import build_optimizer
 from tests.training.learner import distance, same, training_config
 from tests.training.samples import MODELS, decisions, model
@@ -155,3 +157,40 @@ def test_recomputation_needs_less_memory(mesh: DeviceMesh) -> None:
     option = "actor.gradient_checkpointing=true"
     assert peak_memory(mesh, option) < peak_memory(mesh)
     assert distance(trained(mesh, "tiny_vla", option), trained(mesh, "tiny_vla")) < 1e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_goes_on_after_its_state_was_in_host_memory(mesh: DeviceMesh, name: str) -> None:
+    policy, optimizer = equipped(mesh, name)
+    other, beside = equipped(mesh, name)
+    state = TrainingState([other], beside, "cuda:0")
+    for _ in range(2):
+        stepped(policy, optimizer, name, steps=1)
+        with state.on_device(PhaseTimer()):
+            stepped(other, beside, name, steps=1)
+        assert {parameter.device.type for parameter in other.parameters()} == {"cpu"}
+        assert {
+            value.device.type
+            for entry in beside.state.values()
+            for value in entry.values()
+            if isinstance(value, Tensor)
+        } == {"cpu"}
+    assert same(full_state_dict(other), full_state_dict(policy))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_rollouts_weights_wait_in_host_memory(name: str) -> None:
+    policy = model(name)
+    host = HostWeights(policy, "cuda:0")
+    received = policy.state_dict()
+    host.load()
+    assert {parameter.device.type for parameter in policy.parameters()} == {"cuda"}
+    host.drop()
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        for tensor in received.values():
+            tensor.fill_(0.25)
+    host.load()
+    assert all((parameter == 0.25).all() for parameter in policy.parameters())
+    host.drop()
+    assert torch.cuda.memory_allocated() <= before

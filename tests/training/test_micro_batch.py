@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy
-from embodied_rl.training.micro_batch import MicroBatch
+from embodied_rl.training.micro_batch import MicroBatch, of_equal_size, within_budget
 from tests.data.rollouts import small_policy
 from tests.training.learner import Learner, distance, trained, training_config, two_epochs
+from tests.training.ranks import Ranks
 
 AUTO = "actor.micro_batch_size=auto"
 ON_THE_CPU = (
@@ -118,10 +121,57 @@ def test_a_given_size_is_not_changed(mesh: DeviceMesh) -> None:
 def test_other_errors_are_not_caught() -> None:
     calls: list[int] = []
 
-    def work(size: int) -> None:
-        calls.append(size)
+    def work(parts: list[Tensor]) -> None:
+        calls.append(len(parts[0]))
         raise RuntimeError("shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes cannot"):
-        MicroBatch("auto", nn.Linear(1, 1)).run(8, work)
+        MicroBatch("auto", nn.Linear(1, 1)).run(8, None, work)
     assert calls == [8]
+
+
+def test_samples_of_like_length_go_together() -> None:
+    lengths = torch.tensor([[2, 3], [1, 1], [9, 1], [2, 4], [1, 2]])  # 5, 2, 10, 6 and 3 tokens
+    assert [part.tolist() for part in of_equal_size(5, lengths, 2)] == [[2, 3], [0, 4], [1]]
+    assert [part.tolist() for part in of_equal_size(5, None, 2)] == [[0, 1], [2, 3], [4]]
+    assert of_equal_size(0, None, 2) == of_equal_size(0, lengths[:0], 2) == []
+    # Beside the longest nothing has room; [2, 4] and [2, 3] take 2 x (2 + 4), the rest 2 x (1 + 2).
+    assert [part.tolist() for part in within_budget(lengths, 12)] == [[2], [3, 0], [4, 1]]
+    # A third would make the second 3 x 6, and nothing makes the first fit.
+    assert [part.tolist() for part in within_budget(lengths, 8)] == [[2], [3], [0], [4, 1]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), max_size=40), st.integers(1, 200))
+def test_a_micro_batch_is_within_its_budget_or_a_single_sample(lengths: list[tuple[int, int]], budget: int) -> None:
+    tensor = torch.tensor(lengths, dtype=torch.int64).reshape(-1, 2)
+    parts = within_budget(tensor, budget)
+    assert sorted(place for part in parts for place in part.tolist()) == list(range(len(lengths)))
+    for part in parts:
+        padded = int(tensor[part].amax(0).sum()) * len(part)
+        assert padded <= budget or len(part) == 1
+
+
+def of_uneven_lengths(values_per_chunk: int) -> Policy:
+    """A policy whose samples are said to have 2 to 8 tokens."""
+    policy = small_policy(values_per_chunk)
+
+    def lengths(replay_inputs: Any) -> Tensor:
+        tokens = 1 + (10 * replay_inputs["state"][:, :2]).abs().long() % 4
+        return tokens
+
+    policy.sample_lengths = lengths  # type: ignore[method-assign]
+    return policy
+
+
+def trained_within(mesh: DeviceMesh, budget: int) -> dict[str, Any]:
+    config = training_config("ppo", f"actor.max_tokens_per_micro_batch={budget}")
+    learner = Learner(mesh, config, make_policy=of_uneven_lengths)
+    learner.train()
+    return learner.weights()
+
+
+def test_the_budget_changes_nothing(mesh: DeviceMesh, two_ranks: Ranks) -> None:
+    whole = trained(mesh, training_config("ppo"), 1)["weights"]
+    for budget in (1, 13, 10_000):
+        assert distance(trained_within(mesh, budget), whole) < 1e-6
+    assert distance(two_ranks.run(trained_within, 13)[0], whole) < 1e-6

@@ -394,3 +394,51 @@ def test_resharding_after_forward_changes_nothing(mesh: DeviceMesh) -> None:
         for on in ("true", "false")
     ]
     assert same(runs[0]["weights"], runs[1]["weights"])
+
+
+def with_every_other_unit(mesh: DeviceMesh, config: Config) -> dict[str, Any]:
+    """Half of the samples have no advantage."""
+    learner = Learner(mesh, config)
+    batch = learner.batch(two_epochs(config))
+    advantages = batch.advantages.clone()
+    advantages[batch.sample_ids % 2 == 0] = 0.0
+    passes: list[int] = []
+    learner.policy.register_forward_pre_hook(lambda module, inputs: passes.append(len(inputs[0]["state"])))
+    metrics = learner.update(replace(batch, advantages=advantages), step=0)
+    return {"weights": learner.weights(), "metrics": metrics, "passed": sum(passes)}
+
+
+@pytest.mark.parametrize("recipe", [("grpo",), ("gspo",), ("aipo", "algorithm.positive_nll_coef=0.3")])
+def test_samples_without_advantage_are_skipped_and_nothing_changes(
+    mesh: DeviceMesh, two_ranks: Ranks, recipe: tuple[str, ...]
+) -> None:
+    skipping, going = (
+        training_config(*recipe, "actor.micro_batch_size=3", f"actor.skip_zero_advantages={skip}")
+        for skip in ("true", "false")
+    )
+    one, all_of_them = with_every_other_unit(mesh, skipping), with_every_other_unit(mesh, going)
+    assert distance(one["weights"], all_of_them["weights"]) < 1e-7
+    assert 0.2 < one["metrics"]["samples_skipped"] < 0.8
+    assert one["passed"] < 0.8 * all_of_them["passed"]
+    assert "samples_skipped" not in all_of_them["metrics"]
+    first, second = two_ranks.run(with_every_other_unit, skipping)
+    assert distance(first["weights"], one["weights"]) < 1e-6
+    assert first["metrics"] == second["metrics"]
+    assert first["metrics"]["samples_skipped"] == one["metrics"]["samples_skipped"]
+
+
+@pytest.mark.parametrize(
+    "recipe", [("ppo",), ("grpo", "algorithm.entropy_bonus=0.01"), ("grpo", "algorithm.kl_beta=0.1")]
+)
+def test_samples_with_another_loss_are_not_skipped(mesh: DeviceMesh, recipe: tuple[str, ...]) -> None:
+    assert with_every_other_unit(mesh, training_config(*recipe))["metrics"]["samples_skipped"] == 0
+
+
+def test_without_any_advantage_nothing_moves(mesh: DeviceMesh) -> None:
+    learner = Learner(mesh, training_config("grpo"))
+    before = learner.weights()
+    batch = learner.batch(two_epochs(learner.config))
+    metrics = learner.update(replace(batch, advantages=torch.zeros_like(batch.advantages)), step=0)
+    assert metrics["samples_skipped"] == 1
+    assert metrics["grad_norm"] == 0
+    assert same(learner.weights(), before)

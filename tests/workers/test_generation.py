@@ -118,7 +118,10 @@ def test_the_actor_gets_what_was_generated() -> None:
 
 
 def test_logprobs_are_those_that_training_computes() -> None:
-    with LanguageJob(small_math("algorithm.sampling_params.temperature=0.7")) as job:
+    # Where all answers are wrong no sample would be gone through, and there would be no ratio.
+    with LanguageJob(
+        small_math("algorithm.sampling_params.temperature=0.7", "actor.skip_zero_advantages=false")
+    ) as job:
         [trajectory], _ = job.generate()
         inputs = {key: tensor[0] for key, tensor in trajectory.replay_inputs.items()}
         with torch.no_grad():

@@ -1,0 +1,48 @@
+"""Weights that wait in host memory. What a CPU can show: the device's copy is another one, and nothing gets lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from embodied_rl.errors import UserError
+from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.training.offload import HostWeights, TrainingState, require_accelerator
+from tests.data.rollouts import small_policy
+from tests.training.learner import Learner, same, training_config, two_epochs
+
+
+def test_new_weights_go_to_the_host_and_are_used_after_the_next_load() -> None:
+    policy = small_policy(0)
+    host = {name: tensor.detach() for name, tensor in policy.state_dict().items()}
+    weights = HostWeights(policy, "cpu")
+    weights.load()
+    used = policy.state_dict()
+    assert all(torch.equal(used[name], host[name]) for name in host)
+    assert all(used[name].data_ptr() != host[name].data_ptr() for name in host)
+    weights.drop()
+    assert all(policy.state_dict()[name].data_ptr() == host[name].data_ptr() for name in host)
+    for tensor in host.values():
+        tensor.fill_(0.5)
+    weights.load()
+    assert all((tensor == 0.5).all() for tensor in policy.state_dict().values())
+
+
+def test_training_goes_on_after_a_move(mesh: DeviceMesh) -> None:
+    config = training_config("ppo")
+    plain, moved = Learner(mesh, config), Learner(mesh, config)
+    state, timer = TrainingState([moved.policy], moved.optimizer, "cpu"), PhaseTimer()
+    batch = plain.batch(two_epochs(config))
+    for step in range(3):
+        plain.update(batch, step=step)
+        with state.on_device(timer):
+            moved.update(batch, step=step)
+    assert same(moved.weights(), plain.weights())
+    assert {"load", "offload"} <= timer.drain().keys()
+
+
+def test_there_must_be_something_to_offload_from() -> None:
+    require_accelerator("actor.enable_offload", "cuda:0")
+    with pytest.raises(UserError, match=r"actor\.enable_offload=true: this worker has no accelerator.*set it to false"):
+        require_accelerator("actor.enable_offload", "cpu")
