@@ -1,6 +1,7 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) in any policy, with peft: the base stays, small matrices are trained.
 
 They are put into the policy in place, so that acting, evaluating, sharding, saving and weight sync need not know.
+``adapter_folder.py`` has them on the disk.
 """
 
 from __future__ import annotations
@@ -8,34 +9,35 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from torch import Tensor, nn
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.adapter_folder import AdapterFolder, copy_into, read_folder, write_folder
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import LoraSettings
 
 ADAPTER = "default"
+_VALUE_HEAD = "value_head."
 
 
 def add_adapters(policy: Policy, settings: LoraSettings) -> None:
     """Put adapters into the policy's linear layers; they, the value head and ``modules_to_save`` stay trainable.
 
     Raises:
-        UserError: ``target_modules`` or ``modules_to_save`` name nothing in this model.
+        UserError: ``target_modules`` or ``modules_to_save`` name nothing in this model, or the adapters of ``path`` do
+            not fit it.
     """
     root = policy.adapter_root()
-    targets = _targets(policy, root, settings)
-    config = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=targets,
-        use_rslora=settings.use_rslora,
-        init_lora_weights=True if settings.init_lora_weights == "default" else settings.init_lora_weights,
-    )
+    folder = None if settings.path is None else read_folder(settings.path)
+    if folder is not None:
+        _check_layers(policy, root, folder)
+        settings = _as_in(folder, settings)
+    config = _peft_config(settings, _targets(policy, root, settings))
     policy.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")  # the head is no target
@@ -48,6 +50,54 @@ def add_adapters(policy: Policy, settings: LoraSettings) -> None:
             raise UserError(f"model.lora.modules_to_save: got {name!r}, which is no part of {_parts(root)}")
         for parameter in found:
             parameter.requires_grad_(True)
+    if folder is not None:
+        copy_into(lambda name: root.get_parameter(f"{name}.{ADAPTER}.weight"), folder.weights, folder.path)
+        if policy.value_parameters():
+            copy_into(lambda name: policy.get_parameter(f"{_VALUE_HEAD}{name}"), folder.value_head, folder.path)
+
+
+def described(settings: LoraSettings) -> LoraSettings:
+    """The same without ``path``: rank, scale and layers are those of its folder.
+
+    Raises:
+        UserError: as :func:`~embodied_rl.models.adapter_folder.read_folder`.
+    """
+    return settings if settings.path is None else _as_in(read_folder(settings.path), settings)
+
+
+def merge_adapters(policy: Policy) -> None:
+    """Add every adapter to the weights under it and take it out: the policy has the names that it has without."""
+    root = policy.adapter_root()
+    for name, layer in [(name, module) for name, module in root.named_modules() if isinstance(module, LoraLayer)]:
+        layer.merge()
+        base = layer.get_base_layer()
+        assert isinstance(base, nn.Module)
+        root.set_submodule(name, base)
+
+
+def save_adapters(policy: Policy, settings: LoraSettings, base: str, directory: Path) -> None:
+    """Write the adapters alone, and the value head, where ``model.lora.path`` and peft can read them.
+
+    Args:
+        settings: those that the adapters were made with.
+        base: the folder or hub name of the weights under them.
+    """
+    root = policy.adapter_root()
+    end = f".{ADAPTER}.weight"
+    weights = {name.removesuffix(end): p for name, p in root.named_parameters() if ".lora_" in name}
+    config = _peft_config(settings, sorted({name.rpartition(".")[0] for name in weights}))
+    config.base_model_name_or_path, config.inference_mode = base, True
+    own = {id(p) for p in policy.value_parameters()}
+    head = {name.removeprefix(_VALUE_HEAD): p for name, p in policy.named_parameters() if id(p) in own}
+    write_folder(directory, config, weights, head)
+
+
+def base_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """The policy's tensors under and beside the adapters, with the names that they have without adapters."""
+    own = {id(p) for p in policy.value_parameters()}
+    for name, tensor in policy.state_dict(keep_vars=True).items():
+        if ".lora_" not in name and id(tensor) not in own:
+            yield name.replace(".base_layer.", "."), tensor.detach()
 
 
 def has_adapters(policy: Policy) -> bool:
@@ -74,14 +124,60 @@ def adapters_off(policy: Policy) -> Iterator[None]:
             layer.set_scale(ADAPTER, 1.0)
 
 
-def _targets(policy: Policy, root: nn.Module, settings: LoraSettings) -> list[str]:
+def _peft_config(settings: LoraSettings, targets: list[str]) -> LoraConfig:
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        use_rslora=settings.use_rslora,
+        init_lora_weights=True if settings.init_lora_weights == "default" else settings.init_lora_weights,
+    )
+
+
+def _as_in(folder: AdapterFolder, settings: LoraSettings) -> LoraSettings:
+    return replace(
+        settings,
+        path=None,
+        rank=folder.rank,
+        alpha=folder.alpha,
+        target_modules=folder.layers,
+        use_rslora=folder.use_rslora,
+        init_lora_weights="default",
+    )
+
+
+def _check_layers(policy: Policy, root: nn.Module, folder: AdapterFolder) -> None:
+    """Refuse adapters of another model, or not whole, saying how they differ."""
+    linear, kept = _linear_layers(policy, root), {id(p) for p in policy.head_parameters()}
+    problems = [f"{name} is no linear layer of this model" for name in folder.layers if name not in linear]
+    problems += [
+        f"{name}.{part} is missing"
+        for name in folder.layers
+        for part in ("lora_A", "lora_B")
+        if f"{name}.{part}" not in folder.weights
+    ]
+    inner = {name for name in linear if id(root.get_submodule(name).weight) not in kept}
+    problems += [f"{name} has no adapter, which its configuration asks for" for name in folder.lacking(inner)]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise UserError(
+            f"model.lora.path={folder.path}: the adapters do not fit the model: {'; '.join(problems[:3])}{more}"
+        )
+
+
+def _linear_layers(policy: Policy, root: nn.Module) -> set[str]:
+    """Those that may have adapters."""
     value_head = {id(p) for p in policy.value_parameters()}
-    kept = {id(p) for p in policy.head_parameters()}
-    linear = {
+    return {
         name
         for name, module in root.named_modules()
         if isinstance(module, nn.Linear) and id(module.weight) not in value_head
     }
+
+
+def _targets(policy: Policy, root: nn.Module, settings: LoraSettings) -> list[str]:
+    linear, kept = _linear_layers(policy, root), {id(p) for p in policy.head_parameters()}
     if settings.target_modules == "all-linear":
         return sorted(name for name in linear if id(root.get_submodule(name).weight) not in kept)
     wanted = [settings.target_modules] if isinstance(settings.target_modules, str) else settings.target_modules

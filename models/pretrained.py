@@ -69,8 +69,8 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """One safetensors file.
+def read_tensors(path: Path, *, key: str = "model.path") -> dict[str, Tensor]:
+    """One safetensors file; ``key`` is the config's that named its folder.
 
     Raises:
         UserError: it is missing or damaged.
@@ -78,21 +78,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise UserError(f"model.path: {path} does not exist; {_contents(path.parent)}") from None
+        raise UserError(f"{key}: {path} does not exist; {_contents(path.parent)}") from None
     except SafetensorError as error:
-        raise UserError(f"model.path: {path} is damaged ({error}); copy it again") from error
+        raise UserError(f"{key}: {path} is damaged ({error}); copy it again") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises UserError: it is missing or no JSON object."""
+def read_json(path: Path, *, key: str = "model.path") -> dict[str, Any]:
+    """A JSON object; ``key`` is the config's that named its folder.
+
+    Raises:
+        UserError: it is missing or no JSON object.
+    """
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"model.path: {path} does not exist; {_contents(path.parent)}") from None
+        raise UserError(f"{key}: {path} does not exist; {_contents(path.parent)}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"model.path: {path} is no JSON ({error}); copy it again") from error
+        raise UserError(f"{key}: {path} is no JSON ({error}); copy it again") from error
     if not isinstance(content, dict):
-        raise UserError(f"model.path: {path} holds a {type(content).__name__}, expected an object")
+        raise UserError(f"{key}: {path} holds a {type(content).__name__}, expected an object")
     return content
 
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 MODELS: dict[str, str] = {
     "causal_lm": "embodied_rl.models.causal_lm:CausalLMPolicy",
     "mlp": "embodied_rl.models.mlp:MlpPolicy",
+    "openvla": "embodied_rl.models.openvla.autoregressive:OpenVlaPolicy",
+    "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",
+    "pi0": "embodied_rl.models.pi0:Pi0Policy",
+    "smolvla": "embodied_rl.models.smolvla:SmolVlaPolicy",
     "tiny_vla": "embodied_rl.models.tiny_vla:TinyVlaPolicy",
 }
 """``model_type`` -> "module:Class"."""
@@ -43,7 +47,7 @@ def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Polic
     policy = build_policy(config.model_type, spec, config.params, config.path)
     if initialize is not None:
         initialize(policy)
-    if config.lora.rank:
+    if config.lora.used:
         from embodied_rl.models.lora import add_adapters  # peft takes a second to import
 
         add_adapters(policy, config.lora)

@@ -3,15 +3,17 @@
 ::
 
     camera ─ convolutions, FiLM by the instruction ─► image tokens ─┐
-    instruction ─ hashed words ─────────────────────► text tokens  ─┤  transformer     C action ┌► A × 256 bins each
-    proprioception ─ MLP ───────────────────────────► one token    ─┼────────────────► slots    ┤
-                                            C learned slot tokens  ─┘  bidirectional            └► mean ─► value head
+    instruction ─ hashed words ─────────────────────► text tokens  ─┤  first layer:    C action ┌► A × 256 bins each
+    proprioception ─ sines, MLP ────────────────────► one token    ─┼────────────────► slots    ┤
+                                            C learned slot tokens  ─┘  all tokens      then     └► mean ─► value head
+                                                                                       slots
 
-All C·A actions are decoded at once (as in OpenVLA-OFT, arXiv:2502.19645), each as one of 256 bins over [-1, 1].
+All C·A actions are decoded at once (as in OpenVLA-OFT, arXiv:2502.19645), each as one of 256 bins.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,15 +27,24 @@ from torch.nn import functional
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
+from embodied_rl.models.action_bins import (
+    NUM_BINS,
+    bin_range,
+    bins_to_actions,
+    imitation_score,
+    places_among_bins,
+)
+from embodied_rl.models.base import ActionStatistics, Evaluation, Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.text import PADDING, hash_words
 
-NUM_BINS = 256
 WORD_BUCKETS = 8192
 """Rows of the word table: LIBERO's words do not collide in it."""
 WORD_SIZE = 64
-STEM_CHANNELS = (32, 64, 128)
-"""Output channels of the convolutions before the last; each halves the resolution, so a token covers 16×16 pixels."""
+STEM_CHANNELS = (48, 96)
+"""Output channels of the convolutions before the last: the first makes a quarter of the resolution, each other a half,
+so a token covers 16×16 pixels."""
+FREQUENCIES = (1.0, 4.0, 16.0)
+"""Of the sines and cosines of proprioception, in half turns a unit: a gripper's fingers move by centimetres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,30 +54,30 @@ class TinyVlaParams:
     hidden_size: Annotated[int, Field(gt=0, multiple_of=8)] = 128
     """Width D of the transformer."""
     num_layers: Annotated[int, Field(ge=1)] = 4
+    """The first mixes all tokens; in the others the action slots look at them."""
     num_heads: Annotated[int, Field(ge=1)] = 4
     max_words: Annotated[int, Field(ge=1)] = 24
     """Longest instruction, in words."""
+    target_sigma: Annotated[float, Field(gt=0)] = 2.0
+    """Imitation: standard deviation in bins of the Gaussian that a demonstrated action is smoothed to."""
+    l1_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Imitation: weight of the distance between the expected and the demonstrated action."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
 
 
-def actions_to_bins(actions: Tensor) -> Tensor:
-    """The bin (int64, 0 .. 255) that each action in [-1, 1] falls into; beyond the ends, the nearest."""
-    return ((actions + 1.0) * (NUM_BINS / 2)).floor().long().clamp(0, NUM_BINS - 1)
-
-
-def bins_to_actions(bins: Tensor) -> Tensor:
-    """Each bin's centre, float32 in [-1 + 1/256, 1 - 1/256]."""
-    return (bins.float() + 0.5) * (2.0 / NUM_BINS) - 1.0
-
-
 class TinyVlaPolicy(Policy):
-    """Categorical over 256 bins for each of C·A actions, given images, instruction and proprioception."""
+    """Categorical over 256 bins for each of C·A actions, given images, instruction and proprioception.
+
+    The bins divide [-1, 1], or the range of the demonstrations that the policy was first trained on.
+    """
 
     Params = TinyVlaParams
     distribution_type = Categorical
+    action_low: Tensor
+    action_high: Tensor
 
     def __init__(self, spec: PolicySpec, params: TinyVlaParams) -> None:
         super().__init__()
@@ -77,6 +88,8 @@ class TinyVlaPolicy(Policy):
             )
         self.spec, self.params = spec, params
         width = params.hidden_size
+        self.register_buffer("action_low", torch.full((spec.action_dim,), -1.0))
+        self.register_buffer("action_high", torch.full((spec.action_dim,), 1.0))
         self.words = nn.Embedding(WORD_BUCKETS, WORD_SIZE, padding_idx=PADDING)
         self.word_projection = nn.Linear(WORD_SIZE, width)
         self.word_positions = nn.Parameter(0.02 * torch.randn(params.max_words, width))
@@ -84,7 +97,9 @@ class TinyVlaPolicy(Policy):
             {name: _ImageStem(shape, width) for name, shape in sorted(spec.image_shapes.items())}
         )
         self.proprio = (
-            nn.Sequential(nn.Linear(spec.state_dim, width), nn.GELU(), nn.Linear(width, width))
+            nn.Sequential(
+                nn.Linear(spec.state_dim * (1 + 2 * len(FREQUENCIES)), width), nn.GELU(), nn.Linear(width, width)
+            )
             if spec.state_dim
             else None
         )
@@ -106,6 +121,12 @@ class TinyVlaPolicy(Policy):
     def shard_units(self) -> list[nn.Module]:
         return list(self.blocks)
 
+    def set_action_statistics(self, statistics: ActionStatistics) -> None:
+        """The bins divide the demonstrated range from here on: finer than [-1, 1], and nothing beyond can be done."""
+        low, high = bin_range(statistics)
+        self.action_low.copy_(low)
+        self.action_high.copy_(high)
+
     @torch.no_grad()
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         inputs = self._inputs(obs)
@@ -119,7 +140,7 @@ class TinyVlaPolicy(Policy):
             scores = scores - noise.log()
         bins = scores.argmax(-1)
         return PolicyOutput(
-            actions=bins_to_actions(bins),
+            actions=bins_to_actions(bins, self.action_low, self.action_high),
             logprobs=_pick(log_probabilities, bins),
             values=self._values(slots),
             replay_inputs={**inputs, "bins": bins},
@@ -136,15 +157,26 @@ class TinyVlaPolicy(Policy):
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        return {**self._inputs(obs), "bins": actions_to_bins(actions)}
+        """With ``places`` instead of ``bins``, for which :meth:`evaluate` gives :func:`imitation_score`."""
+        low, high = self.action_low, self.action_high
+        return {**self._inputs(obs), "places": places_among_bins(actions.to(low.device), low, high)}
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
         slots = self._encode(replay_inputs)
         log_probabilities = self._log_probabilities(slots, temperature)
+        if "places" in replay_inputs:
+            logprobs = imitation_score(
+                log_probabilities,
+                replay_inputs["places"].to(slots.device),
+                sigma=self.params.target_sigma,
+                l1_weight=self.params.l1_weight,
+            )
+        else:
+            logprobs = _pick(log_probabilities, replay_inputs["bins"].to(slots.device))
         return Evaluation(
-            logprobs=_pick(log_probabilities, replay_inputs["bins"].to(slots.device)),
+            logprobs=logprobs,
             entropy=-(log_probabilities.exp() * log_probabilities).sum(-1),
             values=self._values(slots),
             distribution={"logits": log_probabilities} if with_distribution else None,
@@ -169,11 +201,12 @@ class TinyVlaPolicy(Policy):
         words = inputs["words"].to(device)
         text = self.word_projection(self.words(words)) + self.word_positions
         said = words != PADDING
-        sentence = (text * said.unsqueeze(-1)).sum(1) / said.sum(1, keepdim=True)
+        # Not linear before the mean, or the order of words would be lost in it.
+        sentence = (functional.gelu(text) * said.unsqueeze(-1)).sum(1) / said.sum(1, keepdim=True)
         tokens = [stem(inputs[f"images/{camera}"].to(device), sentence, dtype) for camera, stem in self.cameras.items()]
         tokens.append(text)
         if self.proprio is not None:
-            tokens.append(self.proprio(inputs["proprio"].to(device, dtype)).unsqueeze(1))
+            tokens.append(self.proprio(_waves(inputs["proprio"].to(device, dtype))).unsqueeze(1))
         tokens.append(self.slots.expand(len(words), -1, -1))
 
         x = torch.cat(tokens, 1)
@@ -181,10 +214,12 @@ class TinyVlaPolicy(Policy):
         start = sum(token.shape[1] for token in tokens[: len(self.cameras)])
         seen[:, start : start + words.shape[1]] = said
         mask = seen[:, None, None, :]
-        for block in self.blocks[:-1]:
+        slots = len(self.slots)
+        for block in self.blocks[:1] if len(self.blocks) > 1 else ():
             x = block(x, mask, queries=x.shape[1])
-        # Nothing reads the other tokens after the last block.
-        return self.norm(self.blocks[-1](x, mask, queries=len(self.slots)))
+        for block in self.blocks[1:] if len(self.blocks) > 1 else self.blocks:
+            x = torch.cat((x[:, :-slots], block(x, mask, queries=slots)), 1)
+        return self.norm(x[:, -slots:])
 
     def _log_probabilities(self, slots: Tensor, temperature: float) -> Tensor:
         """[N,C,A,256]."""
@@ -199,7 +234,7 @@ class TinyVlaPolicy(Policy):
 
 
 class _ImageStem(nn.Module):
-    """uint8 images [N,H,W,3] -> tokens [N, ceil(H/16)·ceil(W/16), D]."""
+    """uint8 images [N,H,W,3] -> tokens [N, about H/16·W/16, D]."""
 
     grid: Tensor
 
@@ -209,27 +244,36 @@ class _ImageStem(nn.Module):
         grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1)
         # A constant of the shape: recomputed, not saved with the weights.
         self.register_buffer("grid", grid, persistent=False)
-        channels = (5, *STEM_CHANNELS, width)
+        channels = (*STEM_CHANNELS, width)
+        self.patches = nn.Conv2d(5, channels[0], 6, stride=4, padding=1)
         self.convolutions = nn.ModuleList(nn.Conv2d(i, o, 3, stride=2, padding=1) for i, o in pairwise(channels))
-        self.norms = nn.ModuleList(nn.GroupNorm(8, o) for o in channels[1:])
-        # The instruction scales and shifts the features of the last two layers (FiLM, arXiv:1709.07871).
-        self.films = nn.ModuleList(_zero(nn.Linear(width, 2 * o)) for o in channels[-2:])
+        self.last = nn.Conv2d(width, width, 3, padding=1)
+        widths = (*channels, width)
+        self.norms = nn.ModuleList(nn.GroupNorm(8, o) for o in widths)
+        # The instruction scales and shifts the features of every layer but the first (FiLM, arXiv:1709.07871).
+        self.films = nn.ModuleList(_zero(nn.Linear(width, 2 * o)) for o in widths[1:])
         tokens = 1
         for size in shape:
-            tokens *= -(-size // 2 ** len(self.convolutions))
+            size = (size - 4) // 4 + 1
+            for _ in self.convolutions:
+                size = (size - 1) // 2 + 1
+            tokens *= size
         self.positions = nn.Parameter(0.02 * torch.randn(tokens, width))
 
     def forward(self, images: Tensor, sentence: Tensor, dtype: torch.dtype) -> Tensor:
         x = images.to(dtype) / 127.5 - 1.0
         # Channels stay last in memory: convolutions take half the time so.
         x = torch.cat((x, self.grid.to(dtype).expand(len(x), -1, -1, -1)), -1).permute(0, 3, 1, 2)
-        plain = len(self.convolutions) - len(self.films)
-        for layer, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            x = functional.relu(norm(convolution(x)))
-            if layer >= plain:
-                scale, shift = self.films[layer - plain](sentence)[:, :, None, None].chunk(2, 1)
-                x = x * (1.0 + scale) + shift
+        x = functional.relu(self.norms[0](self.patches(x)))
+        for number, convolution in enumerate(self.convolutions):
+            x = functional.relu(self._modulated(number, convolution(x), sentence))
+        x = x + functional.relu(self._modulated(-1, self.last(x), sentence))
         return x.flatten(2).transpose(1, 2) + self.positions
+
+    def _modulated(self, number: int, x: Tensor, sentence: Tensor) -> Tensor:
+        scale, shift = self.films[number](sentence)[:, :, None, None].chunk(2, 1)
+        norm = self.norms[number + 1 if number >= 0 else number]
+        return norm(x) * (1.0 + scale) + shift
 
 
 class _Block(nn.Module):
@@ -255,6 +299,12 @@ class _Block(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _waves(state: Tensor) -> Tensor:
+    """[N,S] -> [N,7S]: the numbers, and sines and cosines of several frequencies that tell small differences."""
+    turns = [math.pi * frequency * state for frequency in FREQUENCIES]
+    return torch.cat((state, *(wave for turn in turns for wave in (turn.sin(), turn.cos()))), -1)
 
 
 def _zero(layer: nn.Linear) -> nn.Linear:

@@ -1,82 +1,28 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
-from embodied_rl.errors import UserError
-from embodied_rl.models.base import Policy, PolicySpec
-from embodied_rl.models.lora import adapters_off, add_adapters, has_adapters, trains_base_weights
-from embodied_rl.models.registry import build_policy
-from embodied_rl.schema import LoraSettings
-
-STATE = PolicySpec(action_dim=2, num_action_chunks=3, state_dim=4, image_shapes={}, values_per_chunk=1)
-IMAGES = PolicySpec(
-    action_dim=2, num_action_chunks=3, state_dim=4, image_shapes={"front": (32, 32)}, values_per_chunk=1
+from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.models.base import Policy
+from embodied_rl.models.causal_lm import CausalLMPolicy
+from embodied_rl.models.lora import (
+    adapters_off,
+    add_adapters,
+    described,
+    has_adapters,
+    save_adapters,
+    trains_base_weights,
 )
-LANGUAGE = PolicySpec(action_dim=1, num_action_chunks=6, state_dim=0, image_shapes={}, values_per_chunk=1)
-MODELS: dict[str, tuple[PolicySpec, dict[str, Any]]] = {
-    "mlp": (STATE, {"hidden_size": 16}),
-    "tiny_vla": (IMAGES, {"hidden_size": 32, "num_layers": 2}),
-    "causal_lm": (
-        LANGUAGE,
-        {
-            "architecture": {
-                "type": "qwen2",
-                "hidden_size": 32,
-                "num_layers": 2,
-                "num_heads": 2,
-                "intermediate_size": 64,
-            }
-        },
-    ),
-}
-
-
-def settings(**fields: Any) -> LoraSettings:
-    return LoraSettings(
-        **{
-            "rank": 4,
-            "alpha": 8,
-            "dropout": 0.0,
-            "target_modules": "all-linear",
-            "use_rslora": False,
-            "init_lora_weights": "default",
-            "modules_to_save": [],
-            **fields,
-        }
-    )
-
-
-def fresh(model: str) -> Policy:
-    torch.manual_seed(0)
-    spec, params = MODELS[model]
-    return build_policy(model, spec, params)
-
-
-def inputs(model: str) -> dict[str, torch.Tensor]:
-    rng = torch.Generator().manual_seed(1)
-    if model == "mlp":
-        return {"state": torch.randn(5, 4, generator=rng), "samples": torch.randn(5, 3, 2, generator=rng)}
-    if model == "tiny_vla":
-        return {
-            "words": torch.randint(1, 50, (5, 24), generator=rng),
-            "proprio": torch.randn(5, 4, generator=rng),
-            "images/front": torch.randint(0, 256, (5, 32, 32, 3), generator=rng, dtype=torch.uint8),
-            "bins": torch.randint(0, 256, (5, 3, 2), generator=rng),
-        }
-    return {
-        "prompt_ids": torch.randint(5, 20, (5, 4), generator=rng),
-        "prompt_lengths": torch.full((5,), 4),
-        "response_ids": torch.randint(5, 20, (5, 6), generator=rng),
-        "response_lengths": torch.full((5,), 6),
-    }
-
-
-def logprobs(policy: Policy, model: str) -> torch.Tensor:
-    with torch.no_grad():
-        return policy.eval()(inputs(model), temperature=1.0).logprobs
+from tests.configs import config_of
+from tests.models.small import MODELS, fresh, inputs, logprobs, model_config, settings, shaken
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -157,3 +103,107 @@ def test_modules_to_save_are_trained_whole() -> None:
 def test_names_that_are_not_there_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         add_adapters(fresh("causal_lm"), settings(**fields))
+
+
+# Adapters of a folder.
+
+
+def folder_of(tmp_path: Path, model: str = "causal_lm", **fields: Any) -> tuple[Policy, Path]:
+    """A policy with trained adapters, and their folder."""
+    config = model_config(model, rank=4, **fields)
+    policy = shaken(config)
+    save_adapters(policy, config.lora, "the/base", tmp_path / "adapters")
+    return policy, tmp_path / "adapters"
+
+
+def from_folder(path: Path, model: str = "causal_lm", **fields: Any) -> Policy:
+    policy = fresh(model)
+    add_adapters(policy, settings(path=str(path), rank=0, alpha=1, target_modules=["nothing"], **fields))
+    return policy
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_adapters_of_a_folder_are_what_was_saved(model: str, tmp_path: Path) -> None:
+    policy, path = folder_of(tmp_path, model, use_rslora=True)
+    again = from_folder(path, model)
+    assert torch.equal(logprobs(again, model), logprobs(policy, model))
+    assert not torch.equal(logprobs(fresh(model), model), logprobs(policy, model))
+    trained = [{name for name, p in each.named_parameters() if p.requires_grad} for each in (again, policy)]
+    assert trained[0] == trained[1]
+
+
+def test_a_folder_that_peft_wrote_gives_what_peft_computes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    policy, reference = fresh("causal_lm"), fresh("causal_lm")
+    assert isinstance(reference, CausalLMPolicy)
+    config = LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    theirs = get_peft_model(reference.model, config)
+    theirs.save_pretrained(str(tmp_path))
+    add_adapters(policy, settings(path=str(tmp_path)))
+    assert isinstance(policy, CausalLMPolicy)
+    ids = torch.arange(5, 15)[None]
+    with torch.no_grad():
+        assert torch.equal(policy.model.eval()(input_ids=ids).logits, theirs.eval()(input_ids=ids).logits)
+
+
+def test_the_description_of_a_folder_makes_the_same_adapters(tmp_path: Path) -> None:
+    _, path = folder_of(tmp_path, target_modules=["q_proj"], use_rslora=True)
+    found = described(settings(path=str(path), rank=0, alpha=1, dropout=0.25))
+    assert found.path is None
+    assert (found.rank, found.alpha, found.dropout, found.use_rslora) == (4, 8, 0.25, True)
+    assert found.target_modules == [f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)]
+
+
+def change_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(path / "adapter_model.safetensors")
+    change(tensors)
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path / "adapter_model.safetensors")
+
+
+KEY = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(KEY), r"layers\.1\.self_attn\.q_proj\.lora_A is missing"),
+        (
+            lambda t: [t.pop(KEY), t.pop(KEY.replace("lora_A", "lora_B"))],
+            r"layers\.1\.self_attn\.q_proj has no adapter, which its configuration asks for",
+        ),
+        (lambda t: t.update({KEY.replace("q_proj", "x_proj"): t[KEY]}), "x_proj is no linear layer of this model"),
+        (lambda t: t.update({KEY: t[KEY][:, :5].contiguous()}), r"q_proj\.lora_A is \[4, 5\], expected \[4, 32\]"),
+        (lambda t: t.update({"lm_head.weight": t[KEY]}), "has the tensor lm_head.weight, expected base_model.model."),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused(change: Any, message: str, tmp_path: Path) -> None:
+    _, path = folder_of(tmp_path)
+    change_weights(path, change)
+    with pytest.raises(UserError, match=f"model.lora.path={path}: .*{message}"):
+        from_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("use_dora", True), ("rank_pattern", {"q_proj": 2}), ("bias", "all"), ("peft_type", "IA3"),
+     ("init_lora_weights", "pissa"), ("modules_to_save", ["lm_head"])],
+)  # fmt: skip
+def test_adapters_that_compute_otherwise_are_refused(name: str, value: object, tmp_path: Path) -> None:
+    _, path = folder_of(tmp_path)
+    file = path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    with pytest.raises(UserError, match=f"describes no plain LoRA adapters: {name} is "):
+        from_folder(path)
+
+
+def test_what_is_no_folder_of_adapters_is_refused_before_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.lora\.path: got .*, which has no adapter_config\.json"):
+        config_of("env=dummy", f"model.lora.path={tmp_path}")
+
+
+def test_keys_that_the_folder_answers_are_refused(tmp_path: Path) -> None:
+    _, path = folder_of(tmp_path, "mlp")
+    config = config_of("env=dummy", f"model.lora.path={path}", "model.lora.dropout=0.1")
+    assert config.model.lora.used
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank: .*the folder in model\.lora\.path says it"):
+        config_of("env=dummy", f"model.lora.path={path}", "model.lora.rank=4")

@@ -7,7 +7,7 @@ import torch
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy, actions_to_bins, bins_to_actions
+from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy
 
 SPEC = PolicySpec(
     action_dim=2, num_action_chunks=2, state_dim=3, image_shapes={"agentview": (32, 32)}, values_per_chunk=1
@@ -31,18 +31,6 @@ def observe(n: int, *texts: str) -> EnvObs:
 
 def distribution(model: TinyVlaPolicy, obs: EnvObs) -> torch.Tensor:
     return model._log_probabilities(model._encode(model._inputs(obs)), 1.0)
-
-
-def test_bins_are_centres_of_256_equal_parts() -> None:
-    bins = torch.arange(256)
-    centres = bins_to_actions(bins)
-    assert centres[0] == -1 + 1 / 256
-    assert centres[255] == 1 - 1 / 256
-    assert centres[128] == 1 / 256
-    assert torch.equal(actions_to_bins(centres), bins)
-    assert actions_to_bins(torch.tensor([-1.0, -2.0, 0.0, 1.0, 3.0])).tolist() == [0, 0, 128, 255, 255]
-    actions = torch.linspace(-1, 1, 999)
-    assert (bins_to_actions(actions_to_bins(actions)) - actions).abs().max() <= 1 / 256 + 1e-6
 
 
 def test_replay_inputs_are_small_and_exact() -> None:
@@ -132,7 +120,7 @@ def test_it_learns_what_image_state_and_instruction_ask_for() -> None:
         losses.append(loss.item())
         if losses[-1] < 0.05:
             break
-    assert losses[0] > 4.0, losses[0]
+    assert losses[0] > 3.0, losses[0]
     assert losses[-1] < 0.1, losses[::20]
     greedy = model.act(obs, greedy=True, temperature=1.0, generator=None)
     assert (greedy.actions - actions).abs().max() <= 1 / 256 + 1e-6

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from embodied_rl.errors import CheckpointError
+from embodied_rl.models.lora import save_adapters
 from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.training.policy_record import PolicyRecord
 from embodied_rl.training.reference import BaseReference, CopiedReference
 from tests.workers.job import Job, easy, small
 
@@ -79,6 +81,27 @@ def test_the_reference_is_the_base_and_costs_no_copy(kind: str, monkeypatch: pyt
 def test_modules_that_are_trained_whole_need_a_copy() -> None:
     with Job(penalised("model.lora.modules_to_save=[log_std]")) as job:
         assert isinstance(job.actor._scorer._reference, CopiedReference)
+
+
+def test_a_run_goes_on_with_adapters_of_a_folder(tmp_path: Path) -> None:
+    with Job(config_of()) as job:
+        job.roll()
+        job.update()
+        job.sync(1)
+        before = {name: tensor for name, tensor in job.weights().items() if ".lora_" in name}
+        save_adapters(job.policy, config_of().model.lora, "a/base", tmp_path / "adapters")
+    given = f"model.lora.path={tmp_path / 'adapters'}"
+    config = easy(small("algorithm=grpo", "algorithm.group_size=2", "algorithm.kl_beta=0.3", given), 0.7)
+    with Job(config) as job:
+        # Without its adapters the policy is not what the run starts from.
+        assert isinstance(job.actor._scorer._reference, CopiedReference)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in job.weights().items() if name in before)
+        job.roll()
+        assert job.update()["reference_kl"] == pytest.approx(0.0, abs=1e-3)
+        assert any(not torch.equal(tensor, before[name]) for name, tensor in job.weights().items() if name in before)
+        job.actor.save(tmp_path / "checkpoint")
+    saved = PolicyRecord.read(tmp_path / "checkpoint").model.lora
+    assert (saved.path, saved.rank, saved.alpha) == (None, 4, config_of().model.lora.alpha)
 
 
 def test_a_checkpoint_with_adapters_resumes_and_one_without_starts_them(tmp_path: Path) -> None:

@@ -1,0 +1,13 @@
+"""``python train.py <command> ...``: what is no run. Nothing heavy is imported before a command asks for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COMMANDS: Final[dict[str, str]] = {
+    "doctor": "embodied_rl.commands.doctor:main",
+    "explain": "embodied_rl.explain:main",
+    "export": "embodied_rl.commands.export:main",
+    "make-tiny": "embodied_rl.commands.make_tiny:main",
+}
+"""First argument -> "module:function", which takes the arguments after it. It may return an exit status."""

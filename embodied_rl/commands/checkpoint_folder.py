@@ -1,0 +1,137 @@
+"""``doctor`` on this project's own checkpoints and run directories."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from embodied_rl.commands.findings import Finding, listed, ok, problem, warning
+from embodied_rl.errors import CheckpointError
+from embodied_rl.resume import CONFIG_FILE, read_config
+from embodied_rl.training.checkpoint_store import STATE_FILE, complete_checkpoints, read_state
+
+_RECORD: Final = "policy.json"
+_ACTOR: Final = "actor"
+_UNFINISHED: Final = ".global_step_*"
+
+
+def is_checkpoint(folder: Path) -> bool:
+    return (folder / STATE_FILE).is_file() or (folder / _ACTOR / ".metadata").is_file()
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir() or (folder / CONFIG_FILE).is_file()
+
+
+def run_findings(run: Path) -> Iterator[Finding]:
+    """Checks of a run directory and its newest checkpoint."""
+    try:
+        config = read_config(run / CONFIG_FILE)
+        model, runner = config.get("model") or {}, config.get("runner") or {}
+        text = f"{runner.get('task_type')}, model {model.get('model_type')}, runner.max_steps {runner.get('max_steps')}"
+        yield ok("run", text)
+    except CheckpointError as error:
+        yield warning("run", str(error), "the run can be resumed all the same; its settings cannot be compared")
+    directory = run / "checkpoints"
+    yield from _unfinished(directory)
+    whole = complete_checkpoints(directory)
+    if not whole:
+        yield problem("checkpoints", "no whole one", "train with runner.save_interval of 1 or more")
+        return
+    yield ok("checkpoints", f"{len(whole)} whole: {listed([path.name for path in whole])}")
+    yield from checkpoint_findings(whole[-1])
+
+
+def checkpoint_findings(checkpoint: Path) -> Iterator[Finding]:
+    """Checks of one checkpoint."""
+    try:
+        state = read_state(checkpoint)
+        yield ok("checkpoint", f"{checkpoint.name}: after {state.step} training steps")
+    except CheckpointError as error:
+        yield problem("checkpoint", str(error))
+    yield from _contents(checkpoint / _ACTOR)
+    record = _record(checkpoint)
+    if isinstance(record, Finding):
+        yield record
+        return
+    lora = record["model"]["lora"]
+    adapters = f", adapters of rank {lora['rank']}" if lora["rank"] else ""
+    yield ok("policy", f"{record['model']['model_type']}{adapters}; {_described(record['spec'])}")
+    base = record["model"]["path"]
+    if base is not None:
+        local = Path(base).is_absolute()
+        if local and not Path(base).is_dir():
+            yield warning(
+                "base", f"model.path was {base}, which is not here", "export needs it: base=<where it is now>"
+            )
+        else:
+            yield ok("base", f"model.path was {base}")
+    yield ok("written with", ", ".join(f"{name} {version}" for name, version in record["versions"].items()))
+    at = shlex.quote(str(checkpoint))
+    yield ok("use it with", f"runner.resume_dir={at} (to go on or evaluate), runner.init_from={at}")
+    yield ok("make a folder", f"python train.py export {at} <folder>")
+
+
+def _contents(actor: Path) -> Iterator[Finding]:
+    """What the shards hold, and whether all of them are there."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    try:
+        metadata = FileSystemReader(str(actor)).read_metadata()
+    except Exception as error:  # unpickling raises anything
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        yield problem("contents", f"{actor.name}/ is no readable checkpoint: {said}", "use another one of the run")
+        return
+    ends: dict[str, int] = {}
+    for place in (metadata.storage_data or {}).values():
+        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+    broken = [
+        name
+        for name, end in sorted(ends.items())
+        if not (actor / name).is_file() or (actor / name).stat().st_size < end
+    ]
+    if broken:
+        yield problem("contents", f"missing or cut off: {listed(broken)}", "use another checkpoint of the run")
+    tensors = {n: e for n, e in metadata.state_dict_metadata.items() if isinstance(e, TensorStorageMetadata)}
+    model = {name: entry for name, entry in tensors.items() if name.startswith("model.")}
+    optimizer = any(name.startswith("optimizer.") for name in tensors)
+    types = sorted({str(entry.properties.dtype).removeprefix("torch.") for entry in model.values()})
+    parameters = sum(entry.size.numel() for entry in model.values())
+    text = f"{parameters:,} numbers in {len(model)} tensors ({', '.join(types)}), in {len(ends)} file(s)"
+    if not model:
+        yield problem("contents", "no weights", "use another checkpoint")
+    elif optimizer:
+        yield ok("contents", f"model and optimiser: {text}")
+    else:
+        yield ok("contents", f"model alone: {text}", "no run goes on from it: to evaluate, export, or runner.init_from")
+
+
+def _record(checkpoint: Path) -> dict[str, Any] | Finding:
+    advice = "it can be resumed and evaluated, not exported"
+    try:
+        content = json.loads((checkpoint / _RECORD).read_text())
+        _ = content["model"]["lora"]["rank"], content["spec"], content["versions"], content["model"]["path"]
+    except FileNotFoundError:
+        return warning("policy", f"no {_RECORD}: saved before checkpoints had one", advice)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return problem("policy", f"{_RECORD} cannot be read ({error})", advice)
+    return content
+
+
+def _described(spec: dict[str, Any]) -> str:
+    if not spec["state_dim"] and not spec["image_shapes"]:
+        return f"answers of at most {spec['num_action_chunks']} tokens"
+    cameras = "".join(f", {name} {height}×{width}" for name, (height, width) in spec["image_shapes"].items())
+    value = ", value head" if spec["values_per_chunk"] else ""
+    return f"{spec['num_action_chunks']}×{spec['action_dim']} actions from {spec['state_dim']} states{cameras}{value}"
+
+
+def _unfinished(directory: Path) -> Iterator[Finding]:
+    left = sorted(path.name for path in directory.glob(_UNFINISHED))
+    if left:
+        advice = "a save was interrupted, or goes on now; the next save of the run removes them"
+        yield warning("interrupted", listed(left), advice)

@@ -1,0 +1,180 @@
+"""``python train.py export <checkpoint> <folder>``: a checkpoint's policy as a folder, for ``model.path`` and others.
+
+The policy is built from what the checkpoint says of it (``policy.json``), in this process and without a simulator,
+however many ranks wrote the shards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import rich
+
+from embodied_rl.commands.arguments import parse, wants_help
+from embodied_rl.commands.folders import new_folder, refuse_existing
+from embodied_rl.errors import CheckpointError, UserError
+from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
+from embodied_rl.training.checkpoint_store import read_state, resolve
+
+if TYPE_CHECKING:
+    from embodied_rl.models.base import Policy
+    from embodied_rl.training.policy_record import PolicyRecord
+
+USAGE: Final = "python train.py export <checkpoint or run directory> <folder> [adapters=merged|only] [base=<folder>]"
+HELP: Final = f"""{USAGE}
+
+Writes a folder that model.path=<folder> loads: weights as safetensors, with what is needed to use them.
+A run directory means its newest checkpoint.
+
+  adapters=merged   (default) LoRA adapters are added to the weights under them
+  adapters=only     LoRA adapters alone, in peft's format, for model.lora.path=<folder> or peft itself
+  base=<folder>     where the folder is now that model.path named in the run
+"""
+EXPORT_FILE: Final = "export.json"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Export as the arguments say, and print how to use the result.
+
+    Raises:
+        UserError: of :func:`export`, or wrong arguments.
+    """
+    console = rich.get_console()
+    if wants_help(arguments):
+        return console.print(HELP, highlight=False, markup=False, soft_wrap=True)
+    [source, output], options = parse(
+        arguments,
+        usage=USAGE,
+        places=["a checkpoint or run directory", "the folder to write"],
+        options={"adapters": ("merged", "only"), "base": None},
+    )
+    only = options.get("adapters") == "only"
+    checkpoint = export(Path(source), Path(output), adapters_only=only, base=options.get("base"))
+    console.print(f"exported: {checkpoint}", highlight=False, soft_wrap=True)
+    console.print(f"use it with: {use_of(Path(output))}", highlight=False, soft_wrap=True, markup=False)
+
+
+def export(source: Path, output: Path, *, adapters_only: bool = False, base: str | None = None) -> Path:
+    """Write the policy of a checkpoint into a new folder.
+
+    Args:
+        source: a checkpoint, or a run directory, which means its newest.
+        output: must not exist, or be empty.
+        adapters_only: leave out the weights under the adapters; else adapters are merged into them.
+        base: used instead of the ``model.path`` of the run.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        UserError: there is no checkpoint, or none that this works for, or no place for the output.
+    """
+    refuse_existing(output)  # before the work
+    checkpoint = resolve(str(source), source, key="checkpoint")
+    if checkpoint is None:
+        raise CheckpointError(f"checkpoint={source}: holds no whole checkpoint")
+    from embodied_rl.training.policy_record import PolicyRecord  # imports torch, so only for a checkpoint that is there
+
+    record = PolicyRecord.read(checkpoint)
+    if base is not None:
+        record = replace(record, model=replace(record.model, path=base))
+    if adapters_only:
+        _check_adapters(record, checkpoint)
+    policy = _rebuild(record, checkpoint, unchanged_base=adapters_only)
+    with new_folder(output) as scratch:
+        if adapters_only:
+            from embodied_rl.models.lora import save_adapters
+
+            assert record.model.path is not None
+            save_adapters(policy, record.model.lora, record.model.path, scratch)
+        else:
+            policy.save_pretrained(scratch)
+        content = {
+            "model_type": record.model.model_type,
+            "params": record.model.params,
+            "num_action_chunks": record.spec.num_action_chunks,
+            "base": record.model.path if adapters_only else None,
+            "step": read_state(checkpoint).step,
+            "versions": record.versions,
+        }
+        (scratch / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
+    return checkpoint
+
+
+def use_of(folder: Path) -> str:
+    """The arguments with which a run loads an exported folder."""
+    content: Mapping[str, Any] = json.loads((folder / EXPORT_FILE).read_text())
+    name, base = content["model_type"], content["base"]
+    words = [f"model={name}" if name in MODELS else f"model.model_type={name}"]
+    words += [f"model.path={folder}"] if base is None else [f"model.path={base}", f"model.lora.path={folder}"]
+    if name not in LANGUAGE_MODELS:
+        words.append(f"model.num_action_chunks={content['num_action_chunks']}")
+    # A nested one is how a fresh model is made, which this is not.
+    plain = {key: value for key, value in content["params"].items() if not isinstance(value, dict)}
+    words += [f"model.params.{key}={_as_override(value)}" for key, value in plain.items()]
+    return shlex.join(words)
+
+
+def _as_override(value: object) -> str:
+    """As Hydra reads it, without quotes where it needs none."""
+    if isinstance(value, str) and re.fullmatch(r"[a-z][\w./-]*", value) and value not in ("null", "true", "false"):
+        return value
+    return json.dumps(value)
+
+
+def _check_adapters(record: PolicyRecord, checkpoint: Path) -> None:
+    if not record.model.lora.used:
+        raise UserError(f"adapters=only: {checkpoint} is of a policy without adapters (LoRA); leave it out")
+    if record.model.path is None:
+        raise UserError(
+            f"adapters=only: the weights under the adapters of {checkpoint} are in no folder (its run had no "
+            "model.path), so nobody could use the adapters alone; use adapters=merged"
+        )
+
+
+def _rebuild(record: PolicyRecord, checkpoint: Path, *, unchanged_base: bool) -> Policy:
+    """The policy with the checkpoint's weights, adapters merged unless ``unchanged_base``, which is then checked."""
+    from embodied_rl.models.registry import policy_of
+    from embodied_rl.training.checkpoint import load_weights
+
+    lora = record.model.lora
+    if lora.used:
+        lora = replace(lora, init_lora_weights="default")  # others would change the base, for nothing
+    policy = policy_of(replace(record.model, lora=lora), record.spec)
+    before = _sums(policy) if unchanged_base else {}
+    load_weights(policy, checkpoint)
+    if not lora.used:
+        return policy
+    from embodied_rl.models.lora import merge_adapters
+
+    if unchanged_base:
+        after = _sums(policy)
+        changed = sorted(name for name in after if after[name] != before[name])
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise UserError(
+                f"adapters=only: the weights under the adapters of {checkpoint} are not those of "
+                f"{record.model.path}: {', '.join(changed[:3])}{more}; use adapters=merged"
+            )
+    else:
+        merge_adapters(policy)
+    return policy
+
+
+def _sums(policy: Policy) -> dict[str, int]:
+    """CRC-32 of every tensor that adapters leave alone."""
+    import torch
+
+    from embodied_rl.models.lora import base_tensors
+
+    return {
+        name: zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        for name, tensor in base_tensors(policy)
+    }

@@ -1,0 +1,219 @@
+"""``doctor`` without a folder: what is installed, what can be rendered, what the machine has."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from embodied_rl.commands.findings import Finding, listed, ok, problem, warning
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""The checkout, where the project runs from one."""
+_GIB: Final = 2**30
+_TIMEOUT_SECONDS: Final = 120
+_LIBERO: Final = """
+import os
+from embodied_rl.envs.libero_install import import_libero, require_renderer
+import_libero(); require_renderer()
+from libero.libero import get_libero_path
+assets = get_libero_path("assets")
+assert os.path.isdir(assets), f"no assets in {assets}"
+import mujoco
+model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><light pos='0 0 2'/><geom size='.1'/></worldbody></mujoco>")
+data = mujoco.MjData(model); mujoco.mj_forward(model, data)
+renderer = mujoco.Renderer(model, 32, 32); renderer.update_scene(data); assert renderer.render().any()
+print(f"imports, has its assets, renders with MUJOCO_GL={os.environ['MUJOCO_GL']}", flush=True)
+os._exit(0)
+"""
+_MANISKILL: Final = """
+import os
+from embodied_rl.envs.maniskill_install import can_render, import_maniskill
+import_maniskill()
+print("imports, " + ("renders" if can_render() else "cannot render (no Vulkan device): states alone"), flush=True)
+os._exit(0)
+"""
+
+
+def installation_findings() -> Iterator[Finding]:
+    """All checks, the quick ones first."""
+    yield python()
+    yield from packages()
+    yield torch_build()
+    yield torchvision()
+    yield simulator("LIBERO", "libero", _LIBERO)
+    yield simulator("ManiSkill", "mani_skill", _MANISKILL)
+    yield processor()
+    yield memory()
+    yield shared_memory()
+    yield disk()
+
+
+def python() -> Finding:
+    version, wanted = platform.python_version(), _declared()[0]
+    text = f"{version} at {sys.executable}"
+    if not wanted or SpecifierSet(wanted).contains(version, prereleases=True):
+        return ok("Python", text)
+    return problem("Python", f"{text}, expected {wanted}", "make setup PYTHON=/path/to/python3.11")
+
+
+def packages() -> Iterator[Finding]:
+    """Those that the project asks for, and how they compare with what it was tested with."""
+    requirements, pins, other = _declared()[1], _pins(), list[str]()
+    fine = 0
+    for text in requirements:
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        installed = _version(wanted.name)
+        if installed is None:
+            yield problem(wanted.name, f"not installed, expected {wanted.specifier}", f"pip install '{text}'")
+        elif not wanted.specifier.contains(installed.partition("+")[0], prereleases=True):
+            yield problem(wanted.name, f"{installed}, expected {wanted.specifier}", f"pip install '{text}'")
+        else:
+            fine += 1
+            pin = pins.get(wanted.name.lower())
+            if pin is not None and pin != installed.partition("+")[0]:
+                other.append(f"{wanted.name} {installed} ({pin})")
+    yield ok("packages", f"{fine} as the project asks for")
+    if other:
+        advice = "pip install -c constraints/pins.txt ... gives the tested ones"
+        yield warning("packages", f"not the version that was tested (in brackets): {listed(other)}", advice)
+
+
+def torch_build() -> Finding:
+    try:
+        import torch
+    except Exception as error:  # a broken build raises anything
+        return problem("torch", f"cannot be imported: {_line(error)}", "docs/installation.md")
+    build = f"{torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'built for the CPU'}"
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
+        shown = [f"{device.name}, {device.total_memory / _GIB:.0f} GiB" for device in devices]
+        return ok("torch", f"{build}; {len(shown)} device(s): {listed(shown)}")
+    if torch.version.cuda:
+        return warning("torch", f"{build}, but it finds no device", "see whether nvidia-smi does")
+    if shutil.which("nvidia-smi"):
+        return warning("torch", f"{build}, on a machine that has nvidia-smi", "docs/installation.md: GPU machines")
+    return ok("torch", f"{build}; no accelerator")
+
+
+def torchvision() -> Finding:
+    """A build that does not match torch's breaks transformers, which imports it where it is there."""
+    if importlib.util.find_spec("torchvision") is None:
+        return ok("torchvision", "not installed, and not needed")
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # of operators that do not exist, for one
+        advice = "it breaks transformers: pip uninstall torchvision, or install the build that matches torch's"
+        return problem("torchvision", f"cannot be imported: {_line(error)}", advice)
+    return ok("torchvision", str(_version("torchvision")))
+
+
+def simulator(name: str, package: str, code: str) -> Finding:
+    """One that is optional. It is tried in a process of its own, which a graphics driver may end."""
+    if importlib.util.find_spec(package) is None:
+        extra = package.replace("_", "")
+        return warning(name, "not installed", f"pip install 'embodied_rl[{extra}]', for its envs")
+    # Where the package was found, whatever the working directory.
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return problem(name, f"no answer in {_TIMEOUT_SECONDS} seconds", "is the machine busy, or the driver broken?")
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        said = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
+        return problem(name, said.rpartition("Error: ")[2], "docs/installation.md")
+    if "cannot render" in lines[-1]:
+        return warning(name, lines[-1], "install a Vulkan driver, for images and videos")
+    return ok(name, lines[-1])
+
+
+def processor() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ok("processor", f"{cores} core(s) for this process, {platform.machine()}")
+
+
+def memory() -> Finding:
+    import psutil
+
+    total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
+        total = min(total, int(text))
+        available = min(available, total)
+    text = f"{total / _GIB:.1f} GiB, {available / _GIB:.1f} available"
+    if available < 10 * _GIB:
+        return warning("memory", text, "LIBERO's envs want 10 GiB; fewer env workers or tasks need less")
+    return ok("memory", text)
+
+
+def shared_memory() -> Finding:
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return problem("shared memory", "no /dev/shm, which the workers' channels need", "cluster=serial works without")
+    usage = shutil.disk_usage(path)
+    text = f"{usage.free / _GIB:.2f} GiB free of {usage.total / _GIB:.2f}"
+    if usage.free < _GIB:
+        return warning("shared memory", text, "in a container: docker run --shm-size=8g")
+    return ok("shared memory", text)
+
+
+def disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    text = f"{free / _GIB:.1f} GiB free in {Path.cwd()}"
+    return ok("disk", text) if free >= 6 * _GIB else warning("disk", text, "set-up and checkpoints want 6 GiB")
+
+
+def _declared() -> tuple[str, list[str]]:
+    """The Python versions and the packages that the project asks for: of the checkout, else of what is installed."""
+    path = ROOT / "pyproject.toml"
+    if path.is_file():
+        project = tomllib.loads(path.read_text())["project"]
+        return project["requires-python"], project["dependencies"]
+    try:
+        found = importlib.metadata.metadata("embodied-rl")
+    except importlib.metadata.PackageNotFoundError:
+        return "", []
+    return str(found.json.get("requires_python", "")), importlib.metadata.requires("embodied-rl") or []
+
+
+def _pins() -> dict[str, str]:
+    """Package, in lower case -> the version that was tested; empty without a checkout."""
+    path = ROOT / "constraints" / "pins.txt"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    pairs = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
+    return {name.strip().lower(): version.split()[0] for name, version in pairs}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,58 @@
+"""``python train.py make-tiny model=<name> <folder>``: a folder in a model's published layout that a CPU can train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import rich
+
+from embodied_rl.commands.arguments import parse, wants_help
+from embodied_rl.commands.folders import new_folder, refuse_existing
+from embodied_rl.errors import UserError
+from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class
+
+USAGE: Final = "python train.py make-tiny model=<name> <folder>"
+HELP: Final = f"""{USAGE}
+
+Writes a folder with the files, names and tokenizer of the model's published ones, small sizes and random weights, for
+model.path=<folder>: to try a model, a configuration or a test without its weights.
+"""
+_METHOD: Final = "write_tiny"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write as the arguments say, and print how to use the result.
+
+    Raises:
+        UserError: of :func:`make_tiny`, or wrong arguments.
+    """
+    console = rich.get_console()
+    if wants_help(arguments):
+        return console.print(HELP, highlight=False, markup=False, soft_wrap=True)
+    [output], options = parse(arguments, usage=USAGE, places=["the folder to write"], options={"model": None})
+    if "model" not in options:
+        raise UserError(f"missing: model=<name>\nusage: {USAGE}")
+    name = options["model"]
+    make_tiny(name, Path(output))
+    task = "task=math " if name in LANGUAGE_MODELS else ""
+    console.print(f"use it with: {task}model={name} model.path={output}", highlight=False, soft_wrap=True, markup=False)
+
+
+def make_tiny(model: str, output: Path) -> None:
+    """Write a tiny folder of a model (a name in ``models/registry.py``, or ``module:Class``).
+
+    Raises:
+        UserError: no such model, or one without published layout; or no place for the output.
+    """
+    refuse_existing(output)
+    write = getattr(policy_class(model), _METHOD, None)
+    if write is None:
+        able = [name for name in sorted(MODELS) if hasattr(policy_class(name), _METHOD)]
+        raise UserError(
+            f"model={model}: is made fresh without a folder (leave model.path out), so there is no tiny one; expected "
+            f"one of {', '.join(able)}"
+        )
+    with new_folder(output) as scratch:
+        write(scratch)

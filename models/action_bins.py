@@ -1,0 +1,84 @@
+"""Continuous actions as bins, and imitation of actions between them.
+
+Bins number b of an action dimension covers ``low + (high - low) [b, b + 1] / NUM_BINS``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied_rl.models.base import ActionStatistics
+
+NUM_BINS = 256
+_MARGIN = 0.05
+"""Of the demonstrated range, added at both ends."""
+_NARROWEST = 0.02
+"""A dimension that hardly moves still gets so wide a range."""
+_TWO_VALUED = 0.95
+"""Of the largest variance that a range and a mean allow; only actions at the range's ends have all of it."""
+
+
+def actions_to_bins(actions: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The bin (int64, 0 .. 255) that each action falls into; beyond the ends, the nearest.
+
+    Args:
+        actions: [...,A].
+        low, high: [A], the first bin's lower and the last bin's upper end.
+    """
+    return ((actions - low) * (NUM_BINS / (high - low))).floor().long().clamp(0, NUM_BINS - 1)
+
+
+def bins_to_actions(bins: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Each bin's centre, float32."""
+    return low + (bins.float() + 0.5) * ((high - low) / NUM_BINS)
+
+
+def places_among_bins(actions: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Where actions are, float32: b at the centre of bin b, and between centres in between; ends as above."""
+    return ((actions - low) * (NUM_BINS / (high - low)) - 0.5).clamp(0.0, NUM_BINS - 1.0)
+
+
+def imitation_score(log_probabilities: Tensor, places: Tensor, *, sigma: float, l1_weight: float) -> Tensor:
+    """How well a distribution over bins fits demonstrated actions: 0 is perfect, all else is negative.
+
+    ``-KL(q || p) - l1_weight |E_p[a] - a|``, where q is a Gaussian about the demonstrated place, and distances are in
+    halves of the range. Unlike the demonstrated bin's log-probability alone, both terms tell a near miss from a far one.
+
+    Args:
+        log_probabilities: [...,256], of p.
+        places: [...], as :func:`places_among_bins` gives them.
+        sigma: q's standard deviation, in bins.
+    """
+    bins = torch.arange(NUM_BINS, dtype=places.dtype, device=places.device)
+    log_target = (-0.5 * ((bins - places.unsqueeze(-1)) / sigma).square()).log_softmax(-1)
+    divergence = (log_target.exp() * (log_target - log_probabilities)).sum(-1)
+    expected = (log_probabilities.exp() * bins).sum(-1)
+    return -divergence - l1_weight * (2.0 / NUM_BINS) * (expected - places).abs()
+
+
+def bin_range(statistics: ActionStatistics) -> tuple[Tensor, Tensor]:
+    """The range [A] that bins divide, within [-1, 1]: the first to the 99th percentile and a margin.
+
+    A dimension with two values, such as a gripper that opens or closes, keeps the whole range, so that both are where
+    another data set would have them.
+    """
+    lowest, highest, mean, std, q01, q99 = (
+        torch.tensor(values, dtype=torch.float64)
+        for values in (
+            statistics.min,
+            statistics.max,
+            statistics.mean,
+            statistics.std,
+            statistics.q01,
+            statistics.q99,
+        )
+    )
+    margin = _MARGIN * (q99 - q01)
+    missing = (_NARROWEST - (q99 - q01) - 2 * margin).clamp(min=0.0) / 2
+    low, high = q01 - margin - missing, q99 + margin + missing
+    most = (highest - mean) * (mean - lowest)  # Bhatia and Davis 2000
+    two_valued = (most > 0) & (std.square() >= _TWO_VALUED * most)
+    low = torch.where(two_valued, -1.0, low).clamp(-1.0, 1.0 - _NARROWEST)
+    high = torch.where(two_valued, 1.0, high).clamp(-1.0 + _NARROWEST, 1.0)
+    return low.float(), high.float()

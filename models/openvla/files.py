@@ -1,0 +1,213 @@
+"""The published folder: what is in it, reading it, writing it back.
+
+=====================================  =============================================================================
+``config.json``                        ``model_type: openvla``, sizes, ``norm_stats``
+``model*.safetensors``                 the network, whole or in shards with an index
+``dataset_statistics.json``            ``norm_stats`` of a fine-tuned checkpoint; they win over those of the config
+``preprocessor_config.json``           means and deviations of the image encoders
+``tokenizer.json``                     and other small files that travel along
+``{part}--{step}_checkpoint.pt``       OpenVLA-OFT's ``action_head`` and ``proprio_projector``; step may be ``latest``
+``value_head.safetensors``             ours, where training had a value head
+=====================================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from embodied_rl.errors import UserError
+from embodied_rl.models.pretrained import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    read_json,
+    write_tensors,
+)
+
+STATISTICS_FILE = "dataset_statistics.json"
+PROCESSOR_FILE = "preprocessor_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+PARTS = ("action_head", "proprio_projector")
+SHARD_BYTES = 5 * 2**30
+_COMPANIONS = ("*.json", "*.model", "*.py")
+_SHOWN = 5
+"""Differing tensors that a message lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """All of a folder but the weights."""
+
+    config: Mapping[str, Any]
+    norm_stats: Mapping[str, Any]
+    means: tuple[tuple[float, ...], ...]
+    """Of red, green and blue, for DINOv2 and for SigLIP."""
+    stds: tuple[tuple[float, ...], ...]
+    tokenizer: Tokenizer
+    companions: Mapping[str, bytes]
+    """Small files as they are, by name; the processor's and the tokenizer's among them."""
+
+
+def read_folder(directory: Path) -> Folder:
+    """Raises UserError: a file is missing, damaged, or of another kind of model."""
+    config = read_config(directory)
+    statistics = directory / STATISTICS_FILE
+    processor = read_json(directory / PROCESSOR_FILE)
+    try:
+        means, stds = (tuple(tuple(row) for row in processor[name]) for name in ("means", "stds"))
+    except (KeyError, TypeError):
+        raise UserError(
+            f"model.path: {directory / PROCESSOR_FILE} has no means and stds of two image encoders"
+        ) from None
+    own = {CONFIG_FILE, INDEX_FILE, STATISTICS_FILE}
+    companions = {path.name: path.read_bytes() for pattern in _COMPANIONS for path in sorted(directory.glob(pattern))}
+    return Folder(
+        config=config,
+        norm_stats=read_json(statistics) if statistics.exists() else config.get("norm_stats") or {},
+        means=means,
+        stds=stds,
+        tokenizer=read_tokenizer(directory),
+        companions={name: content for name, content in companions.items() if name not in own},
+    )
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """``config.json`` of an OpenVLA model with both image encoders.
+
+    Raises:
+        UserError: missing, damaged, or of another model.
+    """
+    path = directory / CONFIG_FILE
+    config = read_json(path)
+    found = config.get("model_type")
+    if found != "openvla":
+        raise UserError(
+            f"model.path: {path} says model_type {found!r}, expected 'openvla'; choose the model that the folder is of"
+        )
+    expected = {"text_config": dict, "timm_model_ids": list, "image_sizes": list}
+    wrong = [name for name, kind in expected.items() if not isinstance(config.get(name), kind)]
+    if wrong or len(config["timm_model_ids"]) != 2:
+        raise UserError(
+            f"model.path: {path} lacks {', '.join(wrong) or 'a second image encoder in timm_model_ids'}; expected the "
+            "config of a published OpenVLA checkpoint"
+        )
+    return {"pad_to_multiple_of": 64, **config}
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """Raises UserError: missing or damaged."""
+    read_json(directory / TOKENIZER_FILE)  # its errors say more
+    try:
+        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+    except Exception as error:  # the library raises no other
+        raise UserError(f"model.path: {directory / TOKENIZER_FILE} is no tokenizer ({error}); copy it again") from error
+    # The file keeps what it was last used with.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def find_part(directory: Path, name: str) -> Path | None:
+    """The file of one of :data:`PARTS`: of ``latest``, else of the highest step; None: the folder has none."""
+    prefix, suffix = f"{name}--", "_checkpoint.pt"
+    paths = sorted(directory.glob(f"{prefix}*{suffix}"))
+    found = {path.name.removeprefix(prefix).removesuffix(suffix): path for path in paths}
+    if "latest" in found:
+        return found["latest"]
+    steps = [step for step in found if step.isdecimal()]
+    return found[max(steps, key=int)] if steps else None
+
+
+def read_part(directory: Path, name: str) -> dict[str, Tensor]:
+    """Raises UserError: missing or damaged."""
+    path = find_part(directory, name)
+    if path is None:
+        raise UserError(f"model.path={directory}: there is no {name}--latest_checkpoint.pt and none of a step")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return {key.removeprefix("module."): tensor for key, tensor in state.items()}
+    except Exception as error:
+        raise UserError(f"model.path: {path} cannot be read ({str(error).splitlines()[0]}); copy it again") from error
+
+
+def check_fit(module: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights that are not exactly the module's.
+
+    Raises:
+        UserError: tensors are missing or too many, or have another shape.
+    """
+    own = module.state_dict()
+    problems = [f"{name} is missing" for name in own if name not in weights]
+    problems += [f"{name} is unexpected" for name in weights if name not in own]
+    problems += [
+        f"{name} is {list(weights[name].shape)}, expected {list(own[name].shape)}"
+        for name in own
+        if name in weights and own[name].shape != weights[name].shape
+    ]
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise UserError(
+            f"{where}: the weights do not fit the model ({len(own)} tensors expected, {len(weights)} found): "
+            + "; ".join(problems[:_SHOWN])
+            + more
+        )
+
+
+def write_folder(
+    directory: Path, folder: Folder, network: Mapping[str, Tensor], parts: Mapping[str, Mapping[str, Tensor]]
+) -> None:
+    """Write the layout above.
+
+    Args:
+        network: its weights by published name.
+        parts: those of :data:`PARTS` that the policy has.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in folder.companions.items():
+        (directory / name).write_bytes(content)
+    write_json(directory / CONFIG_FILE, folder.config)
+    write_json(directory / STATISTICS_FILE, folder.norm_stats)
+    write_shards(directory, network)
+    for name, state in parts.items():
+        # As distributed training names them.
+        tensors = {f"module.{key}": tensor.detach().cpu() for key, tensor in state.items()}
+        torch.save(tensors, directory / f"{name}--latest_checkpoint.pt")
+
+
+def write_shards(directory: Path, weights: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> None:
+    """One safetensors file, or several and their index."""
+    shards = list(_shards(weights, shard_bytes))
+    if len(shards) == 1:
+        write_tensors(directory / WEIGHTS_FILE, shards[0])
+        return
+    places = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_tensors(directory / name, shard)
+        places |= dict.fromkeys(shard, name)
+    total = sum(tensor.nbytes for tensor in weights.values())
+    write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _shards(weights: Mapping[str, Tensor], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights.items():
+        if shard and size + tensor.nbytes > shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    yield shard

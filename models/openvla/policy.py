@@ -1,0 +1,200 @@
+"""What both OpenVLA policies share: the folder, observations as inputs, sampling, values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.distributions import Categorical
+
+from embodied_rl.contracts import EnvObs
+from embodied_rl.errors import UserError, suggestion
+from embodied_rl.models.base import Policy, PolicySpec
+from embodied_rl.models.openvla.actions import ActionCodec, choose_statistics
+from embodied_rl.models.openvla.files import check_fit, read_folder, write_folder
+from embodied_rl.models.openvla.heads import ValueHead
+from embodied_rl.models.openvla.images import ImageProfile, normalize
+from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork
+from embodied_rl.models.openvla.prompts import PAD, PromptTokenizer, trim
+from embodied_rl.models.pretrained import VALUE_HEAD_FILE, read_tensors, read_weights, write_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVlaParams:
+    """``model.params`` of ``openvla``, and of ``openvla_oft`` with more. The image settings are those of the published
+    evaluations; they must be those of the checkpoint's training."""
+
+    unnorm_key: str | None = None
+    """Which of the checkpoint's action statistics; null: those of ``suite``, with ``_no_noops`` or without, else the
+    only ones."""
+    suite: str | None = None
+    """The env's suite; the config fills it in."""
+    jpeg: bool = True
+    """Pass images that have to be resized through JPEG, as the data sets were."""
+    resize: Literal["lanczos3", "bicubic"] = "lanczos3"
+    """Filter to the network's image size."""
+    center_crop: bool = True
+    """Cut the image to the middle 90 % of its area: for checkpoints trained with random crops."""
+    max_prompt_tokens: Annotated[int, Field(ge=2)] = 64
+    """Prompts are recorded with so many tokens; a longer one is an error. The padding is not computed on."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights."""
+
+
+class OpenVlaBase(Policy):
+    """A folder's network in ``network``, and what it takes to act with it.
+
+    ``replay_inputs`` are ``prompt_ids`` [N,L] int64, ``images`` [N,I,H,W,3] uint8 as the encoders see them but for
+    normalisation, and what the subclass adds.
+
+    Args:
+        folder: in the published layout; there are no fresh weights.
+        cameras: of the spec, in the order of the checkpoint.
+
+    Raises:
+        UserError: no folder, one that does not fit, or an env that does not.
+    """
+
+    name: ClassVar[str]
+    distribution_type = Categorical
+
+    def __init__(self, spec: PolicySpec, params: OpenVlaParams, folder: Path | None, cameras: tuple[str, ...]) -> None:
+        super().__init__()
+        if folder is None:
+            raise UserError(
+                f"model_type {self.name!r} has no fresh weights: set model.path to a folder with a published "
+                f"checkpoint, or to a tiny one, which `python train.py make-tiny model={self.name} <folder>` writes"
+            )
+        _check_cameras(self.name, spec, cameras)
+        self.spec, self.params = spec, params
+        self._cameras = cameras
+        self._folder = files = read_folder(folder)
+        with torch.device("meta"):
+            self.network = OpenVlaNetwork(files.config)
+        weights = read_weights(folder)
+        check_fit(self.network, weights, f"model.path={folder}")
+        self.network.materialize(weights, getattr(torch, params.dtype))
+        key = choose_statistics(files.norm_stats, unnorm_key=params.unnorm_key, suite=params.suite)
+        self.codec = ActionCodec(files.norm_stats[key], self.network.first_action_token + NUM_ACTION_TOKENS)
+        if self.codec.action_dim != spec.action_dim:
+            raise UserError(
+                f"model.path={folder}: the action statistics {key!r} are of {self.codec.action_dim} dimensions and the "
+                f"env's actions have {spec.action_dim}; choose others with model.params.unnorm_key"
+            )
+        self._profile = ImageProfile(
+            size=self.network.image_size, jpeg=params.jpeg, resize=params.resize, center_crop=params.center_crop
+        )
+        self._tokenize = PromptTokenizer(files.tokenizer, params.max_prompt_tokens)
+        self.means, self.stds = (nn.Buffer(torch.tensor(x), persistent=False) for x in (files.means, files.stds))
+        self.value_head: ValueHead | None = None
+        if spec.values_per_chunk:
+            self.value_head = ValueHead(self.network.width, spec.values_per_chunk)
+            saved = folder / VALUE_HEAD_FILE
+            if saved.exists():
+                state = read_tensors(saved)
+                check_fit(self.value_head, state, f"model.path: {saved}")
+                self.value_head.load_state_dict(state)
+            self.value_head.to(self.network.dtype)
+
+    @classmethod
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any) -> Self:
+        return cls(spec, params, Path(path))  # pyright: ignore[reportCallIssue]
+
+    def save_pretrained(self, directory: Path) -> None:
+        weights = self.network.state_dict()
+        if any(".lora_" in name for name in weights):
+            raise RuntimeError("published layouts have no adapters: merge them first, with models/lora.py")
+        write_folder(directory, self._folder, weights, self._parts())
+        if self.value_head is not None:
+            write_tensors(directory / VALUE_HEAD_FILE, self.value_head.state_dict())
+
+    @torch.no_grad()
+    def values(self, obs: EnvObs) -> Tensor:
+        if self.value_head is None:
+            raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
+        return self._value_of(self._first_hidden(self._inputs(obs)))
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        return list(self.network.language_model.lm_head.parameters())
+
+    def adapter_root(self) -> nn.Module:
+        return self.network
+
+    def shard_units(self) -> list[nn.Module]:
+        return self.network.blocks()
+
+    def _first_hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[N,H]: the hidden state that decides on the first action token."""
+        raise NotImplementedError
+
+    def _parts(self) -> dict[str, dict[str, Tensor]]:
+        """What the folder holds beside the network."""
+        return {}
+
+    def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
+        """What the network sees, exact and small enough to be recorded."""
+        device = self.network.device
+        images = []
+        for camera in self._cameras:
+            image, expected = obs.images.get(camera), self.spec.image_shapes[camera]
+            if image is None or tuple(image.shape[1:3]) != tuple(expected):
+                got = {name: list(tensor.shape[1:3]) for name, tensor in obs.images.items()}
+                raise ValueError(f"{self.name}: got images {got}, expected {camera!r} of size {list(expected)}")
+            images.append(self._profile(image.to(device)))
+        return {"prompt_ids": self._tokenize(obs.instructions).to(device), "images": torch.stack(images, 1)}
+
+    def _sequence(self, inputs: Mapping[str, Tensor], *, extra: Tensor | None, tail: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`OpenVlaNetwork.sequence` of recorded inputs."""
+        device = self.network.device
+        prompts = trim(inputs["prompt_ids"].to(device))
+        images = normalize(inputs["images"].to(device), self.means, self.stds)
+        return self.network.sequence(images, prompts, prompts != PAD, extra, tail)
+
+    def _value_of(self, hidden: Tensor) -> Tensor:
+        """[N,H] -> [N,V] float32."""
+        assert self.value_head is not None
+        return self.value_head(hidden.to(self.value_head.fc1.weight.dtype)).float()
+
+    def _log_probabilities(self, hidden: Tensor, temperature: float) -> Tensor:
+        """[...,H] -> [...,256] float32."""
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the mode")
+        return (self.network.action_logits(hidden) / temperature).log_softmax(-1)
+
+    def _choose(self, log_probabilities: Tensor, *, greedy: bool, generator: torch.Generator | None) -> Tensor:
+        """[...] int64 token ids."""
+        scores = log_probabilities
+        if not greedy:
+            # The Gumbel-max trick; a draw of exactly 0 would choose its token whatever its probability.
+            noise = torch.empty_like(scores).exponential_(generator=generator).clamp_(min=2.0**-25)
+            scores = scores - noise.log()
+        return scores.argmax(-1) + self.network.first_action_token
+
+    def _pick(self, log_probabilities: Tensor, tokens: Tensor) -> Tensor:
+        """[...,256] and [...] -> [...]: of the chosen tokens."""
+        columns = (tokens.to(log_probabilities.device) - self.network.first_action_token).unsqueeze(-1)
+        return log_probabilities.gather(-1, columns).sum(-1)  # not squeeze: FSDP warns of outputs that are views
+
+
+def entropy_of(log_probabilities: Tensor) -> Tensor:
+    """[...,256] -> [...]."""
+    return -(log_probabilities.exp() * log_probabilities).sum(-1)
+
+
+def _check_cameras(name: str, spec: PolicySpec, cameras: tuple[str, ...]) -> None:
+    if not spec.image_shapes:
+        raise UserError(
+            f"model_type {name!r} acts on camera images and this env gives none; use a model that acts on the state, "
+            "such as 'mlp', or give the env cameras"
+        )
+    for camera in cameras:
+        if camera not in spec.image_shapes:
+            raise UserError(
+                f"model_type {name!r} looks at camera {camera!r} and the env gives {', '.join(spec.image_shapes)}."
+                + suggestion(camera, spec.image_shapes)
+            )

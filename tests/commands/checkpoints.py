@@ -1,0 +1,39 @@
+"""Checkpoints without a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from embodied_rl.models.base import Policy
+from embodied_rl.schema import FSDPConfig, ModelConfig
+from embodied_rl.training.checkpoint import save_actor
+from embodied_rl.training.checkpoint_store import RunState, begin, checkpoint_dir, publish
+from embodied_rl.training.fsdp import shard
+from embodied_rl.training.policy_record import PolicyRecord
+from tests.configs import config_of
+from tests.models.small import shaken
+
+
+def save(policy: Policy, config: ModelConfig, run: Path, step: int = 3) -> Path:
+    """As an actor of one rank does."""
+    directory = checkpoint_dir(run, step)
+    scratch = begin(directory)
+    save_actor(policy, None, scratch)
+    PolicyRecord.of(config, policy.spec).write(scratch)
+    publish(scratch, directory, RunState(step=step, policy_version=step), max_keep=None)
+    return directory
+
+
+def save_in_ranks(mesh: DeviceMesh, config: ModelConfig, directory: Path) -> None:
+    """The shards of one rank."""
+    policy = shaken(config)
+    shard(policy, mesh, sharding())
+    save_actor(policy, None, directory)
+    if mesh.get_rank() == 0:
+        PolicyRecord.of(config, policy.spec).write(directory)
+
+
+def sharding() -> FSDPConfig:
+    return config_of("env=dummy").actor.fsdp_config

@@ -1,0 +1,161 @@
+"""The network against the published layout, and against its arithmetic written down apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from embodied_rl.errors import UserError
+from embodied_rl.models.openvla.heads import L1ActionHead, ProprioProjector, ValueHead
+from embodied_rl.models.openvla.network import OpenVlaNetwork
+from tests.models.openvla.published import (
+    FULL,
+    SMALL,
+    config,
+    head_layout,
+    hidden_states,
+    layout,
+    patch_tokens,
+    proprio_layout,
+    random_weights,
+)
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    return random_weights(layout(SMALL))
+
+
+@pytest.fixture(scope="module")
+def network(weights: dict[str, Tensor]) -> OpenVlaNetwork:
+    with torch.device("meta"):
+        network = OpenVlaNetwork(config(SMALL))
+    network.materialize(weights, torch.float32)
+    return network.requires_grad_(False)
+
+
+def test_the_full_size_is_the_published_one() -> None:
+    with torch.device("meta"):
+        state = OpenVlaNetwork(config(FULL)).state_dict()
+    expected = layout(FULL)
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == expected
+    assert len(expected) == 982
+    assert sum(tensor.numel() for tensor in state.values()) == 7_541_237_184
+
+
+def test_the_heads_are_the_published_ones() -> None:
+    with torch.device("meta"):
+        heads = [
+            (L1ActionHead(4096, 7), head_layout(4096)),
+            (ProprioProjector(8, 4096), proprio_layout(4096)),
+        ]
+        value = ValueHead(4096, 8)
+    for head, expected in heads:
+        assert {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()} == expected
+    assert [tuple(p.shape) for p in value.parameters() if p.ndim == 2] == [(512, 4096), (128, 512), (8, 128)]
+
+
+def test_what_nothing_reads_is_frozen(network: OpenVlaNetwork) -> None:
+    with torch.device("meta"):
+        fresh = OpenVlaNetwork(config(SMALL))
+    frozen = {name for name, p in fresh.named_parameters() if not p.requires_grad}
+    roots = [f"vision_backbone.{name}." for name in ("featurizer", "fused_featurizer")]
+    parts = [root + part for root in roots for part in ("blocks.2.", "norm.", "attn_pool.")]
+    assert frozen == {name for name in layout(SMALL) if name.startswith(tuple(parts))}
+    units = fresh.blocks()
+    assert len(units) == 2 + 2 + 2
+    assert all(p.requires_grad for unit in units for p in unit.parameters())
+
+
+def prompt(length: int, padding: int = 0) -> tuple[Tensor, Tensor]:
+    words = torch.arange(length - 1) + 40
+    ids = torch.cat([torch.tensor([1]), torch.full((padding,), 32000), words])[None]
+    return ids, ids != 32000
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_arithmetic(network: OpenVlaNetwork, weights: dict[str, Tensor], causal: bool) -> None:
+    """Two images, an extra token, padding: equal to the plain computation without padding."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, 2, 6, 28, 28, generator=generator)
+    extra, tail = torch.randn(1, 1, 32, generator=generator), torch.randn(1, 5, 32, generator=generator)
+    ids, mask = prompt(7, padding=4)
+    got = network.hidden(*network.sequence(images, ids, mask, extra, tail), causal=causal)
+
+    table = weights["language_model.model.embed_tokens.weight"]
+    patches = [patch_tokens(weights, SMALL, image) for image in images[0]]
+    words = table[ids[0][mask[0]]]
+    plain = torch.cat([words[:1], *patches, extra[0], words[1:], tail[0]])
+    expected = hidden_states(weights, SMALL, plain, causal=causal)
+    assert expected.std() > 0.3
+    assert torch.allclose(got[0, -11:], expected[-11:], atol=2e-5)
+    assert torch.allclose(got[0, :10], expected[:10], atol=2e-5)
+
+
+def test_logits_of_the_action_tokens(network: OpenVlaNetwork, weights: dict[str, Tensor]) -> None:
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    expected = hidden @ weights["language_model.lm_head.weight"].T
+    assert network.first_action_token == 31744
+    assert torch.allclose(network.action_logits(hidden), expected[:, 31744:32000], atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_who_sees_whom(network: OpenVlaNetwork, causal: bool) -> None:
+    """A later token changes an earlier one's hidden state if and only if attention is bidirectional."""
+    images = torch.zeros(1, 1, 6, 28, 28)
+    ids, mask = prompt(5)
+    tail = torch.zeros(1, 4, 32)
+    other = tail.clone()
+    other[0, 3] = 1.0
+    before, after = (
+        network.hidden(*network.sequence(images, ids, mask, None, x), causal=causal)[0, :-1] for x in (tail, other)
+    )
+    difference = (before - after).abs().amax(-1)
+    if causal:
+        assert difference.max() == 0
+    else:
+        assert difference.min() > 1e-4
+
+
+def test_padding_is_not_seen(network: OpenVlaNetwork) -> None:
+    images, tail = torch.zeros(1, 1, 6, 28, 28), torch.zeros(1, 4, 32)
+    for causal in (False, True):
+        results = [
+            network.hidden(*network.sequence(images, *prompt(5, padding), None, tail), causal=causal)[:, -8:]
+            for padding in (0, 1, 6)
+        ]
+        assert torch.allclose(results[0], results[1], atol=1e-5)
+        assert torch.allclose(results[0], results[2], atol=1e-5)
+
+
+def test_the_cache_changes_nothing(network: OpenVlaNetwork) -> None:
+    images, tail = torch.zeros(1, 1, 6, 28, 28), torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(0))
+    whole, mask = network.sequence(images, *prompt(5, padding=2), None, tail)
+    expected = network.hidden(whole, mask, causal=True)
+    cache = DynamicCache(config=network.language_model.config)
+    parts = [slice(0, -3), slice(-3, -2), slice(-2, None)]
+    seen = [mask[:, :-3], mask[:, :-2], mask]
+    got = [network.hidden(whole[:, part], m, causal=True, cache=cache) for part, m in zip(parts, seen, strict=True)]
+    assert torch.allclose(torch.cat(got, 1)[:, -7:], expected[:, -7:], atol=1e-5)
+
+
+def test_an_unknown_image_encoder() -> None:
+    other = config(dataclasses.replace(SMALL, names=("vit_small_dino", "vit_tiny_test_siglip")))
+    with pytest.raises(UserError, match=r"timm_model_ids 'vit_small_dino', expected some of vit_large.*"):
+        OpenVlaNetwork(other)
+
+
+def test_bfloat16(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    with torch.device("meta"):
+        network = OpenVlaNetwork(config(SMALL))
+    network.materialize(weights, torch.bfloat16)
+    images, tail = torch.zeros(2, 1, 6, 28, 28), torch.zeros(2, 4, 32)
+    ids, mask = (x.expand(2, -1) for x in prompt(5))
+    hidden = network.hidden(*network.sequence(images.bfloat16(), ids, mask, None, tail), causal=False)
+    assert hidden.dtype == torch.bfloat16
+    assert network.action_logits(hidden).dtype == torch.float32

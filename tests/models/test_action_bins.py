@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from embodied_rl.models.action_bins import (
+    actions_to_bins,
+    bin_range,
+    bins_to_actions,
+    imitation_score,
+    places_among_bins,
+)
+from embodied_rl.models.base import ActionStatistics
+
+LOW, HIGH = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 0.5])
+
+
+def test_bins_are_centres_of_256_equal_parts_of_each_dimensions_range() -> None:
+    bins = torch.arange(256)[:, None].expand(-1, 2)
+    centres = bins_to_actions(bins, LOW, HIGH)
+    assert centres[0].tolist() == pytest.approx([-1 + 1 / 256, 0.25 / 256])
+    assert centres[255].tolist() == pytest.approx([1 - 1 / 256, 0.5 - 0.25 / 256])
+    assert torch.equal(actions_to_bins(centres, LOW, HIGH), bins)
+    assert torch.allclose(places_among_bins(centres, LOW, HIGH), bins.float(), atol=1e-4)
+    beyond = torch.tensor([[-2.0, -1.0], [3.0, 0.6]])
+    assert actions_to_bins(beyond, LOW, HIGH).tolist() == [[0, 0], [255, 255]]
+    assert places_among_bins(beyond, LOW, HIGH).tolist() == [[0.0, 0.0], [255.0, 255.0]]
+
+
+def test_between_two_bins() -> None:
+    assert places_among_bins(torch.tensor([0.0, 0.25]), LOW, HIGH).tolist() == [127.5, 127.5]
+
+
+def test_imitation_score_by_hand() -> None:
+    def target(place: float, sigma: float) -> torch.Tensor:
+        return torch.log_softmax(-0.5 * ((torch.arange(256.0) - place) / sigma) ** 2, -1)
+
+    place = torch.tensor(100.0)
+    perfect = imitation_score(target(100.0, 2.0), place, sigma=2.0, l1_weight=1.0)
+    assert perfect.item() == pytest.approx(0.0, abs=1e-5)
+    # Two Gaussians of equal width: KL = d² / 2σ² = 9/8; the expected action is 3 bins off, 6/256 of half the range.
+    off = imitation_score(target(103.0, 2.0), place, sigma=2.0, l1_weight=1.0)
+    assert off.item() == pytest.approx(-9 / 8 - 6 / 256, abs=1e-4)
+    assert imitation_score(target(103.0, 2.0), place, sigma=2.0, l1_weight=0.0).item() == pytest.approx(-9 / 8, abs=1e-4)
+    # Uniform: KL = log 256 - H(q), H = log(σ √(2πe)).
+    uniform = torch.full((256,), -math.log(256))
+    entropy = math.log(2.0 * math.sqrt(2 * math.pi * math.e))
+    expected = -(math.log(256) - entropy) - (127.5 - 100) * 2 / 256
+    assert imitation_score(uniform, place, sigma=2.0, l1_weight=1.0).item() == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_far_miss_is_worse_than_a_near_one() -> None:
+    sure = torch.full((256, 256), -12.0)
+    sure.fill_diagonal_(0.0)
+    scores = imitation_score(sure.log_softmax(-1), torch.full((256,), 50.0), sigma=2.0, l1_weight=1.0)
+    assert scores.argmax() == 50
+    assert (scores[50:].diff() < 0).all()
+    assert (scores[:51].diff() > 0).all()
+
+
+def test_range_of_the_bins() -> None:
+    low, high = bin_range(
+        ActionStatistics(
+            #     spread, gripper, still, at the border
+            min=(-0.9, -1.0, 0.0, -1.0),
+            max=(0.8, 1.0, 0.0, 1.0),
+            mean=(0.0, 0.5, 0.0, 0.0),
+            std=(0.2, math.sqrt(0.75), 0.0, 0.5),
+            q01=(-0.5, -1.0, 0.0, -0.99),
+            q99=(0.3, 1.0, 0.0, 1.0),
+        )
+    )
+    assert low.tolist() == pytest.approx([-0.54, -1.0, -0.01, -1.0])
+    assert high.tolist() == pytest.approx([0.34, 1.0, 0.01, 1.0])
+
+
+def test_a_gripper_that_hardly_ever_opens_keeps_its_range() -> None:
+    """Its first percentile is the 99th, too."""
+    few = 0.005
+    mean = 1 - 2 * few
+    low, high = bin_range(
+        ActionStatistics(min=(-1.0,), max=(1.0,), mean=(mean,), std=(math.sqrt(1 - mean**2),), q01=(1.0,), q99=(1.0,))
+    )
+    assert (low.item(), high.item()) == (-1.0, 1.0)
