@@ -61,6 +61,7 @@ class DummyEnv:
 
     def __init__(self, num_slots: int, params: DummyParams, seed: int) -> None:
         self._params = params
+        self.step_size = params.step_size
         self.num_reset_states = len(_QUADRANTS) * params.states_per_task
         size = params.image_size
         self.image_shapes: Mapping[str, tuple[int, int]] = {"agentview": (size, size)} if size else {}

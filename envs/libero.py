@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +169,12 @@ class LiberoEnv:
             state = self._state_of(slot)
             frames[row] = self._scene(state.spec).image(state.snapshot, CAMERAS["agentview"], *size)
         return frames
+
+    def privileged(self, slot: int) -> Any:
+        """LIBERO's own problem environment in the slot's present state, for scripted experts: poses, joints, contacts
+        and goal predicates. To be read only, and only until the next call of any method of any LiberoEnv."""
+        state = self._state_of(slot)
+        return self._scene(state.spec).expose(state.snapshot)
 
     def close(self) -> None:
         """Forget the slots; the last LiberoEnv of the process frees the scenes, too."""

@@ -185,6 +185,13 @@ class Scene:
         pixels = self._sim.render(width=width, height=height, camera_name=camera)
         return np.ascontiguousarray(pixels[::-1, ::-1])
 
+    def expose(self, snapshot: Snapshot) -> Any:
+        """LIBERO's problem environment with poses and contacts of ``snapshot``. What it computes is computed again by
+        the next step, so looking changes no trajectory."""
+        self._load(snapshot)
+        self._mujoco.mj_fwdPosition(self._model, self._data)
+        return self._env
+
     def close(self) -> None:
         """Free the scene's memory. Snapshots stay valid for another scene of the same task."""
         atexit.unregister(self.close)

@@ -8,6 +8,8 @@ from embodied_rl.registry import load_class
 ADAPTERS: dict[str, str] = {
     "dummy": "embodied_rl.envs.dummy:DummyEnv",
     "libero": "embodied_rl.envs.libero:LiberoEnv",
+    "maniskill": "embodied_rl.envs.maniskill:ManiSkillEnv",
+    "robosuite": "embodied_rl.envs.robosuite_env:RobosuiteEnv",
 }
 """``env_type`` -> "module:Class"."""
 
