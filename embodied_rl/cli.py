@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hydra
@@ -17,8 +17,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from embodied_rl.commands import COMMANDS
 from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.params import unknown_key
+from embodied_rl.registry import load_function
 from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.schema import TASKS, Config
 from embodied_rl.training.checkpoint_store import find_checkpoint, find_initial
@@ -36,13 +38,14 @@ WORKER_ERROR = 1
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of ``train.py`` and ``embodied-rl``."""
-    arguments = [_settable(text) for text in (sys.argv[1:] if argv is None else argv)]
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _understood(given)
     sys.argv[1:] = arguments
     try:
-        if arguments[:1] == ["explain"]:
-            from embodied_rl.explain import main as explain
-
-            return explain(arguments[1:])
+        if given and given[0][:1].isalpha() and "=" not in given[0]:  # no option, no override
+            if status := _command(given[0])(given[1:]):
+                sys.exit(status)
+            return
         if problems := _problems(arguments):
             raise ConfigError(problems)
         _hydra_main()
@@ -56,6 +59,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if ending.code == 128 + signal.SIGTERM:
             print("terminated", file=sys.stderr)
         raise
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int | None]:
+    if name not in COMMANDS:
+        raise UserError(
+            f"{name}: no such command, expected one of {', '.join(COMMANDS)}, or group=choice and key=value for a run."
+            f"{suggestion(name, COMMANDS)}"
+        )
+    return load_function("command", COMMANDS, name)
 
 
 @hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="train")
@@ -82,7 +94,7 @@ def config_of(*overrides: str) -> Config:
         ConfigError: naming every problem found.
     """
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        composed = compose("train", overrides=[_settable(text) for text in overrides])
+        composed = compose("train", overrides=_understood(overrides))
     return from_hydra(composed, _value_keys(overrides))
 
 
@@ -151,6 +163,13 @@ def _problems(arguments: Sequence[str]) -> list[str]:
     except ConfigError as error:
         problems += error.problems
     return problems
+
+
+def _understood(arguments: Sequence[str]) -> list[str]:
+    """The arguments as Hydra wants them. ``task=sft`` imitates language, and together with an env what was done in it:
+    then it means ``task=embodied_sft``."""
+    acts = any(text.startswith("env=") and text != "env=null" for text in arguments)
+    return ["task=embodied_sft" if acts and text == "task=sft" else _settable(text) for text in arguments]
 
 
 def _settable(argument: str) -> str:

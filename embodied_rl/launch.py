@@ -22,16 +22,19 @@ from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.params import parse_params
 from embodied_rl.registry import load_class
+from embodied_rl.runners.saving import CheckpointSaver
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.training.checkpoint_store import experiment_dir, find_checkpoint, find_initial, read_state
-from embodied_rl.wiring.base import RunContext, Runner, Wiring
+from embodied_rl.wiring.base import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
 WIRINGS: dict[str, str] = {
+    "collect": "embodied_rl.wiring.collect:CollectWiring",
     "embodied": "embodied_rl.wiring.embodied:EmbodiedWiring",
+    "embodied_sft": "embodied_rl.wiring.embodied_sft:EmbodiedSftWiring",
     "math": "embodied_rl.wiring.math:MathWiring",
     "sft": "embodied_rl.wiring.math:SftWiring",
 }
@@ -105,7 +108,8 @@ def run(config: Config) -> None:
         try:
             runner.run()
         except Terminated:
-            _save_at_termination(runner, wiring, groups[-1], backend, console)
+            if runner.saver is not None:
+                _save_at_termination(runner.saver, wiring, groups[-1], backend, console)
             raise
 
 
@@ -141,15 +145,15 @@ def _run_directory(config: Config, resumed: Path | None) -> Path:
 
 
 def _save_at_termination(
-    runner: Runner, wiring: Wiring[Any], actor: WorkerGroup, backend: Backend, console: Console
+    saver: CheckpointSaver, wiring: Wiring[Any], actor: WorkerGroup, backend: Backend, console: Console
 ) -> None:
     """Save what has not been, where the workers are still able to. A second SIGTERM ends this at once."""
     try:
-        if not runner.saver.updating:
+        if not saver.updating:
             backend.abandon(wiring.trajectories, range(actor.world_size))
-        outcome = runner.saver.save_at_termination()
+        outcome = saver.save_at_termination()
     except Exception as error:
-        outcome = f"no checkpoint of step {runner.saver.finished}: {str(error).strip() or type(error).__name__}"
+        outcome = f"no checkpoint of step {saver.finished}: {str(error).strip() or type(error).__name__}"
     console.print(f"terminated: {outcome}", highlight=False, soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,7 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry
 from embodied_rl.checks.actor import actor_problems
 from embodied_rl.checks.algorithm import algorithm_problems
+from embodied_rl.checks.collect import collect_problems
 from embodied_rl.checks.embodied import embodied_problems
+from embodied_rl.checks.embodied_sft import embodied_sft_problems
 from embodied_rl.checks.math import math_problems
 from embodied_rl.checks.runner import runner_problems, saves_checkpoints
 from embodied_rl.errors import ConfigError, suggestion
@@ -23,10 +26,21 @@ from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import BACKENDS
 from embodied_rl.params import describe
 from embodied_rl.runtime.placement import Placement, PlacementError, parse_placement
-from embodied_rl.schema import TASKS, Config, EmbodiedConfig, LoraSettings, MathConfig
+from embodied_rl.schema import (
+    TASKS,
+    CollectConfig,
+    Config,
+    EmbodiedConfig,
+    EmbodiedSftConfig,
+    LoraSettings,
+    MathConfig,
+    RunnerConfig,
+)
 
 COMPONENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "collect": ("env",),
     "embodied": ("actor", "rollout", "env"),
+    "embodied_sft": ("actor", "rollout", "env"),
     "math": ("actor", "rollout"),
     "sft": ("actor", "rollout"),
 }
@@ -46,7 +60,8 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
         ConfigError: naming every problem found.
     """
     schema = _schema(raw)
-    problems = [foreign_section(name, schema) for name in raw if name in _sections() - _sections(schema)]
+    foreign = _sections() - _sections(schema)
+    problems = [foreign_section(name, schema) for name in raw if name in foreign and raw[name] is not None]
     if misfit := _model_misfit(raw, schema):  # its section differs, and so would every further finding
         raise ConfigError([*problems, misfit])
     own = {name: section for name, section in raw.items() if name not in _sections() - _sections(schema)}
@@ -127,6 +142,9 @@ def _rule_problems(c: Config) -> Iterator[str]:
         placement = placement_of(c)
     except PlacementError as error:
         yield f"cluster.component_placement: {error}"
+    if isinstance(c, CollectConfig):
+        yield from collect_problems(c)
+        return
     if placement and c.cluster.backend == "serial" and placement.world_size("actor") > 1:
         yield (
             f"cluster.backend=serial: got {placement.world_size('actor')} actor ranks, but one process is one rank; "
@@ -135,7 +153,9 @@ def _rule_problems(c: Config) -> Iterator[str]:
     yield from actor_problems(c, placement)
     yield from runner_problems(c)
     yield from algorithm_problems(c)
-    if isinstance(c, EmbodiedConfig):
+    if isinstance(c, EmbodiedSftConfig):
+        yield from embodied_sft_problems(c, placement)
+    elif isinstance(c, EmbodiedConfig):
         yield from embodied_problems(c, placement)
     elif isinstance(c, MathConfig):
         yield from math_problems(c, placement)
@@ -153,6 +173,12 @@ def _name_problems(c: Config) -> Iterator[str]:
             f"model.model_type: got {c.model.model_type!r}, expected one of {', '.join(MODELS)}, or module:Class."
             f"{suggestion(c.model.model_type, MODELS)}"
         )
+    adapters = c.model.lora.path
+    if adapters is not None and not (Path(adapters) / "adapter_config.json").is_file():
+        yield (
+            f"model.lora.path: got {adapters}, which has no adapter_config.json; expected a folder of adapters in "
+            "peft's format"
+        )
     components = COMPONENTS[c.runner.task_type]
     if missing := set(components) - set(c.cluster.num_threads):
         yield f"cluster.num_threads: no entry for {', '.join(sorted(missing))}; add cluster.num_threads.<component>=1"
@@ -164,8 +190,21 @@ def _estimator(c: Config) -> Entry:
     return ADVANTAGES[c.algorithm.adv_type]
 
 
+def _imitates(c: Config) -> bool:
+    return c.runner.task_type in ("sft", "embodied_sft")
+
+
 def _strategy(c: Config) -> str:
     return c.actor.fsdp_config.sharding_strategy
+
+
+def _collects(c: Config) -> bool:
+    return isinstance(c, CollectConfig)
+
+
+def _plays(c: Config, policy: str) -> bool:
+    """Whether demonstrations are collected, and of whom."""
+    return isinstance(c, CollectConfig) and c.collect.policy == policy
 
 
 _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
@@ -175,9 +214,13 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.huber_delta", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("actor.optim.value_lr", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     *(
-        (f"model.lora.{name}", lambda c: c.model.lora.rank == 0, "model.lora.rank is 0")
+        (f"model.lora.{name}", lambda c: not c.model.lora.used, "model.lora.rank is 0")
         for name in _annotations(LoraSettings)
-        if name != "rank"
+        if name not in ("rank", "path")
+    ),
+    *(
+        (f"model.lora.{name}", lambda c: c.model.lora.path is not None, "the folder in model.lora.path says it")
+        for name in ("rank", "alpha", "target_modules", "use_rslora", "init_lora_weights")
     ),
     ("algorithm.normalize_returns", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.reward_norm", lambda c: not _estimator(c).reward_normalized, "adv_type takes scores as they are"),
@@ -203,7 +246,27 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("runner.max_keep", lambda c: not saves_checkpoints(c), "it saves nothing"),
     ("runner.save_async", lambda c: not saves_checkpoints(c), "it saves nothing"),
     ("runner.save_contents", lambda c: not saves_checkpoints(c), "it saves nothing"),
-    ("runner.weight_sync_interval", lambda c: c.runner.task_type == "sft", "demonstrations are made by no policy"),
+    ("runner.weight_sync_interval", lambda c: _imitates(c), "demonstrations are made by no policy"),
+    ("env.train", lambda c: c.runner.task_type == "embodied_sft", "it trains on demonstrations, not in the env"),
+    *(
+        (section, _collects, "it collects demonstrations and trains nothing")
+        for section in ("algorithm", "actor", "env.train", "env.eval", "env.use_rel_reward", "env.reward_coef")
+    ),
+    *(
+        (f"runner.{name}", _collects, "it collects demonstrations and trains nothing")
+        for name in _annotations(RunnerConfig)
+        if name.startswith(("max_", "val_", "eval_", "save_", "weight_"))
+    ),
+    *(
+        (key, lambda c: _plays(c, "expert"), "the expert plays (collect.policy)")
+        for key in ("model", "runner.init_from", "collect.temperature")
+    ),
+    ("collect.expert_noise", lambda c: _plays(c, "model"), "a model plays (collect.policy)"),
+    (
+        "collect.noise_correlation",
+        lambda c: isinstance(c, CollectConfig) and c.collect.noise == 0,
+        "collect.noise is 0",
+    ),
     ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
 )
 """Key (or section) -> when the run would not read it -> why. Checked for keys the user set, not for defaults.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from embodied_rl.cli import config_of
-from embodied_rl.schema import EmbodiedConfig, MathConfig
+from embodied_rl.schema import EmbodiedConfig, EmbodiedSftConfig, MathConfig
 
 
 def embodied(*overrides: str) -> EmbodiedConfig:
@@ -31,6 +31,21 @@ def tiny_run(directory: Path, *overrides: str) -> EmbodiedConfig:
         "runner.logger.logger_backends=[jsonl]",
         *overrides,
     )
+
+
+def embodied_sft(data: Path, *overrides: str) -> EmbodiedSftConfig:
+    """Imitation of the dummy env's demonstrations in ``data``."""
+    config = config_of(
+        "task=sft",
+        "env=dummy",
+        "model=mlp",
+        f"data.path={data}",
+        "env.eval.video_cfg.save_video=false",
+        "cluster.num_threads.actor=1",
+        *overrides,
+    )
+    assert isinstance(config, EmbodiedSftConfig)
+    return config
 
 
 def small_math(*overrides: str, task: str = "math") -> MathConfig:

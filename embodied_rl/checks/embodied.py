@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.params import parse_params
 from embodied_rl.runtime.placement import Placement
-from embodied_rl.schema import EmbodiedConfig, groups_per_step
+from embodied_rl.schema import CollectConfig, EmbodiedConfig, groups_per_step
 
 
 def embodied_problems(c: EmbodiedConfig, placement: Placement | None) -> Iterator[str]:
@@ -27,6 +27,11 @@ def embodied_problems(c: EmbodiedConfig, placement: Placement | None) -> Iterato
 def _name_problems(c: EmbodiedConfig) -> Iterator[str]:
     if c.algorithm.loss_type == "nll":
         yield "algorithm.loss_type: nll imitates demonstrations, and envs have none; use another loss, or task=sft"
+    yield from adapter_problems(c)
+
+
+def adapter_problems(c: EmbodiedConfig | CollectConfig) -> Iterator[str]:
+    """Of the simulator's name and options."""
     try:
         adapter = adapter_class(c.env.env_type)
     except UserError as error:
@@ -42,12 +47,7 @@ def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
     env_workers, stages = placement.world_size("env"), c.rollout.pipeline_stage_num
     lanes = env_workers * stages
     where = f"{env_workers} env workers x {stages} pipeline stages"
-    for name, total in (("train", c.env.train.total_num_envs), ("eval", c.env.eval.total_num_envs)):
-        if total % lanes:
-            yield (
-                f"env.{name}.total_num_envs: got {total}, which does not divide evenly over {where}; "
-                f"use a multiple of {lanes}"
-            )
+    yield from lane_problems(c, placement, {"train": c.env.train.total_num_envs, "eval": c.env.eval.total_num_envs})
     per_lane, group = c.env.train.total_num_envs // lanes, c.algorithm.group_size
     if c.env.train.total_num_envs % lanes == 0 and per_lane % group:
         yield (
@@ -60,6 +60,22 @@ def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
             f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for {groups} groups of envs "
             "a step; a group is never split, so use fewer ranks, more envs or more algorithm.rollout_epoch"
         )
+
+
+def lane_problems(c: EmbodiedConfig, placement: Placement, totals: Mapping[str, int]) -> Iterator[str]:
+    """Of the envs' distribution over workers and stages.
+
+    Args:
+        totals: section below ``env`` -> its number of envs.
+    """
+    env_workers, stages = placement.world_size("env"), c.rollout.pipeline_stage_num
+    lanes = env_workers * stages
+    for name, total in totals.items():
+        if total % lanes:
+            yield (
+                f"env.{name}.total_num_envs: got {total}, which does not divide evenly over {env_workers} env workers "
+                f"x {stages} pipeline stages; use a multiple of {lanes}"
+            )
     if placement.world_size("rollout") > env_workers:
         yield (
             f"cluster.component_placement: got {placement.world_size('rollout')} rollout workers for {env_workers} env "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from embodied_rl.checks.imitation import imitation_problems
 from embodied_rl.data.prompts import DATASETS, dataset_params
 from embodied_rl.errors import ConfigError
 from embodied_rl.runtime.placement import Placement
@@ -54,21 +55,8 @@ def _data_problems(c: MathConfig) -> Iterator[str]:
 
 
 def _loss_problems(c: MathConfig) -> Iterator[str]:
-    imitates = c.algorithm.loss_type == "nll"
     if not isinstance(c, SftConfig):
-        if imitates:
+        if c.algorithm.loss_type == "nll":
             yield "algorithm.loss_type: nll imitates demonstrations; use task=sft, or another loss for task=math"
         return
-    if not imitates:
-        yield f"algorithm.loss_type: got {c.algorithm.loss_type!r}, but task=sft imitates; use algorithm=sft"
-    for key, wanted in (("adv_type", "raw"), ("group_size", 1), ("filter_rewards", False)):
-        if getattr(c.algorithm, key) != wanted:
-            yield (
-                f"algorithm.{key}: got {getattr(c.algorithm, key)!r}, but demonstrations have no rewards; use "
-                f"algorithm=sft, which has {wanted!r}"
-            )
-    if c.algorithm.sampling_params.temperature != 1:
-        yield (
-            f"algorithm.sampling_params.temperature: got {c.algorithm.sampling_params.temperature}, but the likelihood "
-            "of demonstrations is that at temperature 1"
-        )
+    yield from imitation_problems(c)

@@ -38,12 +38,15 @@ class RunContext:
 
 
 class Runner(Protocol):
-    """A training loop."""
+    """The loop of a task."""
 
-    saver: CheckpointSaver
+    @property
+    def saver(self) -> CheckpointSaver | None:
+        """None where nothing is trained."""
+        ...
 
     def run(self) -> None:
-        """Train, or evaluate only."""
+        """Do the whole job: train, evaluate only, or what the task is."""
         ...
 
 

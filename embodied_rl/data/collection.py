@@ -1,0 +1,174 @@
+"""Which episodes a collection plays, and the record of it in the data set's folder. No torch, no pyarrow.
+
+An episode depends on the configuration and on its place in the plan (task, demonstration, attempt), on nothing else:
+any number of workers gives the same data, and a collection that was stopped goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+from embodied_rl.errors import UserError
+from embodied_rl.schema import CollectConfig, CollectSection
+
+CONFIG: Final = "meta/collection.yaml"
+"""The configuration that the data set's episodes were played with."""
+_DECISIVE: Final = (
+    "env.env_type",
+    "env.init_params",
+    "env.seed",
+    "collect.policy",
+    "collect.max_episode_steps",
+    "collect.keep_failures",
+    "collect.skip_states",
+    "collect.seed",
+    "collect.noise",
+    "collect.noise_correlation",
+    "collect.image_format",
+)
+_DECISIVE_FOR: Final[Mapping[str, tuple[str, ...]]] = {
+    "expert": ("collect.expert_noise",),
+    "model": ("model", "runner.init_from", "collect.temperature"),
+}
+"""Keys (or sections) that an episode depends on, and those that only one kind of policy reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """An episode to play."""
+
+    task_id: int
+    demonstration: int
+    number: int
+    """How many attempts at the demonstration come before."""
+    reset_state_id: int
+
+    def generators(self, seed: int) -> tuple[np.random.Generator, np.random.Generator]:
+        """Two independent ones: of the player's own choices, and of the noise."""
+        place = np.random.SeedSequence(seed, spawn_key=(self.task_id, self.demonstration, self.number))
+        first, second = place.spawn(2)
+        return np.random.default_rng(first), np.random.default_rng(second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A demonstration that is still wanted: its attempts, to be played until one succeeds."""
+
+    task_id: int
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """An attempt of which the outcome is known."""
+
+    task_id: int
+    demonstration: int
+    attempt: int
+    success: bool
+
+
+def plan(tasks: Mapping[int, range], collect: CollectSection, played: Sequence[Played]) -> list[Job]:
+    """The jobs that are left, ordered by task.
+
+    Args:
+        tasks: task id -> its initial states.
+        played: attempts that need not be played again.
+
+    Raises:
+        UserError: a task has too few initial states.
+    """
+    outcomes = {(p.task_id, p.demonstration, p.attempt): p.success for p in played}
+    jobs = []
+    for task_id, states in tasks.items():
+        usable = _usable(task_id, states, collect)
+        for demonstration in range(collect.episodes_per_task):
+            attempts = tuple(_attempts(task_id, usable, demonstration, collect))
+            known = [outcomes.get((task_id, demonstration, a.number)) for a in attempts]
+            left = tuple(a for a, outcome in zip(attempts, known, strict=True) if outcome is None)
+            if left and True not in known:
+                jobs.append(Job(task_id=task_id, attempts=left))
+    return jobs
+
+
+def share(jobs: Sequence[Job], rank: int, world_size: int) -> list[Job]:
+    """One worker's jobs: neighbours, so that it meets few tasks."""
+    bounds = np.linspace(0, len(jobs), world_size + 1).round().astype(int)
+    return list(jobs[bounds[rank] : bounds[rank + 1]])
+
+
+def _usable(task_id: int, states: range, collect: CollectSection) -> range:
+    usable = states[collect.skip_states :]
+    if not usable:
+        raise UserError(
+            f"collect.skip_states: got {collect.skip_states}, but task {task_id} has {len(states)} initial states, so "
+            "none is left for demonstrations; use a smaller number"
+        )
+    varies = collect.noise > 0 or (collect.expert_noise if collect.policy == "expert" else collect.temperature > 0)
+    if collect.episodes_per_task > len(usable) and not varies:
+        raise UserError(
+            f"collect.episodes_per_task: got {collect.episodes_per_task}, but task {task_id} has {len(usable)} initial "
+            "states for demonstrations, and without noise an episode would be recorded twice; ask for fewer, or set "
+            "collect.noise"
+        )
+    return usable
+
+
+def _attempts(task_id: int, usable: range, demonstration: int, collect: CollectSection) -> Iterator[Attempt]:
+    """Each from another initial state, as long as there are any."""
+    for number in range(collect.max_attempts):
+        place = demonstration + number * collect.episodes_per_task
+        yield Attempt(
+            task_id=task_id,
+            demonstration=demonstration,
+            number=number,
+            reset_state_id=usable[place % len(usable)],
+        )
+
+
+def conflicts(config: CollectConfig) -> Iterator[str]:
+    """Why the collection cannot go to ``collect.path``: what is there was played with other settings.
+
+    Yields a message each.
+    """
+    root = Path(config.collect.path)
+    if not root.exists():
+        return
+    if not root.is_dir():
+        yield f"collect.path: got {root}, which is a file; give a folder"
+        return
+    path = root / CONFIG
+    if not path.is_file():
+        if any(root.iterdir()):
+            yield f"collect.path: got {root}, which holds something else than a collection; give another folder"
+        return
+    try:
+        before = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        yield f"collect.path: {path} cannot be read ({error}); give another folder"
+        return
+    now = yaml.safe_load(yaml.safe_dump(asdict(config)))
+    differing = [key for key in decisive_keys(config) if _at(before, key) != _at(now, key)]
+    if differing:
+        changes = "; ".join(f"{key} was {_at(before, key)}, now {_at(now, key)}" for key in differing)
+        yield (
+            f"collect.path: the episodes in {root} were played with other settings: {changes}. Set them as they were, "
+            "or give another collect.path"
+        )
+
+
+def decisive_keys(config: CollectConfig) -> tuple[str, ...]:
+    """Keys (or sections) that must not change while a data set grows."""
+    return _DECISIVE + _DECISIVE_FOR[config.collect.policy]
+
+
+def _at(content: Any, key: str) -> Any:
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, Mapping) else None
+    return content

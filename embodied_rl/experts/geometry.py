@@ -1,0 +1,138 @@
+"""Boxes, rotations and the gripper's outline. Lengths in metres, angles in radians."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+_SIGNS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boxes:
+    """n boxes in the world."""
+
+    centers: Vector
+    """[n,3]."""
+    rotations: Vector
+    """[n,3,3], columns are a box's axes."""
+    half_sizes: Vector
+    """[n,3]."""
+
+    @property
+    def corners(self) -> Vector:
+        """[8n,3]."""
+        offsets = np.einsum("nij,nkj->nki", self.rotations, _SIGNS * self.half_sizes[:, None])
+        return (self.centers[:, None] + offsets).reshape(-1, 3)
+
+    @property
+    def low(self) -> Vector:
+        """[3], the least coordinates."""
+        return self.corners.min(axis=0)
+
+    @property
+    def high(self) -> Vector:
+        """[3]."""
+        return self.corners.max(axis=0)
+
+    def near(self, point: Vector, radius: float) -> Boxes:
+        """Those whose bounding spheres come within ``radius`` of a point."""
+        reach = np.linalg.norm(self.half_sizes, axis=1) + radius
+        return self.only(np.linalg.norm(self.centers - point, axis=1) < reach)
+
+    def only(self, chosen: NDArray[np.bool_]) -> Boxes:
+        return Boxes(
+            centers=self.centers[chosen], rotations=self.rotations[chosen], half_sizes=self.half_sizes[chosen]
+        )
+
+    def containing(self, points: Vector, margin: float = 0.0) -> int:
+        """How many of ``points`` [m,3] lie in a box that is grown by ``margin``."""
+        local = (points[None] - self.centers[:, None]) @ self.rotations
+        inside = (np.abs(local) <= self.half_sizes[:, None] + margin).all(axis=2)
+        return int(inside.any(axis=0).sum())
+
+    def top_along(self, start: Vector, end: Vector, radius: float) -> float:
+        """The height of the highest box that comes, seen from above, within ``radius`` of the way from ``start`` to
+        ``end``; minus infinity without any. Boxes count by their bounding rectangles, so it errs to the safe side."""
+        if len(self.centers) == 0:
+            return -np.inf
+        corners = self.corners.reshape(-1, 8, 3)
+        low, high = corners[..., :2].min(axis=1), corners[..., :2].max(axis=1)
+        steps = max(int(np.ceil(np.linalg.norm((end - start)[:2]) / 0.02)), 1)
+        way = start[:2] + np.linspace(0, 1, steps + 1)[:, None] * (end - start)[:2]
+        gap = np.maximum(np.maximum(low[:, None] - way, way - high[:, None]), 0.0)
+        hit = (np.linalg.norm(gap, axis=2) < radius).any(axis=1)
+        return float(corners[hit, :, 2].max()) if hit.any() else -np.inf
+
+
+def pointing_down(yaw: float) -> Vector:
+    """[3,3]: the gripper straight down, its fingers opening along the direction ``yaw`` in the horizontal plane."""
+    c, s = np.cos(yaw), np.sin(yaw)
+    return np.array([[c, s, 0.0], [s, -c, 0.0], [0.0, 0.0, -1.0]])
+
+
+def yaw_of(rotation: Vector) -> float:
+    """The direction of a frame's x axis in the horizontal plane."""
+    return float(np.arctan2(rotation[1, 0], rotation[0, 0]))
+
+
+def nearest_half_turn(rotation: Vector, reference: Vector) -> Vector:
+    """``rotation`` or the same after half a turn about its z axis, what is nearer to ``reference``: the gripper looks
+    the same."""
+    turned = rotation * [-1, -1, 1]
+    return turned if np.trace(turned @ reference.T) > np.trace(rotation @ reference.T) else rotation
+
+
+def turn_between(rotation: Vector, reference: Vector) -> float:
+    """The angle of the turn from one to the other."""
+    return float(np.linalg.norm(rotation_vector(rotation @ reference.T)))
+
+
+def tilt_of(frame: Vector, limit: float = 0.5) -> Vector:
+    """[3,3], the least rotation that takes the vertical to that axis of ``frame`` which is nearest to it. None (the
+    identity) for an angle above ``limit``."""
+    axis = int(np.argmax(np.abs(frame[2])))
+    up = frame[:, axis] * np.sign(frame[2, axis])
+    angle = float(np.arccos(np.clip(up[2], -1.0, 1.0)))
+    return np.eye(3) if angle < 1e-6 or angle > limit else about(np.cross([0.0, 0.0, 1.0], up), angle)
+
+
+def rotation_vector(rotation: Vector) -> Vector:
+    """[3], axis times angle of a rotation matrix."""
+    cosine = np.clip((np.trace(rotation) - 1) / 2, -1.0, 1.0)
+    angle = np.arccos(cosine)
+    axis = np.array(
+        [rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]]
+    )
+    norm = np.linalg.norm(axis)
+    if norm < 1e-9:  # No turn at all, or half a turn about an axis of which the diagonal tells the size.
+        return np.sqrt(np.maximum(np.diag(rotation) + 1, 0) / 2) * angle if angle > 1 else np.zeros(3)
+    return axis / norm * angle
+
+
+def about(axis: Vector, angle: float) -> Vector:
+    """[3,3], the rotation by ``angle`` about ``axis`` (Rodrigues)."""
+    x, y, z = axis / np.linalg.norm(axis)
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+
+
+def _grid(low: tuple[float, float, float], high: tuple[float, float, float], counts: tuple[int, int, int]) -> Vector:
+    axes = [np.linspace(a, b, n) for a, b, n in zip(low, high, counts, strict=True)]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+_LEFT_FINGER = _grid((-0.068, -0.011, -0.1), (-0.038, 0.011, 0.0125), (6, 3, 7))
+_RIGHT_FINGER = _LEFT_FINGER * [-1, 1, 1]
+_PALM = _grid((-0.102, -0.030, -0.11), (0.102, 0.030, -0.03), (15, 3, 3))
+GRIPPER_OUTLINE = np.concatenate([_LEFT_FINGER, _RIGHT_FINGER, _PALM])
+"""[m,3], points of the open Panda gripper in the grip site's frame, the fingers drawn up by 5 cm to cover their way
+down."""
+FINGERTIP = 0.0125
+"""Metres from the grip site to the ends of the fingers."""
+PALM = 0.026
+"""Metres from the grip site back to the palm."""

@@ -1,0 +1,188 @@
+"""What the hand can do, as generators of :class:`Command`: each is resumed once a control step, with the world as it
+is then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied_rl.experts.controller import CLOSE, OPEN, Command
+from embodied_rl.experts.geometry import FINGERTIP, PALM, Boxes, Vector, turn_between
+from embodied_rl.experts.grasps import Grasp
+from embodied_rl.experts.world import World
+
+Skill = Generator[Command, None, bool]
+"""Yields commands; returns whether it worked."""
+
+_FINGER_REACH = 0.07
+"""Metres from the grip site to the outer sides of the open fingers."""
+_MARGIN = 0.012
+"""Metres between what moves and what it passes over."""
+_LOOK_AHEAD = 0.04
+"""Metres ahead that must be free before the hand moves sideways."""
+_PATIENCE = 150
+"""Control steps after which a motion is given up."""
+_SETTLE = 30
+"""Control steps that falling objects get."""
+_STUCK = 8
+"""Control steps without motion that mean a collision."""
+
+
+class Arm:
+    """One slot's hand: the world now, and how fast the hand moves."""
+
+    def __init__(self) -> None:
+        self._world: World | None = None
+        self._last: Vector | None = None
+        self.velocity: Vector = np.zeros(3)
+        """Metres in the last control step."""
+
+    @property
+    def world(self) -> World:
+        assert self._world is not None
+        return self._world
+
+    def see(self, world: World) -> None:
+        position = world.hand.position
+        self.velocity = np.zeros(3) if self._last is None else position - self._last
+        self._world, self._last = world, position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """Where a motion ends, which may change on the way."""
+
+    position: Vector
+    """[3], of the grip site."""
+    hang: float
+    """Metres from the grip site down to the lowest point of what moves."""
+    center: Vector
+    """[2], the middle of what moves, less the grip site."""
+    radius: float
+    """Metres around the middle that must be free."""
+
+
+def settle(arm: Arm) -> Skill:
+    """Wait until nothing falls any more: some of LIBERO's initial states drop objects onto the table."""
+    hand = arm.world.hand
+    for _ in range(_SETTLE):
+        if arm.world.speed() < 0.1:
+            break
+        yield Command(position=hand.position, rotation=hand.rotation, gripper=OPEN)
+    return True
+
+
+def travel(
+    arm: Arm,
+    aim: Callable[[], Aim],
+    rotation: Vector,
+    gripper: float,
+    obstacles: Boxes,
+    *,
+    arrived: Callable[[Aim], bool],
+    align: float = 0.012,
+) -> Skill:
+    """Up over what is in the way, across, and straight down at the end. Sideways only where the way ahead is free."""
+    still = 0
+    for _ in range(_PATIENCE):
+        now, hand = aim(), arm.world.hand
+        if arrived(now):
+            return True
+        gap = (now.position - hand.position)[:2]
+        distance = float(np.linalg.norm(gap))
+        turn = turn_between(rotation, hand.rotation)
+        still = still + 1 if np.abs(arm.velocity).max() < 0.001 and turn < 0.1 else 0
+        if still == _STUCK:
+            return False
+        target = now.position.copy()
+        slack = 0.0
+        if distance > align or turn > 0.15:
+            middle = hand.position[:2] + now.center
+            ahead = middle + gap * min(1.0, _LOOK_AHEAD / max(distance, 1e-6))
+            highest = obstacles.top_along(middle, middle + gap, now.radius)
+            target[2] = max(highest + now.hang + _MARGIN, now.position[2])
+            low = hand.position[2] - now.hang
+            if low < obstacles.top_along(middle, ahead, now.radius) + 0.3 * _MARGIN:
+                target[:2] = hand.position[:2]
+            elif distance > 2 * _LOOK_AHEAD:
+                slack = 1.0
+        yield Command(position=target, rotation=rotation, gripper=gripper, slack=slack)
+    return False
+
+
+def reach(arm: Arm, grasp: Grasp) -> Skill:
+    """Bring the open gripper to a grasp."""
+    obstacles = arm.world.surroundings()
+    aim = Aim(position=grasp.position, hang=FINGERTIP, center=np.zeros(2), radius=_FINGER_REACH)
+
+    def arrived(_: Aim) -> bool:
+        hand = arm.world.hand
+        error = np.abs(grasp.position - hand.position)
+        turn = turn_between(grasp.rotation, hand.rotation)
+        return bool(error[:2].max() < 0.006 and error[2] < 0.008 and turn < 0.1)
+
+    return (yield from travel(arm, lambda: aim, grasp.rotation, OPEN, obstacles, arrived=arrived))
+
+
+def close_gripper(arm: Arm, grasp: Grasp) -> Skill:
+    """Close until the fingers stop. False if there is nothing between them."""
+    last = arm.world.opening
+    still = 0
+    for step in range(14):
+        yield Command(position=grasp.position, rotation=grasp.rotation, gripper=CLOSE)
+        opening = arm.world.opening
+        still = still + 1 if last - opening < 0.0008 and step >= 2 else 0
+        last = opening
+        if still == 2:
+            break
+    return last > 0.003
+
+
+def carry(
+    arm: Arm, name: str, rotation: Vector, place: Callable[[], Vector], done: Callable[[], bool], support: float
+) -> Skill:
+    """Take the held object to ``place``, the spot [2] for its origin, and down to the height ``support``."""
+    obstacles = arm.world.surroundings(name)
+    start = arm.world.shape(name)
+    radius = float(np.linalg.norm((start.high - start.low)[:2])) / 2 * 0.75
+    grasp_offset = arm.world.frame(name).position - arm.world.hand.position
+
+    def aim() -> Aim:
+        world = arm.world
+        hand, origin, shape = world.hand, world.frame(name).position, world.shape(name)
+        hang = hand.position[2] - min(shape.low[2], hand.position[2] - FINGERTIP)
+        xy = place() + (hand.position - origin)[:2]
+        palm = obstacles.top_along(xy, xy, 0.09) - PALM + 0.008
+        z = max(support + hang - 0.004, palm)
+        return Aim(
+            position=np.array([*xy, z]),
+            hang=hang,
+            center=((shape.low + shape.high) / 2 - hand.position)[:2],
+            radius=radius,
+        )
+
+    def arrived(now: Aim) -> bool:
+        if done():
+            return True
+        hand, origin = arm.world.hand, arm.world.frame(name).position
+        if np.linalg.norm(origin - hand.position - grasp_offset) > 0.05:
+            return True  # It slipped.
+        error = now.position - hand.position
+        low = bool(error[2] > -0.006) or bool(error[2] > -0.025 and abs(arm.velocity[2]) < 0.001)
+        return low and bool(np.linalg.norm(error[:2]) < 0.015)
+
+    yield from travel(arm, aim, rotation, CLOSE, obstacles, arrived=arrived)
+    return bool(np.linalg.norm(arm.world.frame(name).position - arm.world.hand.position - grasp_offset) < 0.05)
+
+
+def release(arm: Arm) -> Skill:
+    """Open the gripper where it is."""
+    hand = arm.world.hand
+    start = arm.world.opening
+    for _ in range(10):
+        if arm.world.opening > min(start + 0.02, 0.07):
+            break
+        yield Command(position=hand.position, rotation=hand.rotation, gripper=OPEN)
+    return True

@@ -1,0 +1,162 @@
+"""What a LIBERO expert may know: poses, shapes, joints, contacts and goal predicates of one slot's present state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied_rl.experts.geometry import Boxes
+from embodied_rl.experts.goals import Goal, parse_goals
+
+_ROBOT_BODIES = ("robot0", "gripper0", "mount0")
+_OVERHEAD = 0.08
+"""Metres above the grip site where the gripper is narrow enough to pass below things."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A place in the world."""
+
+    position: NDArray[np.float64]
+    """[3] metres."""
+    rotation: NDArray[np.float64]
+    """[3,3], columns are the frame's axes in the world."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A box-shaped site in or on something."""
+
+    frame: Frame
+    half_size: NDArray[np.float64]
+    """[3] metres, along the frame's axes."""
+    owner: str
+    """The object or fixture that it belongs to."""
+
+
+class World:
+    """A read-only view of LIBERO's problem environment ``env``, valid until the simulation moves on.
+
+    Names of objects, fixtures and regions are those of the task's BDDL file.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._model, self._data = env.sim.model._model, env.sim.data._data
+
+    @property
+    def hand(self) -> Frame:
+        """The gripper's grip site: x along the fingers' opening, z from the palm to the fingertips."""
+        site = self._env.robots[0].eef_site_id
+        return Frame(
+            position=self._data.site_xpos[site].copy(), rotation=self._data.site_xmat[site].reshape(3, 3).copy()
+        )
+
+    @property
+    def opening(self) -> float:
+        """Metres between the fingers, 0.08 at most."""
+        left, right = self._data.qpos[list(self._env.robots[0]._ref_gripper_joint_pos_indexes)]
+        return float(left - right)
+
+    @cached_property
+    def goals(self) -> tuple[Goal, ...]:
+        """What the task asks for."""
+        return parse_goals(self._env.parsed_problem["goal_state"])
+
+    def holds(self, goal: Goal) -> bool:
+        """LIBERO's own predicate, now."""
+        return bool(self._env._eval_predicate([goal.predicate, *goal.arguments]))
+
+    def is_region(self, name: str) -> bool:
+        return name in self._env.object_sites_dict
+
+    def is_object(self, name: str) -> bool:
+        """A movable object or a fixture."""
+        return name in self._env.obj_body_id
+
+    def category(self, name: str) -> str:
+        """``akita_black_bowl`` of ``akita_black_bowl_1``."""
+        return str(self._env.get_object(name).category_name)
+
+    def objects(self) -> list[str]:
+        """The movable ones."""
+        return list(self._env.objects_dict)
+
+    def speed(self) -> float:
+        """Of the fastest movable object, m/s."""
+        joints = [self._env.get_object(name).joints[-1] for name in self.objects()]
+        return max(float(np.linalg.norm(self._env.sim.data.get_joint_qvel(joint)[:3])) for joint in joints)
+
+    def frame(self, name: str) -> Frame:
+        """Where an object's or fixture's origin is; the predicates compare origins."""
+        body = self._env.obj_body_id[name]
+        return Frame(position=self._data.xpos[body].copy(), rotation=self._data.xmat[body].reshape(3, 3).copy())
+
+    def region(self, name: str) -> Region:
+        site, shape = self._env.sim.model.site_name2id(name), self._env.object_sites_dict[name]
+        return Region(
+            frame=Frame(
+                position=self._data.site_xpos[site].copy(), rotation=self._data.site_xmat[site].reshape(3, 3).copy()
+            ),
+            half_size=np.asarray(shape.size, dtype=np.float64),
+            owner=str(shape.parent_name),
+        )
+
+    def joint(self, name: str) -> float:
+        """A hinge's angle (rad) or a slide's way (m)."""
+        return float(self._data.qpos[self._env.sim.model.get_joint_qpos_addr(name)])
+
+    def joints(self, name: str) -> list[str]:
+        """The joints of a fixture, or of a region on it."""
+        sites = self._env.object_sites_dict
+        return list((sites[name] if name in sites else self._env.get_object(name)).joints)
+
+    def joint_axis(self, name: str) -> Frame:
+        """A point on the joint's axis, and as z of the rotation the axis, with the moved body's pose at hand."""
+        joint = self._model.joint(name).id
+        return Frame(position=self._data.xanchor[joint].copy(), rotation=self._data.xaxis[joint].copy())
+
+    def link_shape(self, joint: str) -> Boxes:
+        """The collision shapes that a joint moves."""
+        return self._boxes(self._model.geom_bodyid == self._model.jnt_bodyid[self._model.joint(joint).id])
+
+    def shape(self, name: str) -> Boxes:
+        """An object's or fixture's collision shapes."""
+        return self._boxes(self._roots == self._env.obj_body_id[name])
+
+    def surroundings(self, *without: str) -> Boxes:
+        """All collision shapes but those of the robot, planes, the objects ``without``, and what is well above the
+        hand: some scenes keep objects on a shelf over the table."""
+        ignored = [self._env.obj_body_id[name] for name in without]
+        boxes = self._boxes(~self._robot_geoms & ~np.isin(self._roots, ignored))
+        lowest = boxes.corners.reshape(-1, 8, 3)[..., 2].min(axis=1)
+        return boxes.only(lowest < self.hand.position[2] + _OVERHEAD)
+
+    def grasped(self, name: str) -> bool:
+        """Both fingers touch the object."""
+        return bool(self._env._check_grasp(self._env.robots[0].gripper, self._env.get_object(name)))
+
+    @property
+    def _roots(self) -> NDArray[np.int32]:
+        return self._model.body_rootid[self._model.geom_bodyid]
+
+    @property
+    def _robot_geoms(self) -> NDArray[np.bool_]:
+        bodies = range(self._model.nbody)
+        robot = [body for body in bodies if self._model.body(body).name.startswith(_ROBOT_BODIES)]
+        return np.isin(self._model.geom_bodyid, robot)
+
+    def _boxes(self, chosen: NDArray[np.bool_]) -> Boxes:
+        model, data = self._model, self._data
+        solid = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+        geoms = np.flatnonzero(chosen & solid & (model.geom_type != 0))  # Planes have no extent.
+        rotation = data.geom_xmat[geoms].reshape(-1, 3, 3)
+        return Boxes(
+            centers=data.geom_xpos[geoms] + np.einsum("nij,nj->ni", rotation, model.geom_aabb[geoms, :3]),
+            rotations=rotation,
+            half_sizes=model.geom_aabb[geoms, 3:].copy(),
+        )

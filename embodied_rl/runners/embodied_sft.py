@@ -1,0 +1,71 @@
+"""The training loop that imitates recorded episodes.
+
+One step; ``=>`` is a message, a column waits where it has nothing to do:
+
+====================  ================================  ==========================
+runner                rollout workers                   actor ranks
+====================  ================================  ==========================
+demonstrate, receive  read step k + prefetch            receive: waits
+                      => demonstrations                 <= those of step k
+update                reads on                          update
+save                                                    => checkpoint
+====================  ================================  ==========================
+
+Evaluations are those of :mod:`embodied_rl.runners.embodied`; only they need the weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from embodied_rl.runners.embodied import EmbodiedRunner
+from embodied_rl.runners.reporting import longest
+from embodied_rl.runtime.worker import Handle
+from embodied_rl.schema import EmbodiedSftConfig
+from embodied_rl.workers.actor import ActorWorker
+from embodied_rl.workers.imitation import DemonstrationReport, DemonstrationSummary, ImitationWorker
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbodiedSftRunner(EmbodiedRunner):
+    """Drives the three groups."""
+
+    config: EmbodiedSftConfig  # type: ignore[assignment]
+    demonstrations: DemonstrationSummary | None
+    """None: nothing is trained."""
+    _reading: deque[Handle] = field(default_factory=deque, init=False)
+    """Calls for the next training step's demonstrations and those after it."""
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Demonstrations, update."""
+        start = time.perf_counter()
+        self._read_ahead(step)
+        self.progress.describe("demonstrations")
+        received = self.actor.call(ActorWorker.receive)
+        reports: Sequence[DemonstrationReport] = self._reading.popleft().wait()
+        received.wait()
+        data_s = time.perf_counter() - start
+        updates = self.update(step)
+        samples = self.config.data.batch_size * (step + 1)
+        assert self.demonstrations is not None
+        metrics = {f"actor/{name}": value for name, value in updates[0].metrics.items()}
+        return metrics | {
+            "data/samples": float(sum(report.samples for report in reports)),
+            "data/epoch": samples / self.demonstrations.num_frames,
+            "time/step": time.perf_counter() - start,
+            "time/data": longest(reports, "data"),
+            "time/data_wait": data_s,
+            "time/update": longest(updates, "update"),
+        }
+
+    def _read_ahead(self, step: int) -> None:
+        """Have the demonstrations of this step and of those to follow on their way, no more than the channel holds."""
+        end = min(step + self.config.data.prefetch + 1, self.config.runner.max_steps)
+        for ahead in range(step + len(self._reading), end):
+            self._reading.append(self.rollout.call(ImitationWorker.demonstrate, step=ahead))
+
+    def warning(self, metrics: Mapping[str, float]) -> None:
+        """Every demonstration teaches something."""

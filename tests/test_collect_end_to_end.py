@@ -1,0 +1,213 @@
+"""``task=collect`` as a whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embodied_rl import launch
+from embodied_rl.cli import config_of
+from embodied_rl.data.collection import CONFIG
+from embodied_rl.data.demonstrations import Demonstrations
+from embodied_rl.data.episode_recorder import play
+from embodied_rl.data.lerobot import tables
+from embodied_rl.data.lerobot.episode import STAGING, count_staged
+from embodied_rl.envs.dummy import DummyEnv, DummyParams
+from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.experts.dummy import DummyExpert
+from embodied_rl.schema import CollectConfig
+from embodied_rl.workers import collect as worker
+
+
+def config(directory: Path, *overrides: str) -> CollectConfig:
+    found = config_of(
+        "task=collect",
+        "env=dummy",
+        "cluster=serial",
+        "env.init_params.image_size=16",
+        "collect.episodes_per_task=2",
+        f"collect.path={directory / 'data'}",
+        f"runner.output_dir={directory / 'results'}",
+        "runner.logger.logger_backends=[jsonl]",
+        *overrides,
+    )
+    assert isinstance(found, CollectConfig)
+    return found
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """The files that hold episodes."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.glob("[!.m]*/**/*")) if p.is_file()}
+
+
+def test_the_data_are_what_the_expert_did(tmp_path: Path) -> None:
+    launch.run(config(tmp_path, "collect.expert_noise=false"))
+    read = Demonstrations(tmp_path / "data", chunk=4)
+    assert (read.num_episodes, read.cameras) == (8, {"agentview": (16, 16)})
+    env = DummyEnv(1, DummyParams(image_size=16), seed=0)
+    expert = DummyExpert(env)
+    obs, actions, _ = read.sample(range(read.num_frames))
+    frame = 0
+    for state in (20, 21, 84, 85, 148, 149, 212, 213):  # each task's states 20 and 21: the first 20 are evaluation's
+        env.reset([0], [state])
+        expert.reset(0)
+        while True:
+            seen, action = env.observe([0]), expert.act(0, None)
+            assert obs.state[frame].tolist() == seen.state[0].tolist()
+            assert actions[frame, 0].tolist() == action.tolist()
+            assert obs.instructions[frame] == env.task(state).instruction
+            difference = obs.images["agentview"][frame].int() - seen.images["agentview"][0].astype(int)
+            assert difference.abs().float().mean() < 6  # a disc of few pixels loses colour in yuv420p
+            frame += 1
+            if env.step([0], action[None]).success[0]:
+                break
+    assert frame == read.num_frames
+    provenance = json.loads((tmp_path / "data/meta/provenance.json").read_text())
+    assert provenance[0]["episodes"] == [0, 8] and "torch" in provenance[0]["packages"]
+    assert yaml.safe_load((tmp_path / "data" / CONFIG).read_text())["env"]["init_params"] == {"image_size": 16}
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_gives_the_same_data(tmp_path: Path) -> None:
+    launch.run(config(tmp_path / "a", "cluster.component_placement.env=0"))
+    launch.run(config(tmp_path / "b", "cluster=process", "cluster.component_placement.env=0-1"))
+    assert contents(tmp_path / "a/data") == contents(tmp_path / "b/data") != {}
+
+
+def test_a_killed_collection_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[int] = []
+
+    def limited(sim: object, reset_state_id: int, *rest: object, **options: object) -> object:
+        if len(played) == 3:
+            raise KeyboardInterrupt
+        played.append(reset_state_id)
+        return play(sim, reset_state_id, *rest, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "play", limited)
+        with pytest.raises(KeyboardInterrupt):
+            launch.run(config(tmp_path))
+    assert count_staged(tmp_path / "data").successes == 3
+    with pytest.raises(UserError, match="the collection is not finished"):
+        Demonstrations(tmp_path / "data", chunk=1)
+
+    def counted(sim: object, reset_state_id: int, *rest: object, **options: object) -> object:
+        played.append(reset_state_id)
+        return play(sim, reset_state_id, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker, "play", counted)
+    launch.run(config(tmp_path))
+    assert sorted(played) == [20, 21, 84, 85, 148, 149, 212, 213]
+    launch.run(config(tmp_path / "whole"))
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole/data")
+    assert list((tmp_path / "data" / STAGING).iterdir()) == []
+
+
+def test_more_are_added_and_none_is_played_twice(tmp_path: Path) -> None:
+    launch.run(config(tmp_path, "env.task_ids=[0,1]", "collect.episodes_per_task=1"))
+    launch.run(config(tmp_path, "env.task_ids=[0,2]", "collect.episodes_per_task=2"))
+    root = tmp_path / "data"
+    records = tables.episodes(root, tables.info(root))
+    assert [(r["task_id"], r["reset_state_id"]) for r in records] == [(0, 20), (1, 84), (0, 21), (2, 148), (2, 149)]
+    provenance = json.loads((root / "meta/provenance.json").read_text())
+    assert [run["episodes"] for run in provenance] == [[0, 2], [2, 5]]
+    before = contents(root)
+    launch.run(config(tmp_path, "env.task_ids=[0,2]"))
+    assert contents(root) == before
+
+
+def test_failures_are_dropped_or_kept_as_such(tmp_path: Path) -> None:
+    # Eight steps are enough from some initial states and not from others.
+    few = ("collect.max_episode_steps=7", "collect.max_attempts=1", "collect.episodes_per_task=4")
+    launch.run(config(tmp_path / "a", *few))
+    launch.run(config(tmp_path / "b", *few, "collect.keep_failures=true"))
+    records = [tables.episodes(d, tables.info(d)) for d in (tmp_path / "a/data", tmp_path / "b/data")]
+    successes = [[r["reset_state_id"] for r in found if r["success"]] for found in records]
+    assert successes[0] == successes[1] and 0 < len(successes[0]) < 16
+    assert len(records[0]) == len(successes[0]) and len(records[1]) == 16
+    assert all(r["length"] == 7 for r in records[1] if not r["success"])
+    assert Demonstrations(tmp_path / "b/data", chunk=1).num_episodes == len(successes[0])
+
+
+def test_another_attempt_follows_a_failure(tmp_path: Path) -> None:
+    launch.run(config(tmp_path, "collect.max_episode_steps=7", "collect.max_attempts=12"))
+    records = tables.episodes(tmp_path / "data", tables.info(tmp_path / "data"))
+    assert [r["demonstration"] for r in records] == [0, 1] * 4
+    assert max(r["attempt"] for r in records) > 0
+
+
+def test_nothing_worth_keeping_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none of 24 attempts succeeded, so there is nothing to keep"):
+        launch.run(config(tmp_path, "collect.max_episode_steps=2"))
+
+
+def test_a_trained_model_may_play(tmp_path: Path) -> None:
+    from embodied_rl.models.base import PolicySpec
+    from embodied_rl.models.registry import build_policy
+
+    spec = PolicySpec(action_dim=2, num_action_chunks=4, state_dim=4, image_shapes={}, values_per_chunk=0)
+    build_policy("mlp", spec, {}).save_pretrained(tmp_path / "weights")
+    launch.run(
+        config(
+            tmp_path,
+            "env.init_params.image_size=0",
+            "collect.policy=model",
+            "collect.temperature=1.0",
+            f"model.path={tmp_path / 'weights'}",
+            "model.num_action_chunks=4",
+            "collect.max_episode_steps=10",
+            "collect.max_attempts=1",
+            "collect.keep_failures=true",
+        )
+    )
+    read = Demonstrations(tmp_path / "data", chunk=4, successes_only=False)
+    assert (read.num_episodes, dict(read.cameras)) == (8, {})
+    assert json.loads((tmp_path / "data/meta/provenance.json").read_text())[0]["weights"] == str(tmp_path / "weights")
+
+
+def test_what_makes_no_sense_is_refused_before_it_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"collect.policy=expert: no scripted expert plays env_type 'maniskill'"):
+        config(tmp_path, "env=maniskill_push_cube")
+    with pytest.raises(ConfigError, match=r"collect.policy=model: no weights are given"):
+        config(tmp_path, "collect.policy=model")
+    with pytest.raises(ConfigError, match=r"runner.resume_dir: got 'auto', but a collection goes on from collect.path"):
+        config(tmp_path, "runner.resume_dir=auto")
+    with pytest.raises(ConfigError, match=r"actor.seed: this run would not read it"):
+        config(tmp_path, "actor.seed=3")
+    with pytest.raises(ConfigError, match=r"collect.temperature: this run would not read it.*the expert plays"):
+        config(tmp_path, "collect.temperature=1.0")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds something else than a collection"):
+        config(tmp_path)
+
+
+def test_a_folder_keeps_to_its_settings(tmp_path: Path) -> None:
+    launch.run(config(tmp_path))
+    config(tmp_path, "collect.episodes_per_task=5", "env.task_ids=[1]")
+    with pytest.raises(ConfigError, match=r"played with other settings: env.init_params was .*16.*, now .*32"):
+        config(tmp_path, "env.init_params.image_size=32")
+    with pytest.raises(ConfigError, match=r"collect.noise was 0.0, now 0.3"):
+        config(tmp_path, "collect.noise=0.3")
+
+
+@pytest.mark.slow
+def test_libero(tmp_path: Path) -> None:
+    pytest.importorskip("libero")
+    launch.run(
+        config(
+            tmp_path,
+            "env=libero_spatial",
+            "~env.init_params.image_size",
+            "env.task_ids=[0]",
+            "collect.episodes_per_task=1",
+            "env.init_params={task_suite_name: libero_spatial, camera_heights: 64, camera_widths: 64, "
+            "antialias: false}",
+        )
+    )
+    read = Demonstrations(tmp_path / "data", chunk=8)
+    assert read.cameras == {"agentview": (64, 64), "wrist": (64, 64)}
+    assert (read.state_dim, read.action_dim, read.num_episodes) == (8, 7, 1)
