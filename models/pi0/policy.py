@@ -58,7 +58,7 @@ class Pi0Policy(FlowPolicy):
         if folder is None or weights is None:
             raise UserError(
                 "model_type 'pi0' needs model.path, a folder such as lerobot/pi0_libero_finetuned; "
-                "python -m embodied_rl make-tiny writes a small one"
+                "python train.py make-tiny model=pi0 <folder> writes a small one"
             )
         config = files.model_config(folder.config, folder.path)
         super().__init__(

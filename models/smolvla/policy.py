@@ -61,7 +61,7 @@ class SmolVlaPolicy(FlowPolicy):
         if folder is None or weights is None:
             raise UserError(
                 "model_type 'smolvla' needs model.path, a folder such as HuggingFaceVLA/smolvla_libero; "
-                "python -m embodied_rl make-tiny writes a small one"
+                "python train.py make-tiny model=smolvla <folder> writes a small one"
             )
         sizes = files.read_sizes(folder.config, folder.path)
         super().__init__(

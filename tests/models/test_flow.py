@@ -108,7 +108,8 @@ def test_noise_scales_by_hand() -> None:
 )
 def test_without_noise_the_stochastic_mean_is_the_ode_step(x: float, v: float, t: float, part: float) -> None:
     delta = torch.tensor(t * part, dtype=torch.float64)
-    mean = flow.sde_mean(*(torch.tensor(n, dtype=torch.float64) for n in (x, v, t)), delta, 0.0)
+    state, velocity_there, time = (torch.tensor(n, dtype=torch.float64) for n in (x, v, t))
+    mean = flow.sde_mean(state, velocity_there, time, delta, 0.0)
     assert mean.item() == pytest.approx(x - v * t * part, abs=1e-9)
 
 

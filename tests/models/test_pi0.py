@@ -203,7 +203,8 @@ def test_the_velocity_is_that_of_transformers(tiny: Path) -> None:
     size = (policy.image_size, policy.image_size)
     pixels = torch.stack([resize_with_padding(obs.images[name], size, centered=True) for name in SIZES_IN_ORDER], 1)
     patches = (policy.image_size // 14) ** 2
-    pictures = torch.full((N, 2 * patches), model.config.vlm_config.image_token_id)
+    vlm_config: Any = model.config.vlm_config
+    pictures = torch.full((N, 2 * patches), vlm_config.image_token_id)
     seen = inputs["tokens"] >= 0
     noise = torch.randn(N, 16, 32, generator=torch.Generator().manual_seed(1))
     t = torch.tensor([1.0, 0.7, 0.4, 0.1])

@@ -15,7 +15,7 @@ from embodied_rl.models.openvla.oft import OpenVlaOftPolicy
 from embodied_rl.models.registry import build_policy
 from tests.models.openvla.published import SMALL, hidden_states, observe, patch_tokens, spec, write_checkpoint
 
-BOTH = {"cameras": ["agentview", "wrist"]}
+BOTH: dict[str, Any] = {"cameras": ["agentview", "wrist"]}
 ALL: dict[str, Any] = {**BOTH, "use_proprio": True, "action_head": "discrete"}
 
 

@@ -1,0 +1,89 @@
+"""Success and episode lengths of a scripted expert, task by task.
+
+Usage: python scripts/expert_table.py ENV [--episodes 50] [--tasks 0,3] [--noise SEED] [--steps N] [--out FILE]
+
+ENV is a file of config/env, for example libero_spatial. Nothing is rendered. With --out each episode is a line of FILE,
+and those that FILE has already are not played again: an interrupted table goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+import rich
+from rich.console import Console
+
+from embodied_rl.cli import config_of
+from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.envs.registry import adapter_class
+from embodied_rl.errors import UserError
+from embodied_rl.evaluation.report import SuccessReport
+from embodied_rl.evaluation.success import success_table
+from embodied_rl.experts.evaluate import Evaluation, play_episode, reset_states
+from embodied_rl.experts.registry import expert_class
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.params import parse_params
+
+HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+"""Control steps of published evaluations."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("env")
+    parser.add_argument("--episodes", type=int, default=50, help="initial states a task")
+    parser.add_argument("--tasks", type=lambda text: [int(t) for t in text.split(",")], help="default: all")
+    parser.add_argument("--noise", type=int, metavar="SEED", help="noise as in demonstrations; default: none")
+    parser.add_argument("--steps", type=int, help="horizon; default: the suite's published one")
+    parser.add_argument("--out", type=Path, help="file of lines of JSON, one an episode")
+    arguments = parser.parse_args()
+    try:
+        records = play(arguments)
+    except (UserError, ValueError) as error:
+        parser.error(str(error))
+    rich.print(SuccessReport(success_table(records), title=f"{arguments.env}, scripted expert"))
+
+
+def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
+    config = config_of(f"env={arguments.env}").env
+    steps = arguments.steps or HORIZONS.get(arguments.env)
+    if steps is None:
+        raise UserError(f"--steps: {arguments.env} has no published horizon; say after how many steps an episode fails")
+    expert_type, env_type = expert_class(config.env_type), adapter_class(config.env_type)
+    stateless = {"cameras": []} if "cameras" in {field.name for field in dataclasses.fields(env_type.Params)} else {}
+    env = env_type(1, parse_params(env_type.Params, config.init_params | stateless, "env.init_params"), config.seed)
+    plan = Evaluation(
+        task_ids=arguments.tasks,
+        episodes_per_task=arguments.episodes,
+        max_episode_steps=steps,
+        noise_seed=arguments.noise,
+    )
+    records = _read(arguments.out)
+    states = reset_states(env, plan)
+    expert = expert_type(env)
+    # The console of standard error, so that the table alone can be redirected.
+    with Progress(len(states), unit="episode", console=Console(stderr=True)) as progress:
+        for state in states:
+            if state not in records:
+                record = records[state] = play_episode(env, expert, state, plan)
+                if arguments.out is not None:
+                    with arguments.out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+            progress.describe(f"of task {env.task(state).task_id}, {sum(r.success for r in records.values())} succeeded")
+            progress.advance()
+    env.close()
+    return [records[state] for state in states]
+
+
+def _read(path: Path | None) -> dict[int, EpisodeRecord]:
+    if path is None or not path.exists():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {record.reset_state_id: record for record in (EpisodeRecord(**json.loads(line)) for line in lines)}
+
+
+if __name__ == "__main__":
+    main()
