@@ -48,9 +48,8 @@ def scenes(n: int, cameras: int, seed: int) -> tuple[EnvObs, Tensor, Tensor]:
     pixels = (torch.arange(SIZE) + 0.5) / SIZE * 2 - 1
     image = torch.full((n, SIZE, SIZE, 3), 120, dtype=torch.uint8)
     for number, (place, half) in enumerate([*((blocks[:, k], 0.08) for k in range(3)), (hand, 0.05)]):
-        inside = ((pixels - place[:, 1, None]).abs() < half)[:, :, None] & (
-            (pixels - place[:, 0, None]).abs() < half
-        )[:, None, :]
+        rows, columns = ((pixels - place[:, axis, None]).abs() < half for axis in (1, 0))
+        inside = rows[:, :, None] & columns[:, None, :]
         image[inside] = torch.tensor([*COLOURS.values(), (20, 20, 20)][number], dtype=torch.uint8)
     state = torch.zeros(n, STATE)
     state[:, :2] = hand
@@ -166,7 +165,10 @@ def main() -> None:
         table.add_column(column, justify="right")
     for row in curve:
         table.add_row(
-            f"{row['steps']:.0f}", f"{row['cpu_s']:.0f}", f"{row['loss']:.3f}", f"{row['error']:.4f}",
+            f"{row['steps']:.0f}",
+            f"{row['cpu_s']:.0f}",
+            f"{row['loss']:.3f}",
+            f"{row['error']:.4f}",
             f"{row['followed']:.0%}",
         )
     console.print(table)

@@ -168,7 +168,7 @@ def _problems(arguments: Sequence[str]) -> list[str]:
 def _understood(arguments: Sequence[str]) -> list[str]:
     """The arguments as Hydra wants them. ``task=sft`` imitates language, and together with an env what was done in it:
     then it means ``task=embodied_sft``."""
-    acts = any(text.startswith("env=") and text != "env=null" for text in arguments)
+    acts = any(text.startswith("env=") for text in arguments)
     return ["task=embodied_sft" if acts and text == "task=sft" else _settable(text) for text in arguments]
 
 

@@ -533,7 +533,7 @@ class ActorConfig:
     """Samples (chunks) per forward and backward pass of one rank; no influence on the result. auto: all that an
     optimiser step has, or a half, a quarter and so on where memory runs out; with one rank."""
     max_tokens_per_micro_batch: PositiveInt | None
-    """Instead of ``micro_batch_size``, for language: the tokens of a rank's forward and backward pass, padding included.
+    """Instead of ``micro_batch_size``, for language: tokens of a rank's forward and backward pass, padding included.
     A longer sample goes alone. null: off."""
     skip_zero_advantages: bool
     """Leave samples out of the update's passes whose loss has no gradient, since all their advantages are 0 and no

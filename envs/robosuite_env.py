@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from embodied_rl.envs.base import SimObs, SimStep, Task
-from embodied_rl.envs.libero_install import SimulatorMissingError, explain_missing, quiet
+from embodied_rl.envs.libero_install import SimulatorMissingError, explain_missing, quiet, require_renderer
 from embodied_rl.errors import suggestion
 
 INSTRUCTIONS = {
@@ -93,6 +93,9 @@ class RobosuiteEnv:
 
     def __init__(self, num_slots: int, params: RobosuiteParams, seed: int) -> None:
         self._suite = _import_robosuite()
+        if params.cameras:
+            with _explain_missing():
+                require_renderer()
         self._params, self._seed = params, seed
         self.num_reset_states = params.num_reset_states
         self._task = Task(task_id=0, instruction=INSTRUCTIONS[params.task], suite="robosuite")

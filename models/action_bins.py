@@ -43,7 +43,7 @@ def imitation_score(log_probabilities: Tensor, places: Tensor, *, sigma: float, 
     """How well a distribution over bins fits demonstrated actions: 0 is perfect, all else is negative.
 
     ``-KL(q || p) - l1_weight |E_p[a] - a|``, where q is a Gaussian about the demonstrated place, and distances are in
-    halves of the range. Unlike the demonstrated bin's log-probability alone, both terms tell a near miss from a far one.
+    halves of the range. Unlike the demonstrated bin's log-probability, both terms tell a near miss from a far one.
 
     Args:
         log_probabilities: [...,256], of p.

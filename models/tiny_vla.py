@@ -234,9 +234,10 @@ class TinyVlaPolicy(Policy):
 
 
 class _ImageStem(nn.Module):
-    """uint8 images [N,H,W,3] -> tokens [N, about H/16·W/16, D]."""
+    """uint8 images [N,H,W,3] -> tokens [N, about H/16·W/16 + 1, D]; the last says where features are."""
 
     grid: Tensor
+    places: Tensor
 
     def __init__(self, shape: tuple[int, int], width: int) -> None:
         super().__init__()
@@ -251,14 +252,13 @@ class _ImageStem(nn.Module):
         widths = (*channels, width)
         self.norms = nn.ModuleList(nn.GroupNorm(8, o) for o in widths)
         # The instruction scales and shifts the features of every layer but the first (FiLM, arXiv:1709.07871).
-        self.films = nn.ModuleList(_zero(nn.Linear(width, 2 * o)) for o in widths[1:])
-        tokens = 1
-        for size in shape:
-            size = (size - 4) // 4 + 1
-            for _ in self.convolutions:
-                size = (size - 1) // 2 + 1
-            tokens *= size
-        self.positions = nn.Parameter(0.02 * torch.randn(tokens, width))
+        self.films = nn.ModuleList(nn.Linear(width, 2 * o) for o in widths[1:])
+        rows, columns = (torch.linspace(-1.0, 1.0, self._tokens(size)) for size in shape)
+        places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
+        self.register_buffer("places", places, persistent=False)
+        self.positions = nn.Parameter(_sinusoids(places, width))
+        self.sharpness = nn.Parameter(torch.full((1,), 2.0))
+        self.keypoints = nn.Linear(2 * width, width)
 
     def forward(self, images: Tensor, sentence: Tensor, dtype: torch.dtype) -> Tensor:
         x = images.to(dtype) / 127.5 - 1.0
@@ -268,7 +268,18 @@ class _ImageStem(nn.Module):
         for number, convolution in enumerate(self.convolutions):
             x = functional.relu(self._modulated(number, convolution(x), sentence))
         x = x + functional.relu(self._modulated(-1, self.last(x), sentence))
-        return x.flatten(2).transpose(1, 2) + self.positions
+        features = x.flatten(2)
+        # Where each feature is (spatial softmax, arXiv:1504.00702), finer than a token's size.
+        where = (self.sharpness * features).softmax(-1) @ self.places.to(dtype)
+        point = self.keypoints(where.flatten(1)).unsqueeze(1)
+        return torch.cat((features.transpose(1, 2) + self.positions, point), 1)
+
+    def _tokens(self, size: int) -> int:
+        """Along an axis of ``size`` pixels."""
+        size = (size - 4) // 4 + 1
+        for _ in self.convolutions:
+            size = (size - 1) // 2 + 1
+        return size
 
     def _modulated(self, number: int, x: Tensor, sentence: Tensor) -> Tensor:
         scale, shift = self.films[number](sentence)[:, :, None, None].chunk(2, 1)
@@ -305,6 +316,14 @@ def _waves(state: Tensor) -> Tensor:
     """[N,S] -> [N,7S]: the numbers, and sines and cosines of several frequencies that tell small differences."""
     turns = [math.pi * frequency * state for frequency in FREQUENCIES]
     return torch.cat((state, *(wave for turn in turns for wave in (turn.sin(), turn.cos()))), -1)
+
+
+def _sinusoids(places: Tensor, width: int) -> Tensor:
+    """[P,2] in [-1, 1] -> [P,width]: sines and cosines of rows and columns, from a quarter of a turn to four turns
+    over the image."""
+    frequencies = 0.5 * math.pi * 2.0 ** torch.linspace(-1.0, 3.0, width // 4)
+    turns = [places[:, axis, None] * frequencies for axis in (0, 1)]
+    return 0.5 * torch.cat([wave for turn in turns for wave in (turn.sin(), turn.cos())], -1)
 
 
 def _zero(layer: nn.Linear) -> nn.Linear:

@@ -72,7 +72,8 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
                 if arguments.out is not None:
                     with arguments.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-            progress.describe(f"of task {env.task(state).task_id}, {sum(r.success for r in records.values())} succeeded")
+            won = sum(record.success for record in records.values())
+            progress.describe(f"of task {env.task(state).task_id}, {won} succeeded")
             progress.advance()
     env.close()
     return [records[state] for state in states]

@@ -3,14 +3,14 @@
 #
 #   PYTHON=python3.12        the interpreter to use (default: the first of python3.11, python3.12, python3 that fits)
 #   TORCH_INDEX_URL=URL      where to look for torch's CPU build if pip's own sources lack it
-#   EXTRAS=libero,wandb,dev  the optional dependencies to install
+#   EXTRAS=libero,dev        the optional dependencies to install (default: see below)
 #   MUJOCO_GL=osmesa         render with OSMesa's library instead of EGL's
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly VENV=.venv STAMP=.venv/.setup-stamp UNFINISHED=.venv/.setup-unfinished LOG=.venv/setup.log
 readonly PINS=constraints/pins.txt HASHES=constraints/libero-hashes.txt
-readonly EXTRAS="${EXTRAS:-libero,wandb,dev}"
+readonly EXTRAS="${EXTRAS:-libero,maniskill,robosuite,wandb,dev}"
 readonly TORCH_INDEX_URL="${TORCH_INDEX_URL:-}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
 unset PYTHONHOME PYTHONPATH PIP_REQUIRE_VIRTUALENV PIP_TARGET PIP_USER PIP_PREFIX || true

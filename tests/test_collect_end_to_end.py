@@ -23,7 +23,6 @@ from embodied_rl.experts.dummy import DummyExpert
 from embodied_rl.schema import CollectConfig
 from embodied_rl.workers import collect as worker
 
-
 DUMMY = ("env=dummy", "env.init_params.image_size=16")
 
 

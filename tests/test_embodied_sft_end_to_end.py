@@ -98,9 +98,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, demonstrati
     whole = quick(tmp_path / "a", demonstrations, *options, "runner.max_steps=6")
     run(whole)
     for steps in (2, 6):
-        part = quick(
-            tmp_path / "b", demonstrations, *options, f"runner.max_steps={steps}", "runner.resume_dir=auto"
-        )
+        part = quick(tmp_path / "b", demonstrations, *options, f"runner.max_steps={steps}", "runner.resume_dir=auto")
         run(part)
     first = weights_of(run_dir(whole) / "checkpoints/global_step_6", tmp_path / "a.pt")
     second = weights_of(run_dir(part) / "checkpoints/global_step_6", tmp_path / "b.pt")

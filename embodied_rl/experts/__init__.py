@@ -1,1 +1,1 @@
-"""Scripted experts: they act from the simulator's privileged state, and so give demonstrations. No torch is imported."""
+"""Scripted experts: they act from the simulator's privileged state and give demonstrations. No torch is imported."""

@@ -10,14 +10,16 @@ from typing import Literal
 class Facts:
     """How an object of a category is grasped."""
 
-    grasp: Literal["span", "rim"] = "span"
-    """``span``: the fingers take the whole object between them. ``rim``: they take a wall of a vessel, one inside."""
+    grasp: Literal["span", "rim", "knob"] = "span"
+    """``span``: the fingers take the whole object between them. ``rim``: they take a wall of a vessel, one inside.
+    ``knob``: they take the topmost part, such as a lid's knob."""
     depth: float = 0.022
     """Metres from the top (of the rim) down to the grip site; the palm hits the object beyond 0.026."""
 
 
 _VESSEL = Facts(grasp="rim")
 _FACTS: dict[str, Facts] = {
+    "moka_pot": Facts(grasp="knob", depth=0.004),
     "akita_black_bowl": _VESSEL,
     "white_bowl": _VESSEL,
     "porcelain_mug": _VESSEL,

@@ -51,9 +51,7 @@ def action_toward(command: Command, position: Vector, rotation: Vector, velocity
     """
     move = (_GAIN * (command.position - position) - _DAMPING * velocity) / _TRANSLATION
     turn = _ROTATION_GAIN * rotation_vector(command.rotation @ rotation.T) / _ROTATION
-    return np.concatenate(
-        [np.clip(move, -command.speed, command.speed), np.clip(turn, -1.0, 1.0), [command.gripper]]
-    )
+    return np.concatenate([np.clip(move, -command.speed, command.speed), np.clip(turn, -1.0, 1.0), [command.gripper]])
 
 
 def steps_to(move: Vector, turn: float) -> float:

@@ -45,15 +45,30 @@ class Boxes:
         return self.only(np.linalg.norm(self.centers - point, axis=1) < reach)
 
     def only(self, chosen: NDArray[np.bool_]) -> Boxes:
-        return Boxes(
-            centers=self.centers[chosen], rotations=self.rotations[chosen], half_sizes=self.half_sizes[chosen]
-        )
+        return Boxes(centers=self.centers[chosen], rotations=self.rotations[chosen], half_sizes=self.half_sizes[chosen])
 
     def containing(self, points: Vector, margin: float = 0.0) -> int:
         """How many of ``points`` [m,3] lie in a box that is grown by ``margin``."""
         local = (points[None] - self.centers[:, None]) @ self.rotations
         inside = (np.abs(local) <= self.half_sizes[:, None] + margin).all(axis=2)
         return int(inside.any(axis=0).sum())
+
+    def overhang(self, low: Vector, high: Vector, reach: float) -> Vector:
+        """[2], the least way aside after which nothing hangs over the space from ``low`` to ``high`` [3], up to
+        ``reach`` above it; zeros if nothing does."""
+        middle, radius = (low + high) / 2, float((high - low)[:2].max()) / 2
+        aside = np.zeros(2)
+        for center, rotation, half in zip(self.centers, self.rotations, self.half_sizes, strict=True):
+            extent = np.abs(rotation) @ half
+            if not high[2] - 0.005 < center[2] - extent[2] < high[2] + reach:
+                continue
+            flat = [axis for axis in range(3) if abs(rotation[2, axis]) < 0.5]
+            local = (middle - center) @ rotation
+            exits = [(half[axis] + radius - abs(local[axis]), axis) for axis in flat]
+            way, axis = min(exits)
+            if way > 0 and way > np.linalg.norm(aside):
+                aside = way * np.sign(local[axis]) * rotation[:2, axis]
+        return aside
 
     def top_along(self, start: Vector, end: Vector, radius: float) -> float:
         """The height of the highest box that comes, seen from above, within ``radius`` of the way from ``start`` to
@@ -105,9 +120,7 @@ def rotation_vector(rotation: Vector) -> Vector:
     """[3], axis times angle of a rotation matrix."""
     cosine = np.clip((np.trace(rotation) - 1) / 2, -1.0, 1.0)
     angle = np.arccos(cosine)
-    axis = np.array(
-        [rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]]
-    )
+    axis = np.array([rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]])
     norm = np.linalg.norm(axis)
     if norm < 1e-9:  # No turn at all, or half a turn about an axis of which the diagonal tells the size.
         return np.sqrt(np.maximum(np.diag(rotation) + 1, 0) / 2) * angle if angle > 1 else np.zeros(3)
@@ -128,8 +141,9 @@ def _grid(low: tuple[float, float, float], high: tuple[float, float, float], cou
 
 _LEFT_FINGER = _grid((-0.068, -0.011, -0.1), (-0.038, 0.011, 0.0125), (6, 3, 7))
 _RIGHT_FINGER = _LEFT_FINGER * [-1, 1, 1]
-_PALM = _grid((-0.102, -0.030, -0.11), (0.102, 0.030, -0.03), (15, 3, 3))
-GRIPPER_OUTLINE = np.concatenate([_LEFT_FINGER, _RIGHT_FINGER, _PALM])
+PALM_OUTLINE = _grid((-0.102, -0.030, -0.11), (0.102, 0.030, -0.03), (15, 3, 3))
+"""[m,3], points of the hand above the fingers, in the grip site's frame."""
+GRIPPER_OUTLINE = np.concatenate([_LEFT_FINGER, _RIGHT_FINGER, PALM_OUTLINE])
 """[m,3], points of the open Panda gripper in the grip site's frame, the fingers drawn up by 5 cm to cover their way
 down."""
 FINGERTIP = 0.0125

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from embodied_rl.errors import UserError
 
-_ORDER = {"open": 0, "turnon": 1, "turnoff": 1, "in": 2, "on": 2, "close": 3}
-"""What is opened is filled next, and closed last."""
+_ORDER = {"turnon": 0, "turnoff": 0, "in": 1, "on": 1, "close": 2}
+"""What is filled is closed afterwards."""
 _PLACEMENTS = ("in", "on")
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied_rl.experts.controller import CLOSE, OPEN, Command
-from embodied_rl.experts.geometry import FINGERTIP, PALM, Boxes, Vector, turn_between
+from embodied_rl.experts.geometry import FINGERTIP, Boxes, Vector, pointing_down, turn_between, yaw_of
 from embodied_rl.experts.grasps import Grasp
+from embodied_rl.experts.placements import Placement
 from embodied_rl.experts.world import World
 
 Skill = Generator[Command, None, bool]
@@ -24,6 +25,8 @@ _LOOK_AHEAD = 0.04
 """Metres ahead that must be free before the hand moves sideways."""
 _PATIENCE = 150
 """Control steps after which a motion is given up."""
+_OVERHANG_REACH = 0.15
+"""Metres above a held object in which something may hang over it."""
 _SETTLE = 30
 """Control steps that falling objects get."""
 _STUCK = 8
@@ -140,41 +143,54 @@ def close_gripper(arm: Arm, grasp: Grasp) -> Skill:
     return last > 0.003
 
 
-def carry(
-    arm: Arm, name: str, rotation: Vector, place: Callable[[], Vector], done: Callable[[], bool], support: float
-) -> Skill:
-    """Take the held object to ``place``, the spot [2] for its origin, and down to the height ``support``."""
+def carry(arm: Arm, name: str, placement: Placement, done: Callable[[], bool]) -> Skill:
+    """Take the held object where it belongs. Ends early as soon as ``done``, or if the object slips."""
     obstacles = arm.world.surroundings(name)
-    start = arm.world.shape(name)
-    radius = float(np.linalg.norm((start.high - start.low)[:2])) / 2 * 0.75
-    grasp_offset = arm.world.frame(name).position - arm.world.hand.position
+    hand, origin, shape = arm.world.hand, arm.world.frame(name).position, arm.world.shape(name)
+    radius = float(np.linalg.norm((shape.high - shape.low)[:2])) / 2 * 0.75
+    held_at = float(np.linalg.norm(origin - hand.position))
+    upright = pointing_down(yaw_of(hand.rotation))
+    end, rotation, _ = placement.hand_above(hand.position, upright, origin, shape.low[2], obstacles)
+    yield from _from_below(arm, obstacles.overhang(shape.low, shape.high, _OVERHANG_REACH))
 
     def aim() -> Aim:
         world = arm.world
         hand, origin, shape = world.hand, world.frame(name).position, world.shape(name)
         hang = hand.position[2] - min(shape.low[2], hand.position[2] - FINGERTIP)
-        xy = place() + (hand.position - origin)[:2]
-        palm = obstacles.top_along(xy, xy, 0.09) - PALM + 0.008
-        z = max(support + hang - 0.004, palm)
         return Aim(
-            position=np.array([*xy, z]),
+            position=np.array([*placement.spot + (hand.position - origin)[:2], end[2] - 0.004]),
             hang=hang,
             center=((shape.low + shape.high) / 2 - hand.position)[:2],
             radius=radius,
         )
 
+    def slipped() -> bool:
+        distance = np.linalg.norm(arm.world.frame(name).position - arm.world.hand.position)
+        return bool(abs(distance - held_at) > 0.03)
+
     def arrived(now: Aim) -> bool:
-        if done():
+        if done() or slipped():
             return True
-        hand, origin = arm.world.hand, arm.world.frame(name).position
-        if np.linalg.norm(origin - hand.position - grasp_offset) > 0.05:
-            return True  # It slipped.
-        error = now.position - hand.position
+        error = now.position - arm.world.hand.position
         low = bool(error[2] > -0.006) or bool(error[2] > -0.025 and abs(arm.velocity[2]) < 0.001)
         return low and bool(np.linalg.norm(error[:2]) < 0.015)
 
     yield from travel(arm, aim, rotation, CLOSE, obstacles, arrived=arrived)
-    return bool(np.linalg.norm(arm.world.frame(name).position - arm.world.hand.position - grasp_offset) < 0.05)
+    return not slipped()
+
+
+def _from_below(arm: Arm, aside: Vector) -> Skill:
+    """Pull what is held out from under something, by ``aside`` [2]."""
+    if not aside.any():
+        return True
+    hand = arm.world.hand
+    target = hand.position + [*aside, 0.004]
+    for step in range(20):
+        left = np.linalg.norm((target - arm.world.hand.position)[:2])
+        if left < 0.006 or step > 4 and np.abs(arm.velocity).max() < 0.0015:
+            break
+        yield Command(position=target, rotation=hand.rotation, gripper=CLOSE)
+    return True
 
 
 def release(arm: Arm) -> Skill:

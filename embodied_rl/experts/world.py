@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied_rl.experts.geometry import Boxes
+from embodied_rl.experts.geometry import Boxes, Vector
 from embodied_rl.experts.goals import Goal, parse_goals
 
 _ROBOT_BODIES = ("robot0", "gripper0", "mount0")
+_HINGE = 3
+"""MuJoCo's number for joints that turn."""
 _OVERHEAD = 0.08
 """Metres above the grip site where the gripper is narrow enough to pass below things."""
 
@@ -115,14 +117,27 @@ class World:
         sites = self._env.object_sites_dict
         return list((sites[name] if name in sites else self._env.get_object(name)).joints)
 
-    def joint_axis(self, name: str) -> Frame:
-        """A point on the joint's axis, and as z of the rotation the axis, with the moved body's pose at hand."""
+    def joint_range(self, name: str) -> tuple[float, float]:
+        low, high = self._model.joint(name).range
+        return float(low), float(high)
+
+    def joint_axis(self, name: str) -> tuple[Vector, Vector]:
+        """A point [3] on the joint's axis and the axis' direction [3] in the world."""
         joint = self._model.joint(name).id
-        return Frame(position=self._data.xanchor[joint].copy(), rotation=self._data.xaxis[joint].copy())
+        return self._data.xanchor[joint].copy(), self._data.xaxis[joint].copy()
+
+    def is_hinge(self, name: str) -> bool:
+        """Otherwise it is a slide."""
+        return int(self._model.joint(name).type[0]) == _HINGE
 
     def link_shape(self, joint: str) -> Boxes:
         """The collision shapes that a joint moves."""
         return self._boxes(self._model.geom_bodyid == self._model.jnt_bodyid[self._model.joint(joint).id])
+
+    def surroundings_of_link(self, joint: str) -> Boxes:
+        """All collision shapes but those of the robot, planes, and what the joint moves."""
+        link = self._model.geom_bodyid == self._model.jnt_bodyid[self._model.joint(joint).id]
+        return self._boxes(~self._robot_geoms & ~link)
 
     def shape(self, name: str) -> Boxes:
         """An object's or fixture's collision shapes."""

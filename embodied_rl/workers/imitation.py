@@ -74,7 +74,7 @@ class ImitationWorker(RolloutWorker):
         for camera in self._data.cameras or {}:
             if camera not in spec.image_shapes:
                 raise UserError(
-                    f"data.cameras: the env has no camera {camera!r}, only {', '.join(spec.image_shapes) or 'none at all'}"
+                    f"data.cameras: the env has no camera {camera!r}, only {', '.join(spec.image_shapes) or 'none'}"
                     f".{suggestion(camera, list(spec.image_shapes))}"
                 )
         own_names = {camera: IMAGES + camera for camera in spec.image_shapes}

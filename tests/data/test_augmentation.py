@@ -18,12 +18,15 @@ def pictures(n: int = 6, size: int = 8, seed: int = 0) -> Tensor:
 
 
 def changed(
-    images: dict[str, Tensor], config: AugmentationConfig, *, seed: int = 0, step: int = 0, places: list[int] | None = None
+    images: dict[str, Tensor],
+    config: AugmentationConfig,
+    *,
+    seed: int = 0,
+    step: int = 0,
+    places: list[int] | None = None,
 ) -> dict[str, Tensor]:
     n = len(next(iter(images.values())))
-    return augment(
-        images, config, seed=seed, step=step, places=torch.tensor(places or list(range(n))), batch_size=16
-    )
+    return augment(images, config, seed=seed, step=step, places=torch.tensor(places or list(range(n))), batch_size=16)
 
 
 def test_off_is_the_image_itself() -> None:

@@ -37,9 +37,7 @@ def silence() -> Noise:
 def test_every_step_is_seen_and_success_ends_it() -> None:
     sim, player = ScriptedSim(1, SCRIPTS, image_size=4), Counting()
     done: list[int] = []
-    steps = play(
-        sim, 1, player, generator=np.random.default_rng(0), noise=silence(), max_steps=4, on_step=done.append
-    )
+    steps = play(sim, 1, player, generator=np.random.default_rng(0), noise=silence(), max_steps=4, on_step=done.append)
     assert steps.state[:, 2].tolist() == [0, 1, 2] == player.seen
     assert steps.images["cam"][:, 0, 0, 0].tolist() == [0, 1, 2]
     assert steps.actions[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.3])

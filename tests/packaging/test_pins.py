@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED_EXTRAS = ("libero", "wandb", "dev")
+INSTALLED_EXTRAS = ("libero", "maniskill", "robosuite", "wandb", "dev")
 
 
 def project() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def test_several_workers_share_the_actors_ranks(demonstrations: Path) -> None:
         worker = job.worker(job.rollout, ImitationWorker)
         channel = InProcessChannel("trajectories", 4)
         worker._trajectories, worker._actor_ranks = channel, 3
-        senders: dict[int, list[int]] = {}
+        senders: dict[int, list[Hashable]] = {}
         for rank in range(2):
             worker.context.rank, worker.context.world_size = rank, 2
             job.rollout.call(ImitationWorker.demonstrate, step=3).wait()

@@ -1,4 +1,4 @@
-"""Runs in ``.venv-lerobot``, not in the tests' process: prints what the package lerobot reads of a data set, as JSON."""
+"""Runs in ``.venv-lerobot``, not in the tests' process: prints what lerobot reads of a data set, as JSON."""
 
 from __future__ import annotations
 

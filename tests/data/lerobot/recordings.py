@@ -21,7 +21,7 @@ def shapes(*, videos: bool = True, action_dim: int = 2) -> Shapes:
 
 
 def level(episode: int, step: int) -> int:
-    """Of all pixels of the agentview; the wrist's is 255 minus it. Steps are 4 apart, so that coding cannot hide one."""
+    """Of all pixels of the agentview; the wrist's is 255 minus it. Steps are 4 apart: coding cannot hide one."""
     return (37 * episode + 4 * step) % 200
 
 

@@ -37,7 +37,7 @@ def test_lerobot_reads_our_data_sets(tmp_path: Path, videos: bool) -> None:
     assert got["task"] == [f"do task {e % 2}" for e, _ in wanted]
     assert got["state"] == [[e, t, 0.5] for e, t in wanted]
     assert got["padded"] == [[False, t + 1 == lengths[e]] for e, t in wanted]
-    assert [row[0] for row in got["action"]] == pytest.approx([[e + t / 100] * 2 for e, t in wanted])
+    assert [row[0][0] for row in got["action"]] == pytest.approx([e + t / 100 for e, t in wanted])
     assert got["level"] == pytest.approx([level(e, t) for e, t in wanted], abs=2)
     assert got["success"] == [t + 1 == lengths[e] for e, t in wanted]
     assert got["mean"] == pytest.approx([sum(e + t / 100 for e, t in places) / 24] * 2)

@@ -1,0 +1,47 @@
+"""What a command line with ``task=sft`` and an env means, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from embodied_rl.cli import config_of
+from embodied_rl.errors import ConfigError
+from embodied_rl.schema import EmbodiedSftConfig, SftConfig
+
+GIVEN = ("task=sft", "env=dummy", "data.path=demonstrations")
+
+
+def test_sft_with_an_env_imitates_what_was_done_in_it() -> None:
+    config = config_of("task=sft", "env=libero_spatial", "model=tiny_vla", "data.path=somewhere")
+    assert isinstance(config, EmbodiedSftConfig)
+    assert config.runner.task_type == "embodied_sft"
+    assert config.runner.experiment_name == "sft_libero_spatial"
+    assert config.data.path == "somewhere"
+    assert config.algorithm.loss_type == "nll"
+    assert config_of("task=embodied_sft", "env=libero_spatial", "data.path=somewhere") == config
+    assert isinstance(config_of("task=sft"), SftConfig)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task=sft", "env=dummy"], "data.path: missing; set it with data.path=..."),
+        ([*GIVEN, "algorithm=grpo"], "got 'ppo', but task=embodied_sft imitates; use algorithm=sft"),
+        ([*GIVEN, "algorithm.group_size=2"], "algorithm.group_size: got 2, but demonstrations have no rewards"),
+        ([*GIVEN, "env.train.total_num_envs=8"], "env.train.total_num_envs: this run would not read it"),
+        ([*GIVEN, "env.eval.total_num_envs=6"], "env.eval.total_num_envs: got 6, which does not divide evenly"),
+        ([*GIVEN, "data.augmentation.brightness=2.0"], "data.augmentation.brightness: got 2.0"),
+        (
+            [*GIVEN, "data.batch_size=1", "cluster.component_placement.actor=0-1"],
+            "got 2 actor ranks for data.batch_size",
+        ),
+        ([*GIVEN, "algorithm.rollout_epoch=2"], "raise data.batch_size instead"),
+        ([*GIVEN, "model=tiny_lm"], "does not act in an env"),
+        ([*GIVEN, "runner.weight_sync_interval=5"], "demonstrations are made by no policy"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of(*overrides)
+    assert message in str(caught.value)
