@@ -145,7 +145,8 @@ def _replace_renderer() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(("sapien", "mani_skill")) and vars(module).get("RenderMaterial") is material:
             vars(module)["RenderMaterial"] = _Swallow
-    ActorBuilder.build_render_component = lambda self: None
+    builder: Any = ActorBuilder
+    builder.build_render_component = lambda self: None
 
 
 class _Swallow:

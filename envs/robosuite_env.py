@@ -180,13 +180,12 @@ class RobosuiteEnv:
         return np.concatenate([np.ravel(obs[part]) for part in parts]).astype(np.float32)
 
     def _picture(self, slot: int, camera: str, height: int, width: int) -> NDArray[np.uint8]:
-        sim = self._envs[slot].sim
-        if sim._render_context_offscreen is None:
-            self._create_context(sim)
-        sim._render_context_offscreen.gl_ctx.make_current()  # Every env has a context of its own.
+        sim: Any = self._envs[slot].sim
+        context = sim._render_context_offscreen or self._create_context(sim)
+        context.gl_ctx.make_current()  # Every env has a context of its own.
         return np.ascontiguousarray(sim.render(width=width, height=height, camera_name=camera)[::-1])
 
-    def _create_context(self, sim: Any) -> None:
+    def _create_context(self, sim: Any) -> Any:
         params = self._params
         buffer = sim.model._model.vis.global_
         buffer.offheight = max(params.camera_height, params.render_height)
@@ -196,6 +195,7 @@ class RobosuiteEnv:
 
             context = MjRenderContextOffscreen(sim, -1, max_width=buffer.offwidth, max_height=buffer.offheight)
         context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # Visual meshes, no collision shapes.
+        return context
 
 
 def _import_robosuite() -> Any:
@@ -227,17 +227,14 @@ def _import_robosuite() -> Any:
 
 def _bridge(mujoco: Any) -> None:
     """Let robosuite 1.4 run on MuJoCo releases whose Python interface has changed since. No equation changes."""
-    from robosuite.controllers import base_controller
-    from robosuite.utils.binding_utils import MjData, MjModel
-
+    controllers: Any = importlib.import_module("robosuite.controllers.base_controller")
+    bindings: Any = importlib.import_module("robosuite.utils.binding_utils")
     # It looks for numpy integers in tuples of enumerators, among which only Python's are found by now.
-    MjModel.jnt_type = property(lambda self: self._model.jnt_type.tolist())
+    bindings.MjModel.jnt_type = property(lambda self: self._model.jnt_type.tolist())
     if not hasattr(mujoco.MjData, "qM"):
         # mj_fullM took (model, matrix, data.qM); it takes (model, data, matrix).
-        MjData.qM = property(lambda self: self._data)
-        base_controller.mujoco = SimpleNamespace(
-            mj_fullM=lambda model, matrix, data: mujoco.mj_fullM(model, data, matrix)
-        )
+        bindings.MjData.qM = property(lambda self: self._data)
+        controllers.mujoco = SimpleNamespace(mj_fullM=lambda model, matrix, data: mujoco.mj_fullM(model, data, matrix))
 
 
 @contextlib.contextmanager

@@ -135,7 +135,10 @@ def test_several_broken_rules_are_reported_together() -> None:
             "algorithm.adv_type: got 'grop', expected one of gae, grpo, ",
         ),
         (["algorithm.loss_type=pop"], "algorithm.loss_type: got 'pop', expected one of aipo, decoupled_ppo, nll, ppo"),
-        (["env.env_type=libro"], "env.env_type: got 'libro', expected one of dummy, libero, or module:Class."),
+        (
+            ["env.env_type=libro"],
+            "env.env_type: got 'libro', expected one of dummy, libero, maniskill, robosuite, or module:Class.",
+        ),
         (["model.model_type=tinyvla"], "Did you mean 'tiny_vla'?"),
         (["runner.logger.logger_backends=[jsnol]"], "Did you mean 'jsonl'?"),
         (["cluster.component_placement.env=x"], "got 'x', expected all, 3, 0,2,3, 0-3 or 0-3,5"),

@@ -60,7 +60,8 @@ class Boxes:
         aside = np.zeros(2)
         for center, rotation, half in zip(self.centers, self.rotations, self.half_sizes, strict=True):
             extent = np.abs(rotation) @ half
-            if not high[2] - 0.005 < center[2] - extent[2] < high[2] + reach:
+            apart = (np.abs(middle - center) >= extent + radius)[:2].any()
+            if apart or not high[2] - 0.005 < center[2] - extent[2] < high[2] + reach:
                 continue
             flat = [axis for axis in range(3) if abs(rotation[2, axis]) < 0.5]
             local = (middle - center) @ rotation

@@ -24,7 +24,7 @@ def play(arm: Arm) -> Skill:
         for goal in goals:
             if not arm.world.holds(goal):
                 yield from (place(arm, goal) if goal.target is not None else switch(arm, goal))
-        if all(arm.world.holds(goal) for goal in goals):
+        if arm.world.success:
             break
     rest = arm.world.hand
     while True:
@@ -67,6 +67,6 @@ def place(arm: Arm, goal: Goal) -> Skill:
         if not (yield from close_gripper(arm, grasp)):
             yield from release(arm)
             continue
-        yield from carry(arm, goal.subject, find_placement(arm.world, goal), lambda: arm.world.holds(goal))
+        yield from carry(arm, goal.subject, find_placement(arm.world, goal), lambda: arm.world.success)
         yield from release(arm)
     return arm.world.holds(goal)

@@ -84,14 +84,14 @@ def _contact(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Ve
         # The far end's middle: corners come in pairs at both sides of a door or lever.
         end = arm[np.linalg.norm(arm, axis=1) > 0.9 * np.linalg.norm(far)].mean(axis=0)
         outward = end / np.linalg.norm(end)
-        direction = np.cross(axis, outward)
+        direction = np.cross(axis, outward).astype(np.float64)
         behind = ((corners - anchor) @ direction)[arm @ outward > 0.5 * np.linalg.norm(far)].min()
         point = anchor + outward * _OUTER * np.linalg.norm(end) + direction * behind
         return np.array([*point[:2], corners[:, 2].max() - _DEPTH]), direction
     behind = boxes.reshape(-1, 3) @ axis
     face = boxes[(boxes @ axis).min(axis=1) < behind.min() + 0.003].reshape(-1, 3)
     middle = (face.min(axis=0) + face.max(axis=0)) / 2
-    return middle + axis * (behind.min() - middle @ axis), axis
+    return middle + axis * float(behind.min() - middle @ axis), axis
 
 
 def _stance(world: World, joint: str, direction: Vector, end: Vector) -> Vector:
@@ -103,9 +103,9 @@ def _stance(world: World, joint: str, direction: Vector, end: Vector) -> Vector:
     fixed = world.surroundings_of_link(joint)
     counts = []
     for lean in _LEANS:
-        rotation = about(across, lean) @ upright
+        rotation = about(across, -lean) @ upright
         at = end - direction * _FINGER
         counts.append(fixed.near(at, 0.3).containing(at + GRIPPER_OUTLINE @ rotation.T, margin=0.002))
         if counts[-1] == 0:
             return rotation
-    return about(across, _LEANS[int(np.argmin(counts))]) @ upright
+    return about(across, -_LEANS[int(np.argmin(counts))]) @ upright

@@ -184,10 +184,10 @@ def _from_below(arm: Arm, aside: Vector) -> Skill:
     if not aside.any():
         return True
     hand = arm.world.hand
-    target = hand.position + [*aside, 0.004]
+    target = hand.position + np.array([*aside, 0.004])
     for step in range(20):
         left = np.linalg.norm((target - arm.world.hand.position)[:2])
-        if left < 0.006 or step > 4 and np.abs(arm.velocity).max() < 0.0015:
+        if left < 0.006 or (step > 4 and np.abs(arm.velocity).max() < 0.0015):
             break
         yield Command(position=target, rotation=hand.rotation, gripper=CLOSE)
     return True

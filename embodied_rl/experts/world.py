@@ -15,8 +15,6 @@ from embodied_rl.experts.goals import Goal, parse_goals
 _ROBOT_BODIES = ("robot0", "gripper0", "mount0")
 _HINGE = 3
 """MuJoCo's number for joints that turn."""
-_OVERHEAD = 0.08
-"""Metres above the grip site where the gripper is narrow enough to pass below things."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +70,11 @@ class World:
     def holds(self, goal: Goal) -> bool:
         """LIBERO's own predicate, now."""
         return bool(self._env._eval_predicate([goal.predicate, *goal.arguments]))
+
+    @property
+    def success(self) -> bool:
+        """All goals hold."""
+        return all(self.holds(goal) for goal in self.goals)
 
     def is_region(self, name: str) -> bool:
         return name in self._env.object_sites_dict
@@ -144,12 +147,9 @@ class World:
         return self._boxes(self._roots == self._env.obj_body_id[name])
 
     def surroundings(self, *without: str) -> Boxes:
-        """All collision shapes but those of the robot, planes, the objects ``without``, and what is well above the
-        hand: some scenes keep objects on a shelf over the table."""
+        """All collision shapes but those of the robot, planes and the objects ``without``."""
         ignored = [self._env.obj_body_id[name] for name in without]
-        boxes = self._boxes(~self._robot_geoms & ~np.isin(self._roots, ignored))
-        lowest = boxes.corners.reshape(-1, 8, 3)[..., 2].min(axis=1)
-        return boxes.only(lowest < self.hand.position[2] + _OVERHEAD)
+        return self._boxes(~self._robot_geoms & ~np.isin(self._roots, ignored))
 
     def grasped(self, name: str) -> bool:
         """Both fingers touch the object."""

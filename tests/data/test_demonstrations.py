@@ -28,7 +28,7 @@ def test_every_frame_is_read_as_it_was_written(tmp_path: Path, videos: bool) -> 
     assert (read.num_episodes, read.num_frames, len(read)) == (4, 25, 25)
     assert (read.cameras, read.state_dim, read.action_dim) == ({"agentview": (16, 24), "wrist": (16, 24)}, 3, 2)
     places = [(e, t) for e in (0, 2, 1, 3) for t in range(lengths[e])]
-    order = np.random.default_rng(0).permutation(25)
+    order = np.random.default_rng(0).permutation(25).tolist()
     obs, actions, valid = read.sample(order)
     assert (actions.dtype, valid.dtype) == (torch.float32, torch.bool)
     for row, frame in enumerate(order):

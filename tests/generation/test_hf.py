@@ -30,6 +30,7 @@ def backend(max_batch_size: int = 512) -> HfBackend:
         top_p=1.0,
         top_k=None,
         max_batch_size=max_batch_size,
+        enable_offload=False,
     )
     model = replace(small_math().model, params={"architecture": SMALL})
     engine = HfBackend(model, language_spec(NEW_TOKENS), config, "cpu")

@@ -44,7 +44,8 @@ def test_every_declared_dependency_is_pinned_within_its_range() -> None:
 def test_pins_fit_cpu_and_cuda_builds() -> None:
     pinned = pins("pins.txt")
     assert not [name for name, version in pinned.items() if "+" in version]
-    assert not [name for name in pinned if name.startswith(("nvidia", "triton", "torchvision", "timm"))]
+    cuda = [name for name in pinned if name.startswith(("nvidia", "triton", "torchvision", "timm"))]
+    assert cuda == ["nvidia-ml-py"]  # ManiSkill's: a few kilobytes of Python that ask a driver, where there is one.
 
 
 def test_hashed_wheels_are_the_pinned_ones() -> None:

@@ -30,7 +30,7 @@ def put(
 ) -> EpisodeFacts:
     """Stage an episode of task ``episode % 2``: state (episode, step, 0.5), actions (episode + step / 100, ...)."""
     steps = np.arange(length)
-    levels = np.array([level(episode, step) for step in steps], dtype=np.uint8)[:, None, None, None]
+    levels = np.array([level(episode, step) for step in range(length)], dtype=np.uint8)[:, None, None, None]
     image = np.broadcast_to(levels, (length, HEIGHT, WIDTH, 3)).copy()
     numbers = np.stack([np.full(length, episode), steps, np.full(length, 0.5)], axis=1)
     facts = EpisodeFacts(
