@@ -70,7 +70,7 @@ class Worker:
         )
         self.backend: Backend = make_backend(config)
         self.env, self.rollout, self.actor = connect(config, self.backend)
-        loaded = self.rollout.call(RolloutWorker.load_weights)
+        loaded = self.rollout.call(RolloutWorker.load_weights, 0)
         self.actor.call(ActorWorker.publish_weights, 0).wait()
         loaded.wait()
         self.step = 0
@@ -78,7 +78,7 @@ class Worker:
     def steps_per_second(self) -> float:
         self.step += 1
         served = self.rollout.call(RolloutWorker.serve, mode="train", step=self.step)
-        received = self.actor.call(ActorWorker.receive)
+        received = self.actor.call(ActorWorker.receive, step=self.step)
         reports: list[EnvReport] = self.env.call(EnvWorker.interact, step=self.step).wait()
         served.wait()
         received.wait()

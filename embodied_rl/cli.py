@@ -28,7 +28,14 @@ from embodied_rl.validation import build_config, foreign_section
 
 CONFIG_MODULE = "embodied_rl.config"
 GROUPS = ("task", "env", "data", "model", "algorithm", "cluster", "logger", "experiment")
-FREE_FORM = ("env.init_params.", "data.params.", "reward.params.", "model.params.", "runner.logger.wandb.")
+FREE_FORM = (
+    "env.init_params.",
+    "data.params.",
+    "reward.params.",
+    "model.params.",
+    "rollout.engine_kwargs.",
+    "runner.logger.wandb.",
+)
 """Sections whose keys belong to an adapter, a data set, a model, ..., and are checked by their owner."""
 USAGE_ERROR = 2
 """Exit status of a command line or configuration that is wrong."""

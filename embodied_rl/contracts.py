@@ -220,6 +220,17 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A worker's part of a training step for one actor rank. Producer: env, generation or imitation worker. Consumer:
+    that rank."""
+
+    step: int
+    """A worker that is ahead of others delivers for a later step before they have for this one."""
+    trajectory: Trajectory | None
+    """None: nothing of it is this rank's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
     """Flat samples, one a chunk. Producer: the actor's advantage phase. Consumer: the actor's update and the losses.
 

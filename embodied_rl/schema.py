@@ -333,6 +333,11 @@ class RolloutConfig:
     """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
     enable_offload: bool
     """Keep the policy in host memory but while it acts, where it shares an accelerator with the actor."""
+    max_staleness: NonNegativeInt
+    """How many updates older than the newest weights those may be that a training step's rollout was made with. 0: the
+    next rollout waits for the update; 1: it runs while the actor updates; more: further ahead."""
+    interruptible: bool
+    """Take new weights in the middle of a rollout that runs ahead, instead of after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,10 +354,20 @@ class GenerationConfig:
     log-probabilities are those of the whole distribution, which the update computes too."""
     top_k: PositiveInt | None
     """Training samples from so many most likely tokens; null: all."""
+    repetition_penalty: Annotated[float, Field(gt=0)]
+    """Training divides a token's positive logit by it, and multiplies a negative one, if the token is in the prompt or in
+    the completion so far (arXiv:1909.05858); 1: off. The recorded log-probabilities are those without it."""
     max_batch_size: PositiveInt
     """Completions decoded at once by a worker: bounds memory, no influence on the result."""
     enable_offload: bool
     """Keep the model in host memory but while it generates, where it shares an accelerator with the actor."""
+    max_staleness: NonNegativeInt
+    """How many updates older than the newest weights those may be that a training step's rollout was made with. 0: the
+    next rollout waits for the update; 1: it runs while the actor updates; more: further ahead."""
+    interruptible: bool
+    """Take new weights in the middle of a rollout that runs ahead, instead of after it."""
+    engine_kwargs: dict[str, Any]
+    """Arguments of the engine's own, such as vLLM's ``max_model_len`` or ``gpu_memory_utilization``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,6 +385,8 @@ class DataConfig:
     """Prompts of a training step; each gets ``algorithm.group_size`` completions."""
     eval_size: PositiveInt | None
     """Held-out prompts of an evaluation, always the same; null: all there are."""
+    eval_completions: PositiveInt
+    """Completions of each in an evaluation. Several need ``algorithm.sampling_params.temperature_eval`` above 0."""
     max_prompt_length: PositiveInt
     """Tokens; a longer prompt ends the run with a message."""
 
@@ -444,9 +461,14 @@ class CollectSection:
 class RewardConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     function: str
-    """Name in ``data/rewards.py``, or ``module:function``."""
+    """Name in ``data/rewards.py``, ``module:function`` or ``path/to/file.py:function``; ``weighted``: a sum of several;
+    ``reward_model``: a sequence classifier."""
     params: dict[str, Any]
     """The function's own keyword options."""
+    num_processes: NonNegativeInt
+    """In which each generation worker scores; 0: in its own."""
+    timeout: PositiveFloat
+    """Seconds that one completion may take in such a process. Then it is unverified, and the process is replaced."""
     success_threshold: float
     """A completion with at least this score counts as solved."""
     overlong_buffer_length: NonNegativeInt

@@ -21,6 +21,7 @@ from embodied_rl.checks.embodied import embodied_problems
 from embodied_rl.checks.embodied_sft import embodied_sft_problems
 from embodied_rl.checks.math import math_problems
 from embodied_rl.checks.runner import runner_problems, saves_checkpoints
+from embodied_rl.checks.staleness import staleness_problems
 from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import BACKENDS
@@ -152,6 +153,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         )
     yield from actor_problems(c, placement)
     yield from runner_problems(c)
+    yield from staleness_problems(c)
     yield from algorithm_problems(c)
     if isinstance(c, EmbodiedSftConfig):
         yield from embodied_sft_problems(c, placement)
@@ -246,7 +248,10 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("runner.max_keep", lambda c: not saves_checkpoints(c), "it saves nothing"),
     ("runner.save_async", lambda c: not saves_checkpoints(c), "it saves nothing"),
     ("runner.save_contents", lambda c: not saves_checkpoints(c), "it saves nothing"),
-    ("runner.weight_sync_interval", lambda c: _imitates(c), "demonstrations are made by no policy"),
+    *(
+        (key, lambda c: _imitates(c), "demonstrations are made by no policy")
+        for key in ("runner.weight_sync_interval", "rollout.max_staleness", "rollout.interruptible")
+    ),
     ("env.train", lambda c: c.runner.task_type == "embodied_sft", "it trains on demonstrations, not in the env"),
     *(
         (section, _collects, "it collects demonstrations and trains nothing")
@@ -267,6 +272,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         lambda c: isinstance(c, CollectConfig) and c.collect.noise == 0,
         "collect.noise is 0",
     ),
+    ("reward.timeout", lambda c: isinstance(c, MathConfig) and c.reward.num_processes == 0, "num_processes is 0"),
     ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
 )
 """Key (or section) -> when the run would not read it -> why. Checked for keys the user set, not for defaults.

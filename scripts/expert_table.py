@@ -26,6 +26,7 @@ from embodied_rl.experts.evaluate import Evaluation, play_episode, reset_states
 from embodied_rl.experts.registry import expert_class
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.params import parse_params
+from embodied_rl.schema import CollectConfig
 
 HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 """Control steps of published evaluations."""
@@ -48,13 +49,16 @@ def main() -> None:
 
 
 def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
-    config = config_of(f"env={arguments.env}").env
+    found = config_of("task=collect", f"env={arguments.env}")
+    assert isinstance(found, CollectConfig)
+    config = found.env
     steps = arguments.steps or HORIZONS.get(arguments.env)
     if steps is None:
         raise UserError(f"--steps: {arguments.env} has no published horizon; say after how many steps an episode fails")
     expert_type, env_type = expert_class(config.env_type), adapter_class(config.env_type)
     stateless = {"cameras": []} if "cameras" in {field.name for field in dataclasses.fields(env_type.Params)} else {}
-    env = env_type(1, parse_params(env_type.Params, config.init_params | stateless, "env.init_params"), config.seed)
+    params = parse_params(env_type.Params, config.init_params | stateless, "env.init_params")
+    env = env_type(1, params, config.seed)  # type: ignore[call-arg]  # every adapter's signature
     plan = Evaluation(
         task_ids=arguments.tasks,
         episodes_per_task=arguments.episodes,

@@ -66,7 +66,7 @@ def rollout(config: Config) -> list[Trajectory]:
     backend.channel = recording  # type: ignore[method-assign]
     try:
         env, rollouts, actor = connect(config, backend)
-        loaded = rollouts.call(RolloutWorker.load_weights)
+        loaded = rollouts.call(RolloutWorker.load_weights, 0)
         actor.call(ActorWorker.publish_weights, 0).wait()
         loaded.wait()
         served = rollouts.call(RolloutWorker.serve, mode="train", step=3)
@@ -80,6 +80,7 @@ def rollout(config: Config) -> list[Trajectory]:
             task = scheduler.add("test", get)
             scheduler.run_until(task)
             parts = task.result
+        parts = [delivery.trajectory for delivery in parts]
         return sorted(parts, key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
     finally:
         backend.shutdown()

@@ -116,7 +116,7 @@ def test_demonstrations_of_a_file_are_imitated(model: Path) -> None:
         model, *CHAT, "data.params.demonstration_key=solution", "data.rollout_batch_size=11", task="sft"
     )
     with LanguageJob(config) as job:
-        received = job._actor.call(ActorWorker.receive)
+        received = job._actor.call(ActorWorker.receive, step=0)
         job._rollout.call(GenerationWorker.demonstrate, step=0).wait()
         received.wait()
         tokenizer: Any = job.actor._policy.tokenizer

@@ -33,7 +33,7 @@ def weights_of(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
 
 def test_demonstrations_reach_the_actor_with_their_end() -> None:
     with LanguageJob(small_math(LENGTH, task="sft")) as job:
-        received = job._actor.call(ActorWorker.receive)
+        received = job._actor.call(ActorWorker.receive, step=0)
         [tokens] = job._rollout.call(GenerationWorker.demonstrate, step=0).wait()
         received.wait()
         policy = job.actor._policy

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from embodied_rl.checks.imitation import imitation_problems
 from embodied_rl.data.prompts import DATASETS, dataset_params
-from embodied_rl.errors import ConfigError
+from embodied_rl.data.rewards import REWARD_MODEL, REWARDS, build_reward, name_problem, parts_of
+from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import MathConfig, SftConfig
 
@@ -32,8 +33,14 @@ def math_problems(c: MathConfig, placement: Placement | None) -> Iterator[str]:
             f"algorithm.rollout_epoch: got {c.algorithm.rollout_epoch}, but a step's completions are generated at "
             "once; raise data.rollout_batch_size instead"
         )
+    if c.data.eval_completions > 1 and c.algorithm.sampling_params.temperature_eval == 0:
+        yield (
+            f"data.eval_completions: got {c.data.eval_completions}, which would all be the same at "
+            "algorithm.sampling_params.temperature_eval=0; set that, for example to 1.0, or leave this at 1"
+        )
     yield from _loss_problems(c)
     yield from _data_problems(c)
+    yield from _reward_problems(c)
     if placement:
         prompts = c.data.rollout_batch_size
         for component in ("actor", "rollout"):
@@ -52,6 +59,30 @@ def _data_problems(c: MathConfig) -> Iterator[str]:
         dataset_params(c.data.dataset, c.data.params, imitation=isinstance(c, SftConfig))
     except ConfigError as error:
         yield from error.problems
+
+
+def _reward_problems(c: MathConfig) -> Iterator[str]:
+    try:
+        parts = parts_of(c.reward.function, c.reward.params)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if c.reward.num_processes and all(part.function == REWARD_MODEL for part in parts):
+        yield (
+            f"reward.num_processes: got {c.reward.num_processes}, but a reward model works in the worker itself; leave "
+            "it out"
+        )
+    for part in parts:
+        if part.function not in REWARDS:  # a module of the user's may import anything, so a worker loads it
+            if problem := name_problem(part.function):
+                yield problem
+            continue
+        try:
+            build_reward(part.function, part.params or {})
+        except ConfigError as error:
+            yield from error.problems
+        except UserError as error:
+            yield str(error)
 
 
 def _loss_problems(c: MathConfig) -> Iterator[str]:

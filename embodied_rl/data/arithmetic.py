@@ -71,7 +71,9 @@ class Arithmetic(PromptDataset):
 
     def _problem(self, x: int, y: int) -> Problem:
         left, right = f"{x:0{self._digits}d}", f"{y:0{self._digits}d}"
-        return Problem(prompt=f"{left}+{right}=", answer=str(x + y), demonstration=scratchpad(left, right))
+        return Problem(
+            prompt=f"{left}+{right}=", answer=str(x + y), demonstration=scratchpad(left, right), source="arithmetic"
+        )
 
 
 def is_held_out(x: int, y: int) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -45,6 +46,10 @@ class FilesParams:
     """Column of the answers, text or number; null: the reward function needs none and gets an empty text."""
     demonstration_key: str | None = None
     """Column of right completions, for ``task=sft``."""
+    source_key: str | None = None
+    """Column that says where a row comes from: an evaluation counts each source by itself; null: the file's name."""
+    metadata_key: str | None = None
+    """Column for reward functions that take ``metadata``, as text; what is none as JSON."""
     apply_chat_template: bool | None = None
     """Ask through the tokenizer's own chat template, a text as the user's only turn; null: conversations alone."""
     system_prompt: str | None = None
@@ -60,6 +65,8 @@ class FilesParams:
             messages=self.messages_key,
             answer=self.answer_key,
             demonstration=self.demonstration_key,
+            source=self.source_key,
+            metadata=self.metadata_key,
             chat=self.messages_key is not None or bool(self.apply_chat_template),
             system=self.system_prompt,
         )
@@ -119,9 +126,7 @@ class Files(PromptDataset):
             )
 
     def prepare(self, encoder: PromptEncoder) -> str | None:
-        encoder.text(self._train[0].problem.prompt)  # a tokenizer without chat template is known at once
-        if self._params.overlong.startswith("truncate"):
-            return None
+        encoder.text(self._train[0].problem.prompt)  # a tokenizer without chat template is no row's fault
         fitting = [[row for row in rows if self._fits(row, encoder)] for rows in (self._train, self._val)]
         counts = [len(self._train), len(self._val)]
         dropped = [count - len(rows) for count, rows in zip(counts, fitting, strict=True)]
@@ -168,7 +173,7 @@ class Files(PromptDataset):
                 f"{encoder.max_length}; raise that, or set data.params.overlong to filter, truncate_left or "
                 "truncate_right"
             )
-        return length <= encoder.max_length
+        return length <= encoder.max_length or self._params.overlong != "filter"
 
     def _given(self, row: RowProblem) -> Problem:
         sides: dict[str, Literal["left", "right"]] = {"truncate_left": "left", "truncate_right": "right"}
@@ -180,7 +185,7 @@ def _listed(paths: Paths) -> tuple[str, ...]:
 
 
 def _read(paths: Paths, columns: Columns) -> list[RowProblem]:
-    return [problem_of(row, columns) for row in chain.from_iterable(map(read_rows, _listed(paths)))]
+    return [problem_of(row, columns, Path(path).stem) for path in _listed(paths) for row in read_rows(path)]
 
 
 def _split(rows: list[RowProblem], params: FilesParams) -> tuple[list[RowProblem], list[RowProblem]]:

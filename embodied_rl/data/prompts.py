@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DATASETS: dict[str, str] = {
     "arithmetic": "embodied_rl.data.arithmetic:Arithmetic",
     "files": "embodied_rl.data.files:Files",
+    "reasoning_gym": "embodied_rl.data.reasoning_gym:ReasoningGym",
 }
 """``data.dataset`` -> "module:Class"."""
 
@@ -47,6 +48,10 @@ class Problem:
     """A right completion, to imitate; None where there is none."""
     cut: Literal["left", "right"] | None = None
     """Where a prompt of more than ``data.max_prompt_length`` tokens loses some; None: it ends the run."""
+    source: str = ""
+    """Where the problem comes from: an evaluation counts each source by itself."""
+    metadata: str = ""
+    """For reward functions that take it."""
 
 
 class PromptDataset:

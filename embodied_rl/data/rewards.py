@@ -8,29 +8,97 @@ score would teach the wrong thing.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import math
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
 
-from embodied_rl.errors import ConfigError, UserError
-from embodied_rl.params import unknown_key
+from pydantic import ConfigDict, Field
+
+from embodied_rl.errors import ConfigError, UserError, suggestion
+from embodied_rl.params import parse_params, unknown_key
 from embodied_rl.registry import load_function
 
 REWARDS: dict[str, str] = {
     "final_answer": "embodied_rl.data.rewards:final_answer",
+    "format": "embodied_rl.data.answers:format_reward",
+    "last_number": "embodied_rl.data.answers:last_number",
     "math_verify": "embodied_rl.data.rewards:math_verify",
+    "reasoning_gym": "embodied_rl.data.reasoning_gym:reasoning_gym",
+    "single_choice": "embodied_rl.data.answers:single_choice",
 }
 """``reward.function`` -> "module:function"."""
+WEIGHTED: Final = "weighted"
+REWARD_MODEL: Final = "reward_model"
+COMPOSED: Final = (WEIGHTED, REWARD_MODEL)
+"""Values of ``reward.function`` that are no function of one completion."""
 GIVEN = ("prompt", "completion", "answer")
 """What every reward function is given."""
+METADATA = "metadata"
+"""Given, too, to those that take it: what the data set knows of the problem, ``Problem.metadata``."""
 
 
 class Reward(Protocol):
     """A reward function with its options bound."""
 
-    def __call__(self, *, prompt: str, completion: str, answer: str) -> float | None: ...
+    def __call__(self, *, prompt: str, completion: str, answer: str, metadata: str = "") -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of the functions of a weighted sum."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    function: str
+    """As ``reward.function``."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    params: dict[str, Any] | None = None
+    """As ``reward.params``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedParams:
+    """``reward.params`` of ``weighted``."""
+
+    functions: Annotated[list[Part], Field(min_length=1)]
+
+
+def parts_of(function: str, params: Mapping[str, Any]) -> list[Part]:
+    """What ``reward.function`` and ``reward.params`` ask for: the parts of ``weighted``, or the one function.
+
+    Raises:
+        ConfigError: the parts are not what they should be.
+    """
+    if function != WEIGHTED:
+        return [Part(function=function, params=dict(params))]
+    parts: list[Part] = parse_params(WeightedParams, params, "reward.params").functions
+    if any(part.function == WEIGHTED for part in parts):
+        raise ConfigError(["reward.params.functions: got a weighted sum in a weighted sum; write it as one"])
+    return parts
+
+
+def weighted(parts: Sequence[Part]) -> Reward:
+    """The sum of the parts' scores times their weights; None where one of them is None.
+
+    Raises:
+        UserError: as :func:`build_reward`.
+    """
+    rewards = [(part.weight, build_reward(part.function, part.params or {})) for part in parts]
+
+    def score(*, prompt: str, completion: str, answer: str, metadata: str = "") -> float | None:
+        total = 0.0
+        for weight, reward in rewards:
+            part = reward(prompt=prompt, completion=completion, answer=answer, metadata=metadata)
+            if part is None:
+                return None
+            total += weight * part
+        return total
+
+    return score
 
 
 def build_reward(function: str, params: Mapping[str, Any]) -> Reward:
@@ -39,7 +107,9 @@ def build_reward(function: str, params: Mapping[str, Any]) -> Reward:
     Raises:
         UserError: no such function, or it does not take these options.
     """
-    found = load_function("reward.function", REWARDS, function)
+    if function == WEIGHTED:
+        return weighted(parts_of(function, params))
+    found = _load(function)
     parameters = inspect.signature(found).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if missing := [] if takes_all else [name for name in GIVEN if name not in parameters]:
@@ -47,14 +117,54 @@ def build_reward(function: str, params: Mapping[str, Any]) -> Reward:
             f"reward.function: {function} does not take {', '.join(missing)}; expected "
             "function(*, prompt, completion, answer, ...) -> float | None"
         )
-    options = [f"reward.params.{name}" for name in parameters if name not in GIVEN]
+    options = [f"reward.params.{name}" for name in parameters if name not in (*GIVEN, METADATA)]
     if not takes_all and (wrong := [key for key in params if f"reward.params.{key}" not in options]):
         raise ConfigError([unknown_key(f"reward.params.{key}", options) for key in wrong])
-    return functools.partial(_checked, functools.partial(found, **params), function)
+    return functools.partial(_checked, functools.partial(found, **params), function, METADATA in parameters)
 
 
-def _checked(score: Callable[..., Any], name: str, **texts: str) -> float | None:
-    value = score(**texts)
+def name_problem(function: str) -> str | None:
+    """What is wrong with a name of no function of ours, as far as that is known without importing; None: nothing."""
+    path, colon, name = function.rpartition(":")
+    if path.endswith(".py"):
+        if not name.isidentifier():
+            return f"reward.function: got {function!r}, expected path/to/file.py:function"
+        if not Path(path).is_file():
+            return (
+                f"reward.function: got {function!r}, but there is no such file; a relative path starts at {Path.cwd()}"
+            )
+    elif not colon and function not in COMPOSED:
+        known = sorted([*REWARDS, *COMPOSED])
+        return (
+            f"reward.function: got {function!r}, expected one of {', '.join(known)}, module:function, or "
+            f"path/to/file.py:function.{suggestion(function, known)}"
+        )
+    return None
+
+
+def _load(function: str) -> Callable[..., Any]:
+    if function not in REWARDS and (problem := name_problem(function)):
+        raise UserError(problem)
+    path, _, name = function.rpartition(":")
+    if not path.endswith(".py"):
+        return load_function("reward.function", REWARDS, function)
+    spec = importlib.util.spec_from_file_location(f"reward_file_{Path(path).stem}", Path(path).resolve())
+    assert spec is not None and spec.loader is not None  # a name that ends with .py always has them
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [own for own, value in vars(module).items() if inspect.isfunction(value)]
+        raise UserError(
+            f"reward.function: got {function!r}, but the file has no function {name!r}.{suggestion(name, known)}"
+        )
+    return found
+
+
+def _checked(
+    score: Callable[..., Any], name: str, takes_metadata: bool, *, metadata: str = "", **texts: str
+) -> float | None:
+    value = score(**texts, metadata=metadata) if takes_metadata else score(**texts)
     if value is None:
         return None
     if not isinstance(value, int | float) or not math.isfinite(value):

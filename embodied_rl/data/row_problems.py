@@ -21,6 +21,8 @@ class Columns:
     """Instead of ``prompt``."""
     answer: str | None
     demonstration: str | None
+    source: str | None
+    metadata: str | None
     chat: bool
     """Whether the prompt is a conversation."""
     system: str | None
@@ -35,8 +37,11 @@ class RowProblem:
     problem: Problem
 
 
-def problem_of(row: Row, columns: Columns) -> RowProblem:
+def problem_of(row: Row, columns: Columns, source: str) -> RowProblem:
     """The row's problem.
+
+    Args:
+        source: where no column says it.
 
     Raises:
         UserError: a column is missing or does not hold what it should.
@@ -71,6 +76,8 @@ def problem_of(row: Row, columns: Columns) -> RowProblem:
         prompt=tuple(messages) if columns.chat else messages[0].content,
         answer=_answer(row, columns.answer),
         demonstration=demonstration,
+        source=source if columns.source is None else _source(row, columns.source),
+        metadata="" if columns.metadata is None else _as_text(row.column(columns.metadata, "metadata_key")),
     )
     return RowProblem(where=row.where, problem=problem)
 
@@ -85,6 +92,20 @@ def _answer(row: Row, name: str | None) -> str:
             "data.params.answer_key to another column"
         )
     return str(value)
+
+
+def _source(row: Row, name: str) -> str:
+    value = row.column(name, "source_key")
+    if not isinstance(value, str) or not value:
+        raise UserError(
+            f"{row.where}: got the source {_shown(value)}, expected a text; correct it, or set data.params.source_key "
+            "to another column"
+        )
+    return value
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _conversation(row: Row, name: str) -> list[Message]:
@@ -106,5 +127,5 @@ def _is_message(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=str)  # with the quotes of a text
     return text if len(text) <= 80 else f"{text[:80]} ..."

@@ -37,8 +37,6 @@ class Command:
     """:data:`OPEN` or :data:`CLOSE`."""
     slack: float = 0.0
     """How much noise the motion stands, in [0, 1]: 1 in free space, 0 in contact."""
-    speed: float = 1.0
-    """Bound of the translation action."""
 
 
 def action_toward(command: Command, position: Vector, rotation: Vector, velocity: Vector) -> Vector:
@@ -51,7 +49,7 @@ def action_toward(command: Command, position: Vector, rotation: Vector, velocity
     """
     move = (_GAIN * (command.position - position) - _DAMPING * velocity) / _TRANSLATION
     turn = _ROTATION_GAIN * rotation_vector(command.rotation @ rotation.T) / _ROTATION
-    return np.concatenate([np.clip(move, -command.speed, command.speed), np.clip(turn, -1.0, 1.0), [command.gripper]])
+    return np.concatenate([np.clip(move, -1.0, 1.0), np.clip(turn, -1.0, 1.0), [command.gripper]])
 
 
 def steps_to(move: Vector, turn: float) -> float:

@@ -47,11 +47,13 @@ class Boxes:
     def only(self, chosen: NDArray[np.bool_]) -> Boxes:
         return Boxes(centers=self.centers[chosen], rotations=self.rotations[chosen], half_sizes=self.half_sizes[chosen])
 
-    def containing(self, points: Vector, margin: float = 0.0) -> int:
-        """How many of ``points`` [m,3] lie in a box that is grown by ``margin``."""
-        local = (points[None] - self.centers[:, None]) @ self.rotations
-        inside = (np.abs(local) <= self.half_sizes[:, None] + margin).all(axis=2)
-        return int(inside.any(axis=0).sum())
+    def clearance(self, points: Vector) -> Vector:
+        """[m], how far each of ``points`` [m,3] is from the nearest box, along that box's axes; negative inside,
+        infinite without any boxes."""
+        if len(self.centers) == 0:
+            return np.full(len(points), np.inf)
+        local = np.abs((points[None] - self.centers[:, None]) @ self.rotations)
+        return (local - self.half_sizes[:, None]).max(axis=2).min(axis=0)
 
     def overhang(self, low: Vector, high: Vector, reach: float) -> Vector:
         """[2], the least way aside after which nothing hangs over the space from ``low`` to ``high`` [3], up to
@@ -109,8 +111,8 @@ def turn_between(rotation: Vector, reference: Vector) -> float:
 
 
 def tilt_of(frame: Vector, limit: float = 0.5) -> Vector:
-    """[3,3], the least rotation that takes the vertical to that axis of ``frame`` which is nearest to it. None (the
-    identity) for an angle above ``limit``."""
+    """[3,3], the least rotation that takes the vertical to that axis of ``frame`` which is nearest to it; the identity
+    for an angle above ``limit``."""
     axis = int(np.argmax(np.abs(frame[2])))
     up = frame[:, axis] * np.sign(frame[2, axis])
     angle = float(np.arccos(np.clip(up[2], -1.0, 1.0)))
@@ -149,5 +151,3 @@ GRIPPER_OUTLINE = np.concatenate([_LEFT_FINGER, _RIGHT_FINGER, PALM_OUTLINE])
 down."""
 FINGERTIP = 0.0125
 """Metres from the grip site to the ends of the fingers."""
-PALM = 0.026
-"""Metres from the grip site back to the palm."""

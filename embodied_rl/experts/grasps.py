@@ -27,11 +27,16 @@ _MAX_WIDTH = 0.074
 """Metres between the open fingers, less a little."""
 _BLOCKED = 25.0
 """Steps that a way round is worth, for each point of the gripper's outline inside something."""
+_CLOSE = 2.0
+"""The same for points that pass something by less than :data:`_CLEARANCE`."""
+_TOUCH = 0.001
+_CLEARANCE = 0.008
+"""Metres; the hand comes down within a centimetre of where it should."""
 _DROP = 200.0
 """Steps that a metre of free fall is worth."""
 _CLOSER_LOOK = 32
 """So many candidates are followed up to where the object goes."""
-_DEPTHS = ((1.0, 0.0), (0.7, 4.0), (0.45, 8.0))
+_DEPTHS = ((1.0, 0.0), (0.7, 8.0), (0.45, 25.0))
 """Shares of the usual depth at which a rim can be taken where the palm has no room, and their penalties in steps."""
 _ALONG = ((0.0, 0.0), (-0.5, 3.0), (0.5, 3.0), (-0.9, 6.0), (0.9, 6.0))
 """Shares of an object's half length at which it can be taken beside its middle, and their penalties in steps."""
@@ -77,12 +82,15 @@ def find_grasps(
     grasps = []
     for at, turned, detour in styles[facts.grasp](shape, frame.rotation, facts):
         reached = nearest_half_turn(turned, hand.rotation)
-        blocked = near.near(at, 0.15).containing(at + GRIPPER_OUTLINE @ reached.T, margin=0.001)
+        room = near.near(at, 0.15).clearance(at + GRIPPER_OUTLINE @ reached.T)
+        blocked, close = np.sum(room < _TOUCH), np.sum((room >= _TOUCH) & (room < _CLEARANCE))
         move = at - hand.position
         cost = steps_to(move, turn_between(reached, hand.rotation))
         # The plain distance decides among places that take as many steps: the way round is the longer one.
         cost += onward + 0.5 * float(np.abs(move)[:2].sum()) / SPEED
-        grasps.append(Grasp(position=at, rotation=reached, cost=cost + detour + _BLOCKED * blocked))
+        grasps.append(
+            Grasp(position=at, rotation=reached, cost=cost + detour + float(_BLOCKED * blocked + _CLOSE * close))
+        )
     grasps.sort(key=lambda grasp: grasp.cost)
     low = float(shape.low[2])
     return sorted(

@@ -48,7 +48,7 @@ class Placement:
         at = turn @ (position - origin) + [*self.spot, self.support + origin[2] - low]
         outline, near = at + PALM_OUTLINE @ turned.T, obstacles.near(at, 0.35)
         for lift in _LIFTS:
-            if not near.containing(outline + lift * _VERTICAL, margin=0.003):
+            if near.clearance(outline + lift * _VERTICAL).min() > 0.003:
                 break
         return at + lift * _VERTICAL, turned, float(lift)
 

@@ -19,7 +19,6 @@ _ATTEMPTS = 8
 def play(arm: Arm) -> Skill:
     """Bring about all goals of the task, then wait."""
     goals = arm.world.goals
-    yield from settle(arm)
     for _ in range(_ATTEMPTS):
         for goal in goals:
             if not arm.world.holds(goal):
@@ -35,9 +34,8 @@ def switch(arm: Arm, goal: Goal) -> Skill:
     """(Close x), (Turnon x) and (Turnoff x): push the moving part along its joint."""
     toward = -1.0 if goal.predicate == "turnoff" else 1.0
     for joint in arm.world.joints(goal.subject):
-        position, (low, high) = arm.world.joint(joint), arm.world.joint_range(joint)
-        if goal.predicate == "close":  # Closed is zero, which is one end of the range or near it.
-            toward = 1.0 if position < (low + high) / 2 else -1.0
+        if goal.predicate == "close":  # Closed is zero.
+            toward = 1.0 if arm.world.joint(joint) < 0 else -1.0
         if (yield from push(arm, joint, toward, lambda: arm.world.holds(goal))):
             return True
     return arm.world.holds(goal)
@@ -47,6 +45,7 @@ def place(arm: Arm, goal: Goal) -> Skill:
     """(In x y) and (On x y): pick, carry, let go."""
     tried: list[Grasp] = []
     for _ in range(_ATTEMPTS):
+        yield from settle(arm)
         world = arm.world
         if world.holds(goal):
             return True
@@ -62,7 +61,7 @@ def place(arm: Arm, goal: Goal) -> Skill:
         fresh = [g for g in grasps if all(np.linalg.norm(g.position - t.position) > 0.015 for t in tried)]
         grasp = (fresh or grasps)[0]
         tried.append(grasp)
-        if not (yield from reach(arm, grasp)):
+        if not (yield from reach(arm, goal.subject, grasp)):
             continue
         if not (yield from close_gripper(arm, grasp)):
             yield from release(arm)

@@ -23,8 +23,8 @@ _BACK = 0.025
 """Metres before the contact at which the approach ends."""
 _AHEAD = 0.04
 """Metres that the hand's target is ahead of the contact."""
-_LEANS = (0.0, 0.4, 0.8)
-"""Radians by which the hand may lean back from what it pushes against."""
+_LEANS = (0.4, 0.8, 0.0)
+"""Radians by which the hand may lean back from what it pushes against, so that the forearm stays clear of it."""
 _PATIENCE = 80
 
 
@@ -95,8 +95,8 @@ def _contact(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Ve
 
 
 def _stance(world: World, joint: str, direction: Vector, end: Vector) -> Vector:
-    """[3,3], the hand's turn: the thin side of the fingers ahead, leaning back only as far as it must to fit at the
-    end of the push."""
+    """[3,3], the hand's turn: the thin side of the fingers ahead, with the first lean that fits at the end of the
+    push."""
     across = np.cross([0.0, 0.0, 1.0], direction)
     down = np.stack([across, np.cross([0.0, 0.0, -1.0], across), [0.0, 0.0, -1.0]], axis=1)
     upright = nearest_half_turn(down, world.hand.rotation)
@@ -105,7 +105,7 @@ def _stance(world: World, joint: str, direction: Vector, end: Vector) -> Vector:
     for lean in _LEANS:
         rotation = about(across, -lean) @ upright
         at = end - direction * _FINGER
-        counts.append(fixed.near(at, 0.3).containing(at + GRIPPER_OUTLINE @ rotation.T, margin=0.002))
+        counts.append(np.sum(fixed.near(at, 0.3).clearance(at + GRIPPER_OUTLINE @ rotation.T) < 0.002))
         if counts[-1] == 0:
             return rotation
     return about(across, -_LEANS[int(np.argmin(counts))]) @ upright

@@ -12,7 +12,7 @@ from embodied_rl.experts.controller import CLOSE, OPEN, Command
 from embodied_rl.experts.geometry import FINGERTIP, Boxes, Vector, pointing_down, turn_between, yaw_of
 from embodied_rl.experts.grasps import Grasp
 from embodied_rl.experts.placements import Placement
-from embodied_rl.experts.world import World
+from embodied_rl.experts.world import Frame, World
 
 Skill = Generator[Command, None, bool]
 """Yields commands; returns whether it worked."""
@@ -29,6 +29,10 @@ _OVERHANG_REACH = 0.15
 """Metres above a held object in which something may hang over it."""
 _SETTLE = 30
 """Control steps that falling objects get."""
+_AT_REST = 0.03
+"""Metres a second below which objects do not fall or tip over any more."""
+_PUSHED = 0.02
+"""Metres that an object moves when the hand hits it; a grasp planned before does not fit any more."""
 _STUCK = 8
 """Control steps without motion that mean a collision."""
 
@@ -38,9 +42,11 @@ class Arm:
 
     def __init__(self) -> None:
         self._world: World | None = None
-        self._last: Vector | None = None
+        self._last: Frame | None = None
         self.velocity: Vector = np.zeros(3)
         """Metres in the last control step."""
+        self.turning = 0.0
+        """Radians in the last control step."""
 
     @property
     def world(self) -> World:
@@ -48,9 +54,15 @@ class Arm:
         return self._world
 
     def see(self, world: World) -> None:
-        position = world.hand.position
-        self.velocity = np.zeros(3) if self._last is None else position - self._last
-        self._world, self._last = world, position
+        now, last = world.hand, self._last or world.hand
+        self.velocity = now.position - last.position
+        self.turning = turn_between(now.rotation, last.rotation)
+        self._world, self._last = world, now
+
+    @property
+    def still(self) -> bool:
+        """It hardly moved in the last control step."""
+        return bool(np.abs(self.velocity).max() < 0.001 and self.turning < 0.01)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +83,7 @@ def settle(arm: Arm) -> Skill:
     """Wait until nothing falls any more: some of LIBERO's initial states drop objects onto the table."""
     hand = arm.world.hand
     for _ in range(_SETTLE):
-        if arm.world.speed() < 0.1:
+        if arm.world.speed() < _AT_REST:
             break
         yield Command(position=hand.position, rotation=hand.rotation, gripper=OPEN)
     return True
@@ -96,7 +108,7 @@ def travel(
         gap = (now.position - hand.position)[:2]
         distance = float(np.linalg.norm(gap))
         turn = turn_between(rotation, hand.rotation)
-        still = still + 1 if np.abs(arm.velocity).max() < 0.001 and turn < 0.1 else 0
+        still = still + 1 if arm.still else 0
         if still == _STUCK:
             return False
         target = now.position.copy()
@@ -115,18 +127,21 @@ def travel(
     return False
 
 
-def reach(arm: Arm, grasp: Grasp) -> Skill:
-    """Bring the open gripper to a grasp."""
-    obstacles = arm.world.surroundings()
+def reach(arm: Arm, name: str, grasp: Grasp) -> Skill:
+    """Bring the open gripper to a grasp of the object ``name``. False if it was pushed away."""
+    obstacles, origin = arm.world.surroundings(), arm.world.frame(name).position
     aim = Aim(position=grasp.position, hang=FINGERTIP, center=np.zeros(2), radius=_FINGER_REACH)
+
+    def moved() -> bool:
+        return bool(np.linalg.norm(arm.world.frame(name).position - origin) > _PUSHED)
 
     def arrived(_: Aim) -> bool:
         hand = arm.world.hand
         error = np.abs(grasp.position - hand.position)
         turn = turn_between(grasp.rotation, hand.rotation)
-        return bool(error[:2].max() < 0.006 and error[2] < 0.008 and turn < 0.1)
+        return moved() or bool(error[:2].max() < 0.006 and error[2] < 0.008 and turn < 0.1)
 
-    return (yield from travel(arm, lambda: aim, grasp.rotation, OPEN, obstacles, arrived=arrived))
+    return (yield from travel(arm, lambda: aim, grasp.rotation, OPEN, obstacles, arrived=arrived)) and not moved()
 
 
 def close_gripper(arm: Arm, grasp: Grasp) -> Skill:

@@ -51,10 +51,7 @@ class World:
     @property
     def hand(self) -> Frame:
         """The gripper's grip site: x along the fingers' opening, z from the palm to the fingertips."""
-        site = self._env.robots[0].eef_site_id
-        return Frame(
-            position=self._data.site_xpos[site].copy(), rotation=self._data.site_xmat[site].reshape(3, 3).copy()
-        )
+        return self._site(self._env.robots[0].eef_site_id)
 
     @property
     def opening(self) -> float:
@@ -79,10 +76,6 @@ class World:
     def is_region(self, name: str) -> bool:
         return name in self._env.object_sites_dict
 
-    def is_object(self, name: str) -> bool:
-        """A movable object or a fixture."""
-        return name in self._env.obj_body_id
-
     def category(self, name: str) -> str:
         """``akita_black_bowl`` of ``akita_black_bowl_1``."""
         return str(self._env.get_object(name).category_name)
@@ -102,11 +95,9 @@ class World:
         return Frame(position=self._data.xpos[body].copy(), rotation=self._data.xmat[body].reshape(3, 3).copy())
 
     def region(self, name: str) -> Region:
-        site, shape = self._env.sim.model.site_name2id(name), self._env.object_sites_dict[name]
+        shape = self._env.object_sites_dict[name]
         return Region(
-            frame=Frame(
-                position=self._data.site_xpos[site].copy(), rotation=self._data.site_xmat[site].reshape(3, 3).copy()
-            ),
+            frame=self._site(self._env.sim.model.site_name2id(name)),
             half_size=np.asarray(shape.size, dtype=np.float64),
             owner=str(shape.parent_name),
         )
@@ -135,12 +126,11 @@ class World:
 
     def link_shape(self, joint: str) -> Boxes:
         """The collision shapes that a joint moves."""
-        return self._boxes(self._model.geom_bodyid == self._model.jnt_bodyid[self._model.joint(joint).id])
+        return self._boxes(self._link(joint))
 
     def surroundings_of_link(self, joint: str) -> Boxes:
         """All collision shapes but those of the robot, planes, and what the joint moves."""
-        link = self._model.geom_bodyid == self._model.jnt_bodyid[self._model.joint(joint).id]
-        return self._boxes(~self._robot_geoms & ~link)
+        return self._boxes(~self._robot_geoms & ~self._link(joint))
 
     def shape(self, name: str) -> Boxes:
         """An object's or fixture's collision shapes."""
@@ -151,9 +141,14 @@ class World:
         ignored = [self._env.obj_body_id[name] for name in without]
         return self._boxes(~self._robot_geoms & ~np.isin(self._roots, ignored))
 
-    def grasped(self, name: str) -> bool:
-        """Both fingers touch the object."""
-        return bool(self._env._check_grasp(self._env.robots[0].gripper, self._env.get_object(name)))
+    def _site(self, site: int) -> Frame:
+        return Frame(
+            position=self._data.site_xpos[site].copy(), rotation=self._data.site_xmat[site].reshape(3, 3).copy()
+        )
+
+    def _link(self, joint: str) -> NDArray[np.bool_]:
+        """Which geoms a joint moves."""
+        return self._model.geom_bodyid == self._model.jnt_bodyid[self._model.joint(joint).id]
 
     @property
     def _roots(self) -> NDArray[np.int32]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
@@ -28,6 +29,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int | None = None
     min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
     max_new_tokens: int
 
 
@@ -38,8 +40,8 @@ class Completion:
     token_ids: tuple[int, ...]
     """The end token included, where there is one."""
     logprobs: tuple[float, ...]
-    """Of each token under the whole distribution at the temperature (1 where that is 0), before ``top_p``, ``top_k``
-    and ``min_new_tokens``: what ``Policy.evaluate`` gives."""
+    """Of each token under the whole distribution at the temperature (1 where that is 0), before ``top_p``, ``top_k``,
+    ``min_new_tokens`` and ``repetition_penalty``: what ``Policy.evaluate`` gives."""
     finish_reason: FinishReason
     """stop: it ended with a stop token; length: it was cut."""
 
@@ -54,6 +56,8 @@ class GenerationBackend:
         device: a torch device.
     """
 
+    interruptible: ClassVar[bool] = False
+    """Whether it takes new weights in the middle of a completion."""
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: frozenset[int]
     max_length: int | None
@@ -66,6 +70,13 @@ class GenerationBackend:
         """The policy's whole state dict; a new version is copied into its tensors between two :meth:`generate`."""
         raise NotImplementedError
 
+    def refresh(self) -> None:
+        """A whole version is in :meth:`weights` now. An engine that decodes on those tensors has nothing to do.
+
+        Raises:
+            UserError: the engine cannot take it.
+        """
+
     def wake(self) -> None:
         """Get ready to :meth:`generate`, after :meth:`sleep`. At first the engine is awake unless
         ``config.enable_offload`` is set."""
@@ -73,12 +84,16 @@ class GenerationBackend:
     def sleep(self) -> None:
         """Free the accelerator for others; :meth:`weights` may still be written to."""
 
+    def close(self) -> None:
+        """Release everything; the engine is not used any more."""
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
         seeds: Sequence[int],
         report: Callable[[int, int], None],
+        interrupt: Callable[[], bool] | None = None,
     ) -> list[list[Completion]]:
         """``sampling.n`` completions of each prompt.
 
@@ -87,8 +102,15 @@ class GenerationBackend:
             seeds: one a prompt. A prompt's completions are a function of the weights, its tokens, ``sampling`` and its
                 seed, up to rounding, whatever other prompts there are.
             report: called with (completions that have ended, all) now and then.
+            interrupt: called between tokens now and then by an :attr:`interruptible` engine; True says that
+                :meth:`weights` are others since. What has been decoded stays, and is read again with the new ones.
         """
         raise NotImplementedError
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Token ids from here on are padding of the model's vocabulary, which the tokenizer does not know."""
+        return 1 + max(self.tokenizer.get_vocab().values())
 
     @property
     def pad_token_id(self) -> int:

@@ -10,9 +10,9 @@ from transformers import DynamicCache
 
 from embodied_rl.errors import UserError
 from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
-from embodied_rl.generation.sampling import choose, draw_uniforms
+from embodied_rl.generation.sampling import draw_uniforms, next_tokens
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.causal_lm import CausalLMPolicy, position_ids, scaled_log_softmax
+from embodied_rl.models.causal_lm import CausalLMPolicy, position_ids
 from embodied_rl.models.registry import policy_of
 from embodied_rl.schema import GenerationConfig, ModelConfig
 from embodied_rl.training.offload import HostWeights, require_accelerator
@@ -27,7 +27,14 @@ _REPORT_EVERY = 16
 class HfBackend(GenerationBackend):
     """Batches of prompts, as many as fit into ``rollout.max_batch_size`` completions."""
 
+    interruptible = True
+
     def __init__(self, model: ModelConfig, spec: PolicySpec, config: GenerationConfig, device: str) -> None:
+        if config.engine_kwargs:
+            raise UserError(
+                f"rollout.engine_kwargs: got {', '.join(config.engine_kwargs)}, but rollout.backend=hf takes none; "
+                "leave them out, or use the engine that they belong to, such as rollout.backend=vllm"
+            )
         policy = policy_of(model, spec)
         if not isinstance(policy, CausalLMPolicy):
             raise UserError(f"rollout.backend=hf: got model_type {model.model_type!r}, expected causal_lm")
@@ -60,6 +67,7 @@ class HfBackend(GenerationBackend):
         sampling: Sampling,
         seeds: Sequence[int],
         report: Callable[[int, int], None],
+        interrupt: Callable[[], bool] | None = None,
     ) -> list[list[Completion]]:
         at_once = max(1, self._max_batch_size // sampling.n)
         # Prompts of like length together: less padding.
@@ -73,6 +81,7 @@ class HfBackend(GenerationBackend):
                 sampling,
                 [seeds[p] for p in places],
                 lambda ended, done=done, total=total: report(done + ended, total),
+                interrupt or (lambda: False),
             )
             found |= {place: batch[i * sampling.n : (i + 1) * sampling.n] for i, place in enumerate(places)}
         return [found[place] for place in range(len(prompts))]
@@ -83,6 +92,7 @@ class HfBackend(GenerationBackend):
         sampling: Sampling,
         seeds: Sequence[int],
         report: Callable[[int], None],
+        interrupt: Callable[[], bool],
     ) -> list[Completion]:
         """``n`` completions of the first prompt, then of the second, ..."""
         device, n, length = self._device, sampling.n, sampling.max_new_tokens
@@ -103,8 +113,17 @@ class HfBackend(GenerationBackend):
         mask = torch.cat([mask.repeat_interleave(n, 0), mask.new_ones(count, length)], 1)
         positions = mask[:, : ids.shape[1]].sum(1)
         live = torch.arange(count, device=device)  # the row's completion
+        seen = _seen(ids, mask[:, : ids.shape[1]], logits, n) if sampling.repetition_penalty != 1 else None
         for step in range(length):
-            chosen, chosen_logprobs = _next_tokens(logits, uniforms[live, step], stops, step, sampling)
+            chosen, chosen_logprobs = next_tokens(
+                logits,
+                uniforms=uniforms[live, step],
+                lengths=torch.full_like(live, step),
+                seen=seen,
+                stops=stops,
+                vocabulary=self.vocabulary,
+                sampling=sampling,
+            )
             tokens[live, step], logprobs[live, step] = chosen, chosen_logprobs
             ended = torch.isin(chosen, stops)
             running = ~stopped[live]
@@ -118,12 +137,19 @@ class HfBackend(GenerationBackend):
                 break
             if step % _REPORT_EVERY == 0:
                 report(count - left)
+            if seen is not None:
+                seen.scatter_(1, chosen[:, None], True)
             if left <= _SHRINK * len(live):
                 rows = keep.nonzero().squeeze(-1)
                 cache.batch_select_indices(rows)
                 live, mask, positions, chosen = live[rows], mask[rows], positions[rows], chosen[rows]
-            seen = mask[:, : ids.shape[1] + step + 1]
-            logits = self._forward(chosen[:, None], seen, positions[:, None], cache)
+                seen = None if seen is None else seen[rows]
+            if interrupt():  # the cache is of other weights
+                cache = DynamicCache(config=self._policy.model.config)
+                known = mask[:, : ids.shape[1] + step]
+                read = torch.cat([ids.repeat_interleave(n, 0)[live], tokens[live, :step]], 1)
+                self._forward(read, known, position_ids(known), cache)
+            logits = self._forward(chosen[:, None], mask[:, : ids.shape[1] + step + 1], positions[:, None], cache)
             positions = positions + 1
         return _completions(tokens.cpu(), logprobs.cpu(), lengths.tolist(), stopped.tolist())
 
@@ -140,19 +166,11 @@ class HfBackend(GenerationBackend):
         return output.logits[:, -1]
 
 
-def _next_tokens(
-    logits: Tensor, uniforms: Tensor, stops: Tensor, step: int, sampling: Sampling
-) -> tuple[Tensor, Tensor]:
-    """[B] tokens and [B] log-probabilities from [B,V] logits."""
-    whole = scaled_log_softmax(logits, sampling.temperature or 1.0)
-    allowed = whole
-    if step + 1 < sampling.min_new_tokens:
-        allowed = whole.index_fill(1, stops, -torch.inf)
-    if sampling.temperature == 0:
-        chosen = allowed.argmax(-1)
-    else:
-        chosen = choose(allowed, uniforms, top_p=sampling.top_p, top_k=sampling.top_k)
-    return chosen, whole.gather(1, chosen[:, None])[:, 0]
+def _seen(ids: Tensor, mask: Tensor, logits: Tensor, n: int) -> Tensor:
+    """[B,V] bool: the tokens of each completion's prompt."""
+    seen = torch.zeros_like(logits, dtype=torch.int32)
+    # Padding adds nothing to the token that it is written as.
+    return seen.scatter_add_(1, ids.repeat_interleave(n, 0), mask.int()) > 0
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 BACKENDS: dict[str, str] = {
     "hf": "embodied_rl.generation.hf:HfBackend",
+    "vllm": "embodied_rl.generation.vllm:VllmBackend",
 }
 """``rollout.backend`` -> "module:Class"."""
 

@@ -40,3 +40,10 @@ class VideoBackend(Protocol):
     """A backend that also shows videos."""
 
     def log_video(self, step: int, name: str, path: Path) -> None: ...
+
+
+@runtime_checkable
+class TextBackend(Protocol):
+    """A backend that also shows texts."""
+
+    def log_text(self, step: int, name: str, text: str) -> None: ...

@@ -11,7 +11,7 @@ import rich
 from rich.console import Console
 
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.monitoring.backend import MetricBackend, RunInfo, VideoBackend
+from embodied_rl.monitoring.backend import MetricBackend, RunInfo, TextBackend, VideoBackend
 
 BACKENDS = {
     "console": "embodied_rl.monitoring.console_table:ConsoleBackend",
@@ -109,6 +109,13 @@ class MetricLogger:
         for backend in self._backends:
             if isinstance(backend, VideoBackend):
                 backend.log_video(step, name, path)
+
+    def log_text(self, step: int, name: str, text: str) -> None:
+        """Show Markdown in the backends that can (tensorboard)."""
+        self._advance(step)
+        for backend in self._backends:
+            if isinstance(backend, TextBackend):
+                backend.log_text(step, name, text)
 
     def _advance(self, step: int) -> None:
         if step < self._step:

@@ -26,5 +26,9 @@ class TensorboardBackend:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def log_text(self, step: int, name: str, text: str) -> None:
+        self._writer.add_text(name, text, step)
+        self._writer.flush()
+
     def close(self) -> None:
         self._writer.close()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rich.console import Console
 
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runners.lookahead import Lookahead
 from embodied_rl.runners.saving import CheckpointSaver
-from embodied_rl.runtime.worker import WorkerGroup
+from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 
@@ -22,7 +24,7 @@ C = TypeVar("C", bound=Config)
 class LoadsWeights(Protocol):
     """A worker that acts or generates with the actor's weights."""
 
-    async def load_weights(self) -> int: ...
+    async def load_weights(self, version: int) -> int: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,10 +44,20 @@ class TrainingLoop(Generic[C]):
     first_step: int = 0
     saver: CheckpointSaver = field(init=False)
     _version: int | None = field(default=None, init=False)
-    """Of the weights that the rollout workers hold."""
+    """Of the weights that the rollout workers hold, or take before they begin anything new."""
+    _ahead: Lookahead[Any] = field(init=False)
+    _loading: deque[tuple[int, int, Handle]] = field(default_factory=deque, init=False)
+    """Versions on their way to the rollout workers: the first training step whose rollout starts with it, the version,
+    and the call to take it."""
     _warned: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self._ahead = Lookahead(
+            max_staleness=self.max_staleness,
+            first=self.first_step,
+            end=self.config.runner.max_steps,
+            start=self.start_rollout,
+        )
         self.saver = CheckpointSaver(
             config=self.config.runner,
             run_dir=self.run_dir,
@@ -79,6 +91,32 @@ class TrainingLoop(Generic[C]):
                 self.evaluate(done)
         self.saver.wait()
 
+    @property
+    def max_staleness(self) -> int:
+        """How many updates older than a training step's own its rollout's weights may be."""
+        return 0
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether rollout workers take weights in the middle of a rollout."""
+        return False
+
+    def start_rollout(self, step: int) -> Any:
+        """Start the rollout of training step ``step``, without waiting for it."""
+        raise NotImplementedError
+
+    def next_rollout(self) -> Any:
+        """What :meth:`start_rollout` gave for the present training step. Those of later steps go on meanwhile."""
+        assert self._version is not None
+        self._ahead.begin(self._version)
+        return self._ahead.take()
+
+    def run_ahead(self, step: int) -> None:
+        """Start what may run while training step ``step`` updates, whose rollout is complete."""
+        assert self._version is not None
+        self._confirm(step)
+        self._ahead.begin(self._version)
+
     def train_step(self, step: int) -> dict[str, float]:
         """Do training step ``step`` and return its metrics."""
         raise NotImplementedError
@@ -111,13 +149,22 @@ class TrainingLoop(Generic[C]):
     def sync(self, version: int) -> float:
         """Bring the actor's weights to every rollout worker, unless they have them; returns the seconds it took.
 
-        A version is the number of updates behind it.
+        A version is the number of updates behind it. Where rollouts run ahead, workers take it when those are done, or
+        in their middle.
         """
         if version == self._version:
             return 0.0
-        loaded = self.rollout.call(self.rollout_worker.load_weights)
+        self._loading.append((self._ahead.next, version, self.rollout.call(self.rollout_worker.load_weights, version)))
         seconds: list[float] = self.actor.call(ActorWorker.publish_weights, version).wait()
-        versions: list[int] = loaded.wait()
-        assert set(versions) == {version}, f"rollout workers hold {versions}, expected {version}"
+        if not self.interruptible:
+            self._confirm(self._ahead.next)
         self._version = version
         return max(seconds)
+
+    def _confirm(self, step: int) -> None:
+        """Wait for the versions with which the rollouts of ``step`` and of earlier steps were to start."""
+        while self._loading and self._loading[0][0] <= step:
+            _, version, loaded = self._loading.popleft()
+            versions: list[int] = loaded.wait()
+            # One that was on its way in the middle of a rollout may have been followed by others.
+            assert min(versions) >= version, f"rollout workers hold {versions}, expected {version}"

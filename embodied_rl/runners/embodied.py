@@ -9,9 +9,11 @@ publish, load                                load weights v               => wei
 interact, serve,      reset, => request      <= request, act, => answer   receive: waits
 receive               step, => request ...   for the next stage ...       <= trajectories, one by one
                       => trajectories
-update                                                                    advantages, update
+update                steps for later steps  acts for later steps         advantages, update
 save                                                                      => checkpoint
 ====================  =====================  ===========================  ==========================
+
+With ``rollout.max_staleness`` 0 nobody acts while the actor updates.
 """
 
 from __future__ import annotations
@@ -25,11 +27,22 @@ from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.evaluation.success import SuccessTable, success_table
 from embodied_rl.runners.base import TrainingLoop
 from embodied_rl.runners.reporting import EvalReporter, Rollout, longest, train_metrics, warning
-from embodied_rl.runtime.worker import WorkerGroup
+from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, groups_per_step
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvReport, EnvWorker
 from embodied_rl.workers.rollout import RolloutWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCalls:
+    """A rollout under way."""
+
+    interacted: Handle
+    served: Handle
+
+    def wait(self) -> Rollout:
+        return Rollout(envs=self.interacted.wait(), policies=self.served.wait())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,29 +57,47 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     train_video_dir: Path
     reporter: EvalReporter
 
+    @property
+    def max_staleness(self) -> int:
+        return self.config.rollout.max_staleness
+
+    @property
+    def interruptible(self) -> bool:
+        return self.config.rollout.interruptible
+
+    def start_rollout(self, step: int, number: int = 0) -> RolloutCalls:
+        """Start a rollout of all envs: of the step's rounds the one with this number."""
+        wants_video = self.config.env.train.video_cfg.save_video and number == 0
+        video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wants_video else None
+        first = number * self.config.algorithm.rollout_epoch
+        return RolloutCalls(
+            served=self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first),
+            interacted=self.env.call(EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir),
+        )
+
     def train_step(self, step: int) -> dict[str, float]:
         """Rollout, advantages, update, weight sync."""
         start = time.perf_counter()
         rollouts = self._roll_out(step)
         rollout_s = time.perf_counter() - start
+        self.run_ahead(step)
         updates = self.update(step)
         sync_s = self.sync_if_due(step + 1)
         return train_metrics(rollouts, updates, rollout_s=rollout_s, sync_s=sync_s, step_s=time.perf_counter() - start)
 
     def _roll_out(self, step: int) -> list[Rollout]:
         """Fill the actor's batch: in several rounds where groups are filtered and may be drawn again."""
-        algorithm, wants_video = self.config.algorithm, self.config.env.train.video_cfg.save_video
-        rollouts: list[Rollout] = []
-        for number in range(1 + algorithm.max_resample_rounds):
-            self.progress.describe("rollout" if number == 0 else f"rollout, again ({number})")
-            video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wants_video and number == 0 else None
-            first = number * algorithm.rollout_epoch
-            served = self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first)
-            received = self.actor.call(ActorWorker.receive, more=number > 0)
-            interacted = self.env.call(EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir)
-            rollouts.append(Rollout(envs=interacted.wait(), policies=served.wait()))
-            if sum(received.wait()) >= groups_per_step(self.config):
+        self.progress.describe("rollout")
+        rolling, received = self.next_rollout(), self.actor.call(ActorWorker.receive, step=step)
+        rollouts = [rolling.wait()]
+        kept = sum(received.wait())
+        for number in range(1, 1 + self.config.algorithm.max_resample_rounds):
+            if kept >= groups_per_step(self.config):
                 break
+            self.progress.describe(f"rollout, again ({number})")
+            received = self.actor.call(ActorWorker.receive, step=step, more=True)
+            rollouts.append(self.start_rollout(step, number).wait())
+            kept = sum(received.wait())
         return rollouts
 
     def evaluate(self, step: int) -> SuccessTable:

@@ -17,9 +17,8 @@ Evaluations are those of :mod:`embodied_rl.runners.embodied`; only they need the
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from embodied_rl.runners.embodied import EmbodiedRunner
 from embodied_rl.runners.reporting import longest
@@ -36,16 +35,22 @@ class EmbodiedSftRunner(EmbodiedRunner):
     config: EmbodiedSftConfig  # type: ignore[assignment]
     demonstrations: DemonstrationSummary | None
     """None: nothing is trained."""
-    _reading: deque[Handle] = field(default_factory=deque, init=False)
-    """Calls for the next training step's demonstrations and those after it."""
+
+    @property
+    def max_staleness(self) -> int:
+        return self.config.data.prefetch
+
+    def start_rollout(self, step: int, number: int = 0) -> Handle:  # type: ignore[override]
+        """Read a training step's demonstrations."""
+        return self.rollout.call(ImitationWorker.demonstrate, step=step)
 
     def train_step(self, step: int) -> dict[str, float]:
         """Demonstrations, update."""
         start = time.perf_counter()
-        self._read_ahead(step)
+        self._ahead.begin(step)  # no policy makes them, so a version's number is the step's
         self.progress.describe("demonstrations")
-        received = self.actor.call(ActorWorker.receive)
-        reports: Sequence[DemonstrationReport] = self._reading.popleft().wait()
+        received = self.actor.call(ActorWorker.receive, step=step)
+        reports: Sequence[DemonstrationReport] = self._ahead.take().wait()
         received.wait()
         data_s = time.perf_counter() - start
         updates = self.update(step)
@@ -60,12 +65,6 @@ class EmbodiedSftRunner(EmbodiedRunner):
             "time/data_wait": data_s,
             "time/update": longest(updates, "update"),
         }
-
-    def _read_ahead(self, step: int) -> None:
-        """Have the demonstrations of this step and of those to follow on their way, no more than the channel holds."""
-        end = min(step + self.config.data.prefetch + 1, self.config.runner.max_steps)
-        for ahead in range(step + len(self._reading), end):
-            self._reading.append(self.rollout.call(ImitationWorker.demonstrate, step=ahead))
 
     def warning(self, metrics: Mapping[str, float]) -> None:
         """Every demonstration teaches something."""

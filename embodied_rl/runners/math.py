@@ -8,9 +8,11 @@ runner                generation workers           actor ranks
 publish, load         load weights v               => weights v
 generate, receive     prompts, tokens, scores      receive: waits
                       => trajectories              <= trajectories
-update                                             advantages, update
+update                generates for later steps    advantages, update
 save                                               => checkpoint
 ====================  ===========================  ==========================
+
+With ``rollout.max_staleness`` 0 nothing is generated while the actor updates.
 """
 
 from __future__ import annotations
@@ -19,9 +21,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embodied_rl.evaluation.accuracy import Accuracy, accuracy_of
+from embodied_rl.evaluation.accuracy import Accuracy, evaluation_of
 from embodied_rl.runners.base import TrainingLoop
-from embodied_rl.runners.math_reporting import MathReporter, all_records, train_metrics, warning
+from embodied_rl.runners.math_reporting import (
+    MathReporter,
+    all_records,
+    eval_metrics,
+    sample_text,
+    train_metrics,
+    warning,
+)
+from embodied_rl.runtime.worker import Handle
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationReport, GenerationWorker
@@ -35,11 +45,23 @@ class MathRunner(TrainingLoop[MathConfig]):
 
     reporter: MathReporter
 
+    @property
+    def max_staleness(self) -> int:
+        return self.config.rollout.max_staleness
+
+    @property
+    def interruptible(self) -> bool:
+        return self.config.rollout.interruptible
+
+    def start_rollout(self, step: int) -> Handle:
+        return self.rollout.call(GenerationWorker.generate, step=step)
+
     def train_step(self, step: int) -> dict[str, float]:
         """Completions, advantages, update, weight sync."""
         start = time.perf_counter()
         rounds = self._generate(step)
         rollout_s = time.perf_counter() - start
+        self.run_ahead(step)
         updates = self.update(step)
         sync_s = self.sync_if_due(step + 1)
         return train_metrics(
@@ -53,13 +75,17 @@ class MathRunner(TrainingLoop[MathConfig]):
 
     def _generate(self, step: int) -> list[Sequence[GenerationReport]]:
         """Fill the actor's batch: in several rounds where groups are filtered and may be drawn again."""
-        rounds: list[Sequence[GenerationReport]] = []
-        for number in range(1 + self.config.algorithm.max_resample_rounds):
-            self.progress.describe("generation" if number == 0 else f"generation, again ({number})")
-            received = self.actor.call(ActorWorker.receive, more=number > 0)
-            rounds.append(self.rollout.call(GenerationWorker.generate, step=step, number=number).wait())
-            if sum(received.wait()) >= self.config.data.rollout_batch_size:
+        self.progress.describe("generation")
+        generated, received = self.next_rollout(), self.actor.call(ActorWorker.receive, step=step)
+        rounds: list[Sequence[GenerationReport]] = [generated.wait()]
+        kept = sum(received.wait())
+        for number in range(1, 1 + self.config.algorithm.max_resample_rounds):
+            if kept >= self.config.data.rollout_batch_size:
                 break
+            self.progress.describe(f"generation, again ({number})")
+            received = self.actor.call(ActorWorker.receive, step=step, more=True)
+            rounds.append(self.rollout.call(GenerationWorker.generate, step=step, number=number).wait())
+            kept = sum(received.wait())
         self.reporter.write_samples(
             self.run_dir / "samples" / f"step_{step + 1:06d}.jsonl", all_records(r for part in rounds for r in part)
         )
@@ -70,23 +96,16 @@ class MathRunner(TrainingLoop[MathConfig]):
         start = time.perf_counter()
         self.progress.describe("evaluation")
         records = all_records(self.rollout.call(GenerationWorker.evaluate, step=step).wait())
-        accuracy = accuracy_of(records, threshold=self.config.reward.success_threshold)
-        seconds = time.perf_counter() - start
-        self.reporter.report(accuracy, records, step=step, seconds=seconds)
-        self.logger.log(
-            step,
-            {
-                "accuracy": accuracy.accuracy,
-                "score": accuracy.mean_score,
-                "length": accuracy.mean_length,
-                "truncated": accuracy.truncated,
-                "unverified": accuracy.unverified / accuracy.completions,
-                "completions": accuracy.completions,
-                "seconds": seconds,
-            },
-            prefix="eval",
+        evaluation = evaluation_of(
+            records,
+            threshold=self.config.reward.success_threshold,
+            per_prompt=self.config.data.eval_completions,
         )
-        return accuracy
+        seconds = time.perf_counter() - start
+        self.reporter.report(evaluation, records, step=step, seconds=seconds)
+        self.logger.log(step, eval_metrics(evaluation, seconds=seconds), prefix="eval")
+        self.logger.log_text(step, "eval/samples", sample_text(records))
+        return evaluation.overall
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         return warning(metrics, self.config)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.evaluation.accuracy import Accuracy, CompletionRecord, accuracy_of
+from embodied_rl.evaluation.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
 from embodied_rl.evaluation.report import number_or_null, write_json
 from embodied_rl.runners.reporting import actor_metrics, gap_warning, longest
 from embodied_rl.schema import MathConfig
@@ -58,6 +58,7 @@ def train_metrics(
         "rollout/unverified": accuracy.unverified / accuracy.completions,
         "rollout/tokens_per_s": accuracy.mean_length * accuracy.completions / generate_s,
         "rollout/rounds": float(len(rounds)),
+        "rollout/interruptions": float(max(report.interruptions for reports in rounds for report in reports)),
     }
     metrics |= actor_metrics(updates)
     metrics |= {
@@ -72,13 +73,32 @@ def train_metrics(
     return metrics
 
 
+def eval_metrics(evaluation: Evaluation, *, seconds: float) -> dict[str, float]:
+    """An evaluation's metrics; with several completions a prompt, ``pass_at_k``, too."""
+    overall = evaluation.overall
+    metrics = {
+        "accuracy": overall.accuracy,
+        "score": overall.mean_score,
+        "length": overall.mean_length,
+        "truncated": overall.truncated,
+        "unverified": overall.unverified / overall.completions,
+        "completions": float(overall.completions),
+        "seconds": seconds,
+    }
+    if overall.per_prompt > 1:
+        metrics["pass_at_k"] = overall.pass_at_k
+    for name, accuracy in evaluation.sources.items():
+        metrics[f"{name}/accuracy"] = accuracy.accuracy
+    return metrics
+
+
 def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
     """What is wrong with a training step, most of all why it cannot have taught the policy anything, and what to do;
     None if nothing is."""
     if metrics["rollout/unverified"] == 1:
         return (
             f"no update: reward.function={config.reward.function} could verify no completion; look at the answers in "
-            "the data, or raise reward.params.timeout"
+            "the data, or raise reward.timeout or reward.params.timeout"
         )
     if metrics["actor/samples"] == 0:
         return (
@@ -103,10 +123,12 @@ class MathReporter:
     checkpoint: str | None
     """Where the weights came from, relative to its run's directory; None: trained here or initialised."""
 
-    def report(self, accuracy: Accuracy, records: Sequence[CompletionRecord], *, step: int, seconds: float) -> None:
+    def report(self, evaluation: Evaluation, records: Sequence[CompletionRecord], *, step: int, seconds: float) -> None:
         config = self.config
         self.console.print(sample_table(records, title=f"{config.data.name} after {step} training steps"))
-        self.console.print(summary(accuracy), highlight=False)
+        if len(evaluation.sources) > 1:
+            self.console.print(source_table(evaluation))
+        self.console.print(summary(evaluation.overall), highlight=False)
         directory = self.run_dir / f"eval_step_{step:06d}"
         meta = {
             "data": config.data.name,
@@ -118,9 +140,10 @@ class MathReporter:
             "model_type": config.model.model_type,
             "max_new_tokens": config.rollout.max_new_tokens,
             "temperature": config.algorithm.sampling_params.temperature_eval,
+            "completions_per_prompt": config.data.eval_completions,
         }
         self.write_samples(directory / "samples.jsonl", records)
-        write_json(directory / "eval.json", eval_report(accuracy, meta=meta, seconds=seconds))
+        write_json(directory / "eval.json", eval_report(evaluation, meta=meta, seconds=seconds))
         self.console.print(f"table:  {directory / 'eval.json'}", highlight=False, soft_wrap=True)
 
     def write_samples(self, path: Path, records: Sequence[CompletionRecord]) -> None:
@@ -129,33 +152,80 @@ class MathReporter:
         path.write_text("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records))
 
 
-def eval_report(accuracy: Accuracy, *, meta: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def eval_report(evaluation: Evaluation, *, meta: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """The content of eval.json. ``pc_`` values are percentages of the verified completions, lengths are tokens."""
     return {
         "meta": dict(meta),
-        "overall": {
-            "pc_accuracy": number_or_null(100 * accuracy.accuracy),
-            "pc_accuracy_ci95": [round(100 * end, 4) for end in accuracy.interval],
-            "n_completions": accuracy.completions,
-            "n_solved": accuracy.solved,
-            "n_unverified": accuracy.unverified,
-            "avg_score": number_or_null(accuracy.mean_score),
-            "avg_length": round(accuracy.mean_length, 4),
-            "pc_truncated": round(100 * accuracy.truncated, 4),
-        },
+        "overall": _row(evaluation.overall),
+        "sources": {name: _row(accuracy) for name, accuracy in evaluation.sources.items()},
         "timing": {"eval_s": round(seconds, 3)},
     }
 
 
+def _row(accuracy: Accuracy) -> dict[str, Any]:
+    row = {
+        "pc_accuracy": number_or_null(100 * accuracy.accuracy),
+        "pc_accuracy_ci95": [round(100 * end, 4) for end in accuracy.interval],
+        "ci_method": accuracy.interval_method,
+        "n_completions": accuracy.completions,
+        "n_per_prompt": accuracy.per_prompt,
+        "n_solved": accuracy.solved,
+        "n_unverified": accuracy.unverified,
+        "avg_score": number_or_null(accuracy.mean_score),
+        "avg_length": round(accuracy.mean_length, 4),
+        "pc_truncated": round(100 * accuracy.truncated, 4),
+    }
+    if accuracy.per_prompt > 1:
+        row["pc_pass_at_k"] = number_or_null(100 * accuracy.pass_at_k)
+        row["pc_pass_at_k_ci95"] = [round(100 * end, 4) for end in accuracy.pass_interval]
+    return row
+
+
 def summary(accuracy: Accuracy) -> str:
     """One line."""
-    low, high = accuracy.interval
+    k = accuracy.per_prompt
     unverified = f", {accuracy.unverified} unverified" if accuracy.unverified else ""
+    several = f", pass@{k} {accuracy.pass_at_k:.1%} ({_percent(accuracy.pass_interval)})" if k > 1 else ""
+    name = "accuracy" if k == 1 else f"mean@{k}"
     return (
-        f"accuracy {accuracy.solved}/{accuracy.verified} = {accuracy.accuracy:.1%} "
-        f"(95 % interval {100 * low:.1f} - {100 * high:.1f}){unverified}, "
+        f"{name} {accuracy.solved}/{accuracy.verified} = {accuracy.accuracy:.1%} "
+        f"(95 % interval {_percent(accuracy.interval)}){several}{unverified}, "
         f"{accuracy.mean_length:.1f} tokens, {accuracy.truncated:.1%} cut"
     )
+
+
+def source_table(evaluation: Evaluation) -> Table:
+    """A row for each source."""
+    k = evaluation.overall.per_prompt
+    table = Table(title="by source", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("source", overflow="fold")
+    for name in ("solved", "accuracy" if k == 1 else f"mean@{k}", "95 % interval", *([f"pass@{k}"] if k > 1 else [])):
+        table.add_column(name, justify="right")
+    for name, row in evaluation.sources.items():
+        cells = [f"{row.solved}/{row.verified}", f"{row.accuracy:.1%}", _percent(row.interval)]
+        table.add_row(Text(name), *cells, *([f"{row.pass_at_k:.1%}"] if k > 1 else []))
+    return table
+
+
+def sample_text(records: Sequence[CompletionRecord]) -> str:
+    """The first few completions, as Markdown for loggers."""
+    return "\n\n---\n\n".join(
+        "\n\n".join(
+            f"**{name}**\n\n" + "\n".join(f"    {line}" for line in text.splitlines())
+            for name, text in (
+                ("prompt", record.prompt),
+                ("completion", record.completion),
+                ("answer", record.answer),
+                ("score", "unverified" if record.score is None else f"{record.score:g}"),
+            )
+        )
+        for record in records[:SHOWN]
+    )
+
+
+def _percent(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{100 * low:.1f} - {100 * high:.1f}"
 
 
 def sample_table(records: Sequence[CompletionRecord], *, title: str) -> Table:

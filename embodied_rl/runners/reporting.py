@@ -80,6 +80,7 @@ def train_metrics(
         "rollout/env_steps_per_s": env_steps / rollout_s,
         "rollout/inferences": float(sum(report.inferences for rollout in rollouts for report in rollout.policies)),
         "rollout/rounds": float(len(rollouts)),
+        "rollout/interruptions": float(max(r.interruptions for rollout in rollouts for r in rollout.policies)),
     }
     return metrics
 

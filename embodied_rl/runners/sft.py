@@ -21,7 +21,7 @@ class SftRunner(MathRunner):
     def train_step(self, step: int) -> dict[str, float]:
         """Demonstrations, update."""
         start = time.perf_counter()
-        received = self.actor.call(ActorWorker.receive)
+        received = self.actor.call(ActorWorker.receive, step=step)
         tokens: list[int] = self.rollout.call(GenerationWorker.demonstrate, step=step).wait()
         received.wait()
         rollout_s = time.perf_counter() - start

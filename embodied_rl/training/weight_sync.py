@@ -173,6 +173,18 @@ class WeightReceiver:
         if self._version is None:
             raise WeightSyncError("the policy has no weights yet; they come with load_weights")
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a version is on its way, so that :meth:`receive` does not wait for the actor to send one."""
+        return self._channel.depth().get(self._key, 0) > 0
+
+    async def receive_until(self, version: int) -> bool:
+        """Take versions until this one is there; returns whether that took any. Raises as :meth:`receive`."""
+        held = self._version
+        while self._version is None or self._version < version:
+            await self.receive()
+        return self._version != held
+
     async def receive(self) -> int:
         """Take the next version; returns it.
 

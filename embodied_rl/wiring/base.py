@@ -10,12 +10,13 @@ from rich.console import Console
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.channel.base import Channel
+from embodied_rl.checks.staleness import staleness_bound
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runners.saving import CheckpointSaver
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
-from embodied_rl.schema import Config
+from embodied_rl.schema import Config, EmbodiedConfig, MathConfig
 from embodied_rl.training.checkpoint_store import initial_weights
 from embodied_rl.workers.actor import ActorWorker
 
@@ -106,11 +107,26 @@ def actor_group(
         groups=groups,
         longest_sequence=longest_sequence,
         total_steps=config.runner.max_steps,
+        staleness_bound=staleness_bound(config),
         initial=initial_weights(config),
         rollout_workers=placement.world_size("rollout"),
         trajectories=trajectories,
         weights=weights,
     )
+
+
+def trajectory_capacity(config: EmbodiedConfig | MathConfig, expected: int) -> int:
+    """Messages that each actor rank's lane of trajectories must hold.
+
+    Whoever runs ahead must be able to hand over all that it has: weights come to it only when it is done, and the actor
+    gives them before it takes the next trajectories.
+
+    Args:
+        expected: messages of a rollout.
+    """
+    ahead = config.rollout.max_staleness
+    # One more, for the mark that there will be no others.
+    return expected * (1 + ahead) + 1 if ahead else expected
 
 
 def values_per_chunk(config: Config, num_action_chunks: int) -> int:

@@ -20,7 +20,7 @@ from embodied_rl.runners.embodied import EmbodiedRunner
 from embodied_rl.runners.reporting import EvalReporter
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, chunks_per_rollout, groups_per_step
-from embodied_rl.wiring.base import RunContext, Wiring, actor_group, group
+from embodied_rl.wiring.base import RunContext, Wiring, actor_group, group, trajectory_capacity
 from embodied_rl.wiring.simulation import Simulation
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
@@ -33,7 +33,9 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
     def connect(self, config: EmbodiedConfig, backend: Backend) -> tuple[WorkerGroup, ...]:
         simulation = Simulation(config, backend)
         placement, lanes = simulation.placement, simulation.lanes.all()
-        trajectories = backend.channel("trajectories", range(simulation.actor_ranks), len(lanes))
+        epochs = config.algorithm.rollout_epoch if config.rollout.max_staleness else 1
+        capacity = trajectory_capacity(config, len(lanes) * epochs)
+        trajectories = backend.channel("trajectories", range(simulation.actor_ranks), capacity)
         self.trajectories = trajectories
         env, rollout, actor = backend.launch(
             [

@@ -10,6 +10,7 @@ weights       actor rank 0       generation worker  generation worker
 
 from __future__ import annotations
 
+from embodied_rl.models import smollm2
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.runners.math import MathRunner
 from embodied_rl.runners.math_reporting import MathReporter
@@ -17,7 +18,15 @@ from embodied_rl.runners.sft import SftRunner
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import MathConfig
 from embodied_rl.validation import placement_of
-from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT, RunContext, Wiring, actor_group, group, values_per_chunk
+from embodied_rl.wiring.base import (
+    BUCKETS_IN_FLIGHT,
+    RunContext,
+    Wiring,
+    actor_group,
+    group,
+    trajectory_capacity,
+    values_per_chunk,
+)
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
 
@@ -28,9 +37,11 @@ class MathWiring(Wiring[MathConfig]):
     _loop: type[MathRunner] = MathRunner
 
     def connect(self, config: MathConfig, backend: Backend) -> tuple[WorkerGroup, ...]:
+        if config.model.path is not None:
+            smollm2.provide(config.model.path)
         placement = placement_of(config)
         generators, actors = placement.world_size("rollout"), placement.world_size("actor")
-        trajectories = backend.channel("trajectories", range(actors), generators)
+        trajectories = backend.channel("trajectories", range(actors), trajectory_capacity(config, generators))
         self.trajectories = trajectories
         weights = backend.channel("weights", range(generators), BUCKETS_IN_FLIGHT)
         rollout, actor = backend.launch(

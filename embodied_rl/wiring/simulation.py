@@ -62,6 +62,7 @@ class Simulation:
             "answers": self.answers,
             "weights": self.weights,
             "enable_offload": config.rollout.enable_offload,
+            "interruptible": config.rollout.interruptible,
         }
 
     def spec(self, spaces: Spaces) -> PolicySpec:

@@ -17,7 +17,7 @@ from embodied_rl.algorithms.diagnostics import Diagnostics
 from embodied_rl.algorithms.kl import KLController
 from embodied_rl.algorithms.normalization import explained_variance, masked_moments, mean_and_variance
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import TrainBatch, Trajectory
+from embodied_rl.contracts import Delivery, TrainBatch, Trajectory
 from embodied_rl.data.batch import build_train_batch, kept_members
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
@@ -64,6 +64,8 @@ class ActorWorker(Worker):
         groups: how many a training step is made for, over all ranks.
         longest_sequence: chunks that a sequence can have.
         total_steps: training steps of the run.
+        staleness_bound: how many updates older than the present weights those may be that made a trajectory; None:
+            no policy made it.
         initial: a checkpoint whose weights the run starts from instead of fresh ones.
         rollout_workers: how many get each version of the weights.
         trajectories: keyed by actor rank.
@@ -81,6 +83,7 @@ class ActorWorker(Worker):
         groups: int,
         longest_sequence: int,
         total_steps: int,
+        staleness_bound: int | None,
         initial: Path | None,
         rollout_workers: int,
         trajectories: Channel,
@@ -90,9 +93,12 @@ class ActorWorker(Worker):
         self._model_config, self._algorithm, self._config = model, algorithm, actor
         self._expected, self._groups, self._rollout_workers = expected, groups, rollout_workers
         self._longest_sequence, self._total_steps, self._initial = longest_sequence, total_steps, initial
+        self._staleness_bound = staleness_bound
         self._trajectories, self._weights = trajectories, weights
         self._timer = PhaseTimer()
         self._received: list[Trajectory] = []
+        self._early: list[Delivery] = []
+        """For later training steps."""
         self._writer = AsyncWriter()
         self._written: Path | None = None
         """Where the newest checkpoint's contents are, or will be as soon as the writer is done."""
@@ -216,10 +222,11 @@ class ActorWorker(Worker):
             await self._sender.send(version)
         return self._timer.drain()["sync"]
 
-    async def receive(self, *, more: bool = False) -> int:
-        """Take a rollout's trajectories as the env workers finish them.
+    async def receive(self, *, step: int, more: bool = False) -> int:
+        """Take a rollout's trajectories as the workers that make them deliver them.
 
         Args:
+            step: the training step that they are for; what comes for a later one is kept for it.
             more: the rollout adds to the step's last; else a new step begins.
 
         Returns:
@@ -227,13 +234,15 @@ class ActorWorker(Worker):
         """
         if not more:
             self._received = []
-        for _ in range(self._expected):
-            part: Trajectory | Abandoned | None = await self._trajectories.get(key=self.context.rank)
-            if isinstance(part, Abandoned):
+        arrived = [delivery for delivery in self._early if delivery.step == step]
+        self._early = [delivery for delivery in self._early if delivery.step != step]
+        while len(arrived) < self._expected:
+            delivery: Delivery | Abandoned = await self._trajectories.get(key=self.context.rank)
+            if isinstance(delivery, Abandoned):
                 self._received = []
                 return 0
-            if part is not None:
-                self._received.append(part)
+            (arrived if delivery.step == step else self._early).append(delivery)
+        self._received += [delivery.trajectory for delivery in arrived if delivery.trajectory is not None]
         return len(self._kept_groups())
 
     def update(self, *, step: int) -> UpdateReport:
@@ -248,6 +257,7 @@ class ActorWorker(Worker):
         self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
         kept = gather_ids(self._kept_groups(), self.context.device).sort().values
         last_group = int(kept[self._groups - 1]) if len(kept) > self._groups else None
+        staleness = self._staleness(step)
         algorithm, scores = self._algorithm, Diagnostics()
         with self._timer.phase("scoring"):
             trajectories = self._scorer.score(self._received, scores)
@@ -261,6 +271,7 @@ class ActorWorker(Worker):
             )
             totals = {name: reduce(pair) for name, pair in pairs.items()}
             metrics |= self._statistics(batch) | {name: _ratio(pair) for name, pair in totals.items()}
+            metrics |= staleness
             metrics["groups"] = float(min(len(kept), self._groups))
         factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._total_steps)
         set_learning_rates(self._optimizer, factor)
@@ -326,6 +337,23 @@ class ActorWorker(Worker):
         if self._algorithm.kl_ctrl.type == "fixed":
             return {}
         return {"kl_beta": torch.tensor(self._kl.beta, dtype=torch.float64)}
+
+    def _staleness(self, step: int) -> dict[str, float]:
+        """The most updates that what was received is behind training step ``step``'s weights, over all ranks.
+
+        Raises:
+            RuntimeError: it is more than the bound, so nothing is trained on it.
+        """
+        if not self._staleness_bound:
+            return {}
+        own = max((step - int(t.policy_versions.min()) for t in self._received), default=0)
+        oldest = int(max_over_ranks(self.context.device)(torch.tensor([own], dtype=torch.float64)))
+        if oldest > self._staleness_bound:
+            raise RuntimeError(
+                f"training step {step + 1}: got a sample made {oldest} updates ago, expected at most "
+                f"{self._staleness_bound} (rollout.max_staleness)"
+            )
+        return {"staleness": float(oldest)}
 
     def _kept_groups(self) -> torch.Tensor:
         """[*] int64: this rank's groups that pass the filter."""

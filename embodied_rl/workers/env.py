@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import ActionChunk, EpisodeRecord, PolicyRequest, RolloutEnd, Spaces
+from embodied_rl.contracts import ActionChunk, Delivery, EpisodeRecord, PolicyRequest, RolloutEnd, Spaces
 from embodied_rl.data.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
@@ -142,7 +142,7 @@ class EnvWorker(Worker):
                 assert stage.builder is not None
                 trajectory = stage.builder.build()
                 for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
-                    await self._trajectories.put(part, key=rank)
+                    await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
             videos += self._finish_videos(self._train, video_dir, f"train_epoch{epoch}")
         await self._end()
         return self._report(self._train, videos)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import Trajectory
+from embodied_rl.contracts import Delivery, Trajectory
 from embodied_rl.data.completions import completion_trajectory
 from embodied_rl.data.encoding import PromptEncoder
 from embodied_rl.data.prompts import Problem, build_dataset
-from embodied_rl.data.rewards import build_reward, overlong_penalty
+from embodied_rl.data.rewards import overlong_penalty
+from embodied_rl.data.scoring import Item, Scorer
 from embodied_rl.data.trajectory import split_by_rank
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.accuracy import CompletionRecord
@@ -19,6 +20,7 @@ from embodied_rl.generation.registry import backend_class
 from embodied_rl.generation.sampling import prompt_seed
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.runtime.cooperative import run_blocking
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import DataConfig, GenerationConfig, ModelConfig, RewardConfig, SamplingConfig
 from embodied_rl.training.weight_sync import WeightReceiver
@@ -31,6 +33,8 @@ class GenerationReport:
     records: tuple[CompletionRecord, ...]
     seconds: dict[str, float]
     """Phase -> wall seconds."""
+    interruptions: int = 0
+    """Versions of the weights that came in the middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,15 @@ class GenerationWorker(Worker):
         self._sampling, self._group_size, self._seed = sampling, group_size, seed
         self._actor_ranks, self._trajectories, self._channel = actor_ranks, trajectories, weights
         self._timer = PhaseTimer()
+        self._interruptions = 0
+        self._scorer: Scorer | None = None
+        self._engine: GenerationBackend | None = None
+
+    def close(self) -> None:
+        if self._engine:
+            self._engine.close()
+        if self._scorer:
+            self._scorer.close()
 
     def setup(self, spec: PolicySpec) -> None:
         """Build engine, data set and reward; the weights come with the first :meth:`load_weights`.
@@ -89,10 +102,15 @@ class GenerationWorker(Worker):
             UserError: one of them does not exist or does not take its options, or they do not fit each other.
         """
         self._dataset = build_dataset(self._data.dataset, self._data.params)
-        self._reward = build_reward(self._reward_config.function, self._reward_config.params)
+        self._scorer = Scorer(self._reward_config, device=self.context.device)
         make = backend_class(self._rollout.backend)
-        self._backend: GenerationBackend = make(self._model, spec, self._rollout, self.context.device)
+        self._backend = self._engine = make(self._model, spec, self._rollout, self.context.device)
         self._weights = WeightReceiver(self._backend.weights(), self._channel, self.context.rank)
+        if self._rollout.interruptible and not self._backend.interruptible:
+            raise UserError(
+                f"rollout.interruptible: got true, but rollout.backend={self._rollout.backend} takes no weights in the "
+                "middle of a completion; set it to false"
+            )
         longest, limit = self._data.max_prompt_length + self._rollout.max_new_tokens, self._backend.max_length
         if limit is not None and longest > limit:
             raise UserError(
@@ -105,9 +123,16 @@ class GenerationWorker(Worker):
             print(note, flush=True)
         self._held_out = self._dataset.held_out(self._data.eval_size)
 
-    async def load_weights(self) -> int:
-        """Take the next version of the weights from the actor; returns it."""
-        return await self._weights.receive()
+    async def load_weights(self, version: int) -> int:
+        """Take this version of the weights from the actor, unless it came in the middle of a rollout; returns what is
+        held then.
+
+        Raises:
+            UserError: the engine cannot take it.
+        """
+        if await self._weights.receive_until(version):
+            self._backend.refresh()
+        return self._weights.version
 
     async def generate(self, *, step: int, number: int = 0) -> GenerationReport:
         """Complete and score a training step's prompts, and give each actor rank its share: whole groups.
@@ -119,6 +144,7 @@ class GenerationWorker(Worker):
         with self._timer.phase("prompts"):
             problems = self._dataset.draw(seed=self._data.seed, step=step, count=count, number=number)
             prompts = self._own(problems, number * count)
+        oldest, self._interruptions = self._weights.version, 0
         completions = self._complete(
             prompts,
             Sampling(
@@ -127,6 +153,7 @@ class GenerationWorker(Worker):
                 top_p=self._rollout.top_p,
                 top_k=self._rollout.top_k,
                 min_new_tokens=self._rollout.min_new_tokens,
+                repetition_penalty=self._rollout.repetition_penalty,
                 max_new_tokens=self._rollout.max_new_tokens,
             ),
             held_out=False,
@@ -135,10 +162,10 @@ class GenerationWorker(Worker):
         report = self._report(prompts, completions)
         flat = [completion for group in completions for completion in group]
         scores = [self._training_score(record) for record in report.records]
-        trajectory = self._trajectory(prompts, size, flat, scores)
+        trajectory = self._trajectory(prompts, size, flat, scores, oldest)
         for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
-            await self._trajectories.put(part, key=rank)
-        return report
+            await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
+        return replace(report, interruptions=self._interruptions)
 
     async def demonstrate(self, *, step: int) -> int:
         """Give each actor rank its share of the demonstrations of a training step's prompts; returns their tokens.
@@ -149,16 +176,16 @@ class GenerationWorker(Worker):
         problems = self._dataset.draw(seed=self._data.seed, step=step, count=self._data.rollout_batch_size)
         prompts = self._own(problems, 0)
         completions = [self._demonstration(prompt) for prompt in prompts]
-        trajectory = self._trajectory(prompts, 1, completions, [0.0] * len(prompts))
+        trajectory = self._trajectory(prompts, 1, completions, [0.0] * len(prompts), self._weights.version)
         for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
-            await self._trajectories.put(part, key=rank)
+            await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
         return sum(len(completion.token_ids) for completion in completions)
 
     def evaluate(self, *, step: int) -> GenerationReport:
-        """One completion of every held-out prompt, at the evaluation's temperature, from all tokens."""
+        """``data.eval_completions`` of every held-out prompt, at the evaluation's temperature, from all tokens."""
         prompts = self._own(self._held_out, 0)
         sampling = Sampling(
-            n=1,
+            n=self._data.eval_completions,
             temperature=self._sampling.temperature_eval,
             min_new_tokens=self._rollout.min_new_tokens,
             max_new_tokens=self._rollout.max_new_tokens,
@@ -166,9 +193,18 @@ class GenerationWorker(Worker):
         return self._report(prompts, self._complete(prompts, sampling, held_out=True, step=step))
 
     def _trajectory(
-        self, prompts: Sequence[_Prompt], size: int, completions: Sequence[Completion], scores: Sequence[float | None]
+        self,
+        prompts: Sequence[_Prompt],
+        size: int,
+        completions: Sequence[Completion],
+        scores: Sequence[float | None],
+        policy_version: int,
     ) -> Trajectory:
-        """``size`` completions of each prompt; number k of prompt i is number i * size + k of the step."""
+        """``size`` completions of each prompt; number k of prompt i is number i * size + k of the step.
+
+        Args:
+            policy_version: of the oldest weights that made any of them.
+        """
         return completion_trajectory(
             group_ids=[prompt.number for prompt in prompts for _ in range(size)],
             sample_ids=[prompt.number * size + place for prompt in prompts for place in range(size)],
@@ -178,7 +214,7 @@ class GenerationWorker(Worker):
             max_prompt_length=self._data.max_prompt_length,
             max_new_tokens=self._rollout.max_new_tokens,
             pad_token_id=self._backend.pad_token_id,
-            policy_version=self._weights.version,
+            policy_version=policy_version,
         )
 
     def _demonstration(self, prompt: _Prompt) -> Completion:
@@ -223,10 +259,20 @@ class GenerationWorker(Worker):
                 sampling,
                 [prompt_seed(self._seed, held_out=held_out, step=step, prompt=prompt.number) for prompt in prompts],
                 lambda done, of: self.context.report_progress("generation", done, of),
+                None if held_out or not self._rollout.interruptible else self._take_waiting_weights,
             )
         with self._timer.phase("offload"):
             self._backend.sleep()
         return completions
+
+    def _take_waiting_weights(self) -> bool:
+        """Between two tokens: whether a newer version came and was taken."""
+        if not self._weights.waiting:
+            return False
+        run_blocking(self._weights.receive())  # only workers with a process of their own run ahead
+        self._backend.refresh()
+        self._interruptions += 1
+        return True
 
     def _training_score(self, record: CompletionRecord) -> float | None:
         """The score that training sees; None leaves the completion out."""
@@ -242,22 +288,34 @@ class GenerationWorker(Worker):
 
     def _report(self, prompts: Sequence[_Prompt], completions: Sequence[Sequence[Completion]]) -> GenerationReport:
         """Texts and scores; completion k of prompt i has the number i * n + k."""
-        records = []
+        assert self._scorer is not None
         with self._timer.phase("reward"):
-            for prompt, group in zip(prompts, completions, strict=True):
-                for place, completion in enumerate(group):
-                    text = self._backend.text(completion)
-                    answer = prompt.problem.answer
-                    score = self._reward(prompt=prompt.text, completion=text, answer=answer)
-                    records.append(
-                        CompletionRecord(
-                            number=prompt.number * len(group) + place,
-                            prompt=prompt.text,
-                            completion=text,
-                            answer=answer,
-                            score=score,
-                            length=len(completion.token_ids),
-                            finish_reason=completion.finish_reason,
-                        )
-                    )
+            given = [
+                (prompt, len(group), place, completion, self._backend.text(completion))
+                for prompt, group in zip(prompts, completions, strict=True)
+                for place, completion in enumerate(group)
+            ]
+            items = [
+                Item(
+                    prompt=prompt.text,
+                    completion=text,
+                    answer=prompt.problem.answer,
+                    metadata=prompt.problem.metadata,
+                )
+                for prompt, _, _, _, text in given
+            ]
+            scores = self._scorer.score(items, lambda done, of: self.context.report_progress("scoring", done, of))
+        records = [
+            CompletionRecord(
+                number=prompt.number * size + place,
+                prompt=prompt.text,
+                completion=text,
+                answer=prompt.problem.answer,
+                source=prompt.problem.source,
+                score=score,
+                length=len(completion.token_ids),
+                finish_reason=completion.finish_reason,
+            )
+            for (prompt, size, place, completion, text), score in zip(given, scores, strict=True)
+        ]
         return GenerationReport(records=tuple(records), seconds=self._timer.drain())

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import EnvObs
+from embodied_rl.contracts import Delivery, EnvObs
 from embodied_rl.data.augmentation import augment
 from embodied_rl.data.demonstrations import Demonstrations
 from embodied_rl.data.imitation import demonstration_trajectory, frames_of_step
@@ -128,7 +128,7 @@ class ImitationWorker(RolloutWorker):
                 )
             for receiver, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
                 if part is not None:
-                    await self._trajectories.put(part, key=receiver)
+                    await self._trajectories.put(Delivery(step=step, trajectory=part), key=receiver)
         return DemonstrationReport(samples=len(places), seconds=self._timer.drain())
 
     def _augmented(self, obs: EnvObs, step: int, places: torch.Tensor) -> EnvObs:

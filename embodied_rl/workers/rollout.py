@@ -32,6 +32,8 @@ class RolloutReport:
     """Phase -> wall seconds."""
     inferences: int
     """Forward passes."""
+    interruptions: int
+    """Versions of the weights that came in the middle."""
 
 
 class RolloutWorker(Worker):
@@ -48,6 +50,7 @@ class RolloutWorker(Worker):
         requests, answers: keyed by lane.
         weights: keyed by rollout rank.
         enable_offload: keep the weights in host memory but while serving.
+        interruptible: take new weights in the middle of a training rollout, between two chunks.
     """
 
     def __init__(
@@ -62,10 +65,11 @@ class RolloutWorker(Worker):
         answers: Channel,
         weights: Channel,
         enable_offload: bool = False,
+        interruptible: bool = False,
     ) -> None:
         super().__init__(context)
         self._model_config, self._sampling, self._seed = model, sampling, seed
-        self._enable_offload = enable_offload
+        self._enable_offload, self._interruptible = enable_offload, interruptible
         self._resident: HostWeights | None = None
         self._stages = lanes.served_by(context.rank, context.world_size)
         self._requests, self._answers, self._channel = requests, answers, weights
@@ -83,9 +87,11 @@ class RolloutWorker(Worker):
             self._policy.to(self.context.device)
         self._weights = WeightReceiver(self._policy.state_dict(), self._channel, self.context.rank)
 
-    async def load_weights(self) -> int:
-        """Take the next version of the weights from the actor; returns it."""
-        return await self._weights.receive()
+    async def load_weights(self, version: int) -> int:
+        """Take this version of the weights from the actor, unless it came in the middle of a rollout; returns what is
+        held then."""
+        await self._weights.receive_until(version)
+        return self._weights.version
 
     async def serve(self, *, mode: Mode, step: int, first_epoch: int = 0) -> RolloutReport:
         """Answer until every lane has said that no rollout follows.
@@ -98,10 +104,14 @@ class RolloutWorker(Worker):
             with self._timer.phase("load"):
                 self._resident.load()
         open_lanes = {lane for stage in self._stages for lane in stage}
-        rounds = 0
+        rounds = interruptions = 0
         while open_lanes:
             running = set(open_lanes)
             while running:
+                if self._interruptible and mode == "train" and self._weights.waiting:
+                    with self._timer.phase("weights"):
+                        await self._weights.receive()
+                    interruptions += 1
                 for index, stage in enumerate(self._stages):
                     requests = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
                     if requests:
@@ -115,7 +125,7 @@ class RolloutWorker(Worker):
             with self._timer.phase("offload"):
                 self._resident.drop()
         inferences, self._inferences = self._inferences, 0
-        return RolloutReport(seconds=self._timer.drain(), inferences=inferences)
+        return RolloutReport(seconds=self._timer.drain(), inferences=inferences, interruptions=interruptions)
 
     @property
     def policy(self) -> Policy:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
+_CALLS: list[str] = []
+
 
 def by_text(*, prompt: str, completion: str, answer: str) -> float:
     """A number between 0 and 1 that differs between completions."""
@@ -17,3 +23,24 @@ def sometimes_unverified(*, prompt: str, completion: str, answer: str) -> float 
 
 def never(*, prompt: str, completion: str, answer: str) -> None:
     del prompt, completion, answer
+
+
+def troubled(*, prompt: str, completion: str, answer: str) -> float:
+    """The completion as a number, or the trouble that it names."""
+    del prompt, answer
+    if completion == "hang":
+        time.sleep(1000)
+    if completion == "raise":
+        1 / 0  # noqa: B018
+    if completion == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if completion == "leave":
+        os._exit(3)
+    return completion if completion == "text" else float(completion)  # type: ignore[return-value]
+
+
+def process(*, prompt: str, completion: str, answer: str) -> float:
+    """Which process this is; for "calls", how often it was asked."""
+    del prompt, answer
+    _CALLS.append(completion)
+    return float(len(_CALLS) if completion == "calls" else os.getpid())

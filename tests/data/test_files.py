@@ -100,7 +100,8 @@ def test_held_out_prompts_do_not_depend_on_the_order(
     folder = tmp_path_factory.mktemp("rows")
     first = dataset(written(folder / "a.jsonl", ROWS), **share)
     other = dataset(written(folder / "b.jsonl", [ROWS[n] for n in order]), **share)
-    assert first.held_out(None) == other.held_out(None)
+    asked = [[(p.prompt, p.answer) for p in data.held_out(None)] for data in (first, other)]
+    assert asked[0] == asked[1]
     trained = {p.prompt for p in training_rows(other, 40)}
     assert trained | {p.prompt for p in other.held_out(None)} == {row["prompt"] for row in ROWS}
     assert not trained & {p.prompt for p in other.held_out(None)}
@@ -132,6 +133,41 @@ def test_columns_may_lie_in_objects(tmp_path: Path) -> None:
     assert all(p.prompt == f"q{p.answer}" for p in training_rows(data, 5))
     without = dataset(written(tmp_path / "b.jsonl", rows), prompt_key="question", answer_key=None, val_size=1)
     assert {p.answer for p in training_rows(without, 5)} == {""}
+
+
+def test_sources_are_a_column_or_the_files_name(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", "answer": n, "from": "odd" if n % 2 else "even"} for n in range(4)]
+    paths = written(tmp_path / "algebra.jsonl", rows), written(tmp_path / "words.jsonl", ROWS[:2])
+    data = dataset(paths[0], val_data_paths=list(paths))
+    assert [p.source for p in data.held_out(None)] == ["algebra"] * 4 + ["words"] * 2
+    named = dataset(paths[0], val_data_paths=paths[0], source_key="from")
+    assert [p.source for p in named.held_out(None)] == ["even", "odd"] * 2
+    with pytest.raises(UserError, match=r"words.jsonl, line 1: no column 'from', but prompt, answer, solution"):
+        dataset(paths[0], val_data_paths=paths[1], source_key="from")
+    with pytest.raises(UserError, match=r"line 1: got the source 0, expected a text"):
+        dataset(paths[0], val_data_paths=paths[0], source_key="answer")
+
+
+def test_metadata_is_a_text_or_json(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "answer": 1, "more": {"unit": "m"}}, {"prompt": "b", "answer": 1, "more": "plain"}]
+    path = written(tmp_path / "a.jsonl", rows)
+    held_out = dataset(path, val_data_paths=path, metadata_key="more").held_out(None)
+    assert [p.metadata for p in held_out] == ['{"unit": "m"}', "plain"]
+    assert [p.metadata for p in dataset(path, val_data_paths=path).held_out(None)] == ["", ""]
+
+
+@pytest.mark.parametrize("row", [{"prompt": "x"}, {"answer": 1}, {"prompt": 3, "answer": 1}])
+def test_held_out_rows_are_checked_like_training_rows(tmp_path: Path, row: dict[str, Any]) -> None:
+    train, val = written(tmp_path / "a.jsonl", ROWS), written(tmp_path / "v.jsonl", [ROWS[0], row])
+    with pytest.raises(UserError, match=r"v.jsonl, line 2: "):
+        dataset(train, val_data_paths=val)
+
+
+@pytest.mark.parametrize("overlong", ["error", "filter", "truncate_left", "truncate_right"])
+def test_held_out_prompts_are_tokenized_at_the_start(tmp_path: Path, overlong: str) -> None:
+    train, val = written(tmp_path / "a.jsonl", ROWS), written(tmp_path / "v.jsonl", [{"prompt": "ä", "answer": 1}])
+    with pytest.raises(UserError, match=r"v.jsonl, line 1: the prompt 'ä' has characters"):
+        dataset(train, val_data_paths=val, overlong=overlong).prepare(encoder())
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "csv"])

@@ -29,8 +29,10 @@ def backend(max_batch_size: int = 512) -> HfBackend:
         min_new_tokens=0,
         top_p=1.0,
         top_k=None,
+        repetition_penalty=1.0,
         max_batch_size=max_batch_size,
         enable_offload=False,
+        engine_kwargs={},
     )
     model = replace(small_math().model, params={"architecture": SMALL})
     engine = HfBackend(model, language_spec(NEW_TOKENS), config, "cpu")

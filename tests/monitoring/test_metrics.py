@@ -183,3 +183,17 @@ def test_wandb_offline_run_needs_no_network_and_resumes_its_id(tmp_path: Path, m
     with make(["wandb"], run_dir, first_step=1, wandb_options={"mode": "offline"}) as logger:
         logger.log(1, {"env/success_once": 0.6})
     assert (run_dir / "wandb_run_id.txt").read_text().strip() == run_id
+
+
+def test_texts_reach_tensorboard_and_no_other(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with make(["jsonl", "tensorboard"], tmp_path) as logger:
+        logger.log(1, {"a": 1})
+        logger.log_text(1, "eval/samples", "**prompt** 57+68=")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    [event] = events.Tensors("eval/samples/text_summary")
+    assert event.step == 1
+    assert event.tensor_proto.string_val == [b"**prompt** 57+68="]
+    assert lines(tmp_path) == [{"step": 1, "a": 1.0}]

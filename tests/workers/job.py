@@ -75,14 +75,14 @@ class Job:
     def sync(self, version: int, groups: Sequence[Any] | None = None) -> None:
         """Give the actor's weights to the rollout workers."""
         _, rollout, actor = groups or (self._env, self._rollout, self._actor)
-        loaded = rollout.call(RolloutWorker.load_weights)
+        loaded = rollout.call(RolloutWorker.load_weights, version)
         actor.call(ActorWorker.publish_weights, version).wait()
         assert set(loaded.wait()) == {version}
 
     def roll(self, step: int = 0) -> tuple[list[Trajectory], list[EnvReport], list[RolloutReport]]:
         """A training rollout: trajectories in the order of epochs and env ids. The actor holds them, too."""
         served = self._rollout.call(RolloutWorker.serve, mode="train", step=step)
-        received = self._actor.call(ActorWorker.receive)
+        received = self._actor.call(ActorWorker.receive, step=step)
         reports = self._env.call(EnvWorker.interact, step=step).wait()
         rollouts = served.wait()
         received.wait()

@@ -45,13 +45,13 @@ class LanguageJob:
         self._backend.shutdown()
 
     def sync(self, version: int) -> None:
-        loaded = self._rollout.call(GenerationWorker.load_weights)
+        loaded = self._rollout.call(GenerationWorker.load_weights, version)
         self._actor.call(ActorWorker.publish_weights, version).wait()
         assert set(loaded.wait()) == {version}
 
     def generate(self, step: int = 0, number: int = 0) -> tuple[list[Trajectory], list[CompletionRecord]]:
         """A training step's trajectories, which the actor holds, too, and its completions."""
-        received = self._actor.call(ActorWorker.receive)
+        received = self._actor.call(ActorWorker.receive, step=step)
         reports: list[GenerationReport] = self._rollout.call(GenerationWorker.generate, step=step, number=number).wait()
         received.wait()
         return list(self.actor._received), all_records(reports)
@@ -177,6 +177,26 @@ def test_steps_rounds_and_evaluations_differ_and_repeat() -> None:
         assert [record.number for record in held_out] == list(range(8))
         assert held_out == job.evaluate(step=5), "greedy: the same weights give the same answers"
         assert not {record.prompt for record in held_out} & {record.prompt for record in [*first, *more, *later]}
+
+
+def test_scoring_in_processes_changes_nothing() -> None:
+    scores = f"reward.function={SCORES}:sometimes_unverified"
+    with LanguageJob(small_math(scores)) as job:
+        _, alone = job.generate()
+    with LanguageJob(small_math(scores, "reward.num_processes=2")) as job:
+        _, several = job.generate()
+    assert several == alone
+
+
+def test_an_evaluation_may_answer_each_prompt_several_times() -> None:
+    with LanguageJob(small_math("data.eval_completions=3", "algorithm.sampling_params.temperature_eval=1.0")) as job:
+        records = job.evaluate()
+        assert [record.number for record in records] == list(range(24))
+        prompts = [record.prompt for record in records]
+        assert prompts[0::3] == prompts[1::3] == prompts[2::3]
+        assert len(set(prompts)) == 8
+        assert len({record.completion for record in records}) > 8
+        assert {record.source for record in records} == {"arithmetic"}
 
 
 def test_unverified_completions_are_neither_trained_on_nor_compared_with() -> None:

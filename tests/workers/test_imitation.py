@@ -42,7 +42,7 @@ class Job:
         self._backend = make_backend(config)
         try:
             _, self.rollout, self.actor = connect(config, self._backend)
-            loaded = self.rollout.call(ImitationWorker.load_weights)
+            loaded = self.rollout.call(ImitationWorker.load_weights, 0)
             self.actor.call(ActorWorker.publish_weights, 0).wait()
             loaded.wait()
         except BaseException:
@@ -62,7 +62,7 @@ class Job:
 
     def step(self, step: int) -> Trajectory:
         """A training step's samples, in the order of their places."""
-        received = self.actor.call(ActorWorker.receive)
+        received = self.actor.call(ActorWorker.receive, step=step)
         self.rollout.call(ImitationWorker.demonstrate, step=step).wait()
         received.wait()
         [trajectory] = self.worker(self.actor, ActorWorker)._received
@@ -122,7 +122,7 @@ def test_reading_ahead_fills_the_channel_and_waits_for_nobody(demonstrations: Pa
         assert channel.depth() == {0: 3}
         data = Demonstrations(demonstrations, chunk=CHUNK)
         for step in range(3):
-            job.actor.call(ActorWorker.receive).wait()
+            job.actor.call(ActorWorker.receive, step=step).wait()
             [t] = job.worker(job.actor, ActorWorker)._received
             frames = frames_of_step(data.num_frames, seed=0, step=step, batch_size=8)
             assert torch.equal(t.replay_inputs["state"][0], data.sample(frames)[0].state), "in the order of the steps"
@@ -148,7 +148,7 @@ def test_several_workers_share_the_actors_ranks(demonstrations: Path) -> None:
 
         for rank, part in enumerate(split_by_rank(whole, 3)):
             assert part is not None
-            got = run_blocking(channel.get(key=rank))
+            got = run_blocking(channel.get(key=rank)).trajectory
             assert torch.equal(got.env_ids, part.env_ids)
             assert torch.equal(got.replay_inputs["state"], part.replay_inputs["state"])
 

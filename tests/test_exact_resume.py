@@ -1,0 +1,84 @@
+"""A run that was interrupted goes on with the very trajectories, metrics and weights of one that was not."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embodied_rl.contracts import Trajectory
+from embodied_rl.launch import run
+from embodied_rl.workers.actor import ActorWorker, UpdateReport
+from tests.configs import embodied
+from tests.test_end_to_end import assert_equal, metrics_of, only_run, weights_of
+
+SMALL = {
+    "dummy": ["env=dummy", "env.train.max_episode_steps=16", "env.train.total_num_envs=16"],
+    "libero_10": [
+        "env=libero_10",
+        "env.task_ids=[0]",
+        "env.train.total_num_envs=4",
+        "env.train.max_episode_steps=16",
+        "algorithm.group_size=2",
+        "rollout.pipeline_stage_num=1",
+        # A policy without training never succeeds there, and must learn something all the same.
+        "algorithm.entropy_bonus=0.01",
+    ],
+}
+STEPS = 3
+
+
+@pytest.fixture
+def trained_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[Trajectory]]]:
+    """Step -> what the actor trained on."""
+    seen: dict[int, list[Trajectory]] = {}
+    update = ActorWorker.update
+
+    @functools.wraps(update)
+    def recording(self: ActorWorker, *, step: int) -> UpdateReport:
+        seen[step] = sorted(self._received, key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
+        return update(self, step=step)
+
+    monkeypatch.setattr(ActorWorker, "update", recording)
+    yield seen
+
+
+@pytest.mark.parametrize("env", ["dummy", pytest.param("libero_10", marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_trajectories_metrics_and_weights_are_the_same(
+    tmp_path: Path, env: str, trained_on: dict[int, list[Trajectory]]
+) -> None:
+    if env != "dummy":
+        pytest.importorskip("libero", reason="the libero extra is not installed")
+
+    def train(name: str, *overrides: str) -> Path:
+        config = embodied(
+            *SMALL[env],
+            "cluster=serial",
+            "cluster.num_threads.actor=1",
+            "runner.eval_at_end=false",
+            "runner.logger.logger_backends=[jsonl]",
+            f"runner.output_dir={tmp_path / 'results'}",
+            f"runner.experiment_name={name}",
+            *overrides,
+        )
+        run(config)
+        return only_run(config)
+
+    whole = train("whole", f"runner.max_steps={STEPS}")
+    expected = dict(trained_on)
+    trained_on.clear()
+    train("parts", "runner.max_steps=1")
+    parts = train("parts", f"runner.max_steps={STEPS}", "runner.resume_dir=auto")
+
+    assert sorted(trained_on) == sorted(expected) == list(range(STEPS))
+    for step, trajectories in expected.items():
+        for one, other in zip(trajectories, trained_on[step], strict=True):
+            assert_equal(dataclasses.asdict(one), dataclasses.asdict(other))
+        assert all(t.valid.any() for t in trajectories)
+    assert metrics_of(whole) == metrics_of(parts)
+    assert all(line["actor/grad_norm"] > 0 for line in metrics_of(whole))
+    name = f"checkpoints/global_step_{STEPS}"
+    assert_equal(weights_of(whole / name, tmp_path / "a"), weights_of(parts / name, tmp_path / "b"))
