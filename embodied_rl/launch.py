@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -71,7 +72,7 @@ def run(config: Config) -> None:
     elif changes is None:
         console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
     total = 1 if config.runner.only_eval else config.runner.max_steps
-    with _terminable(), contextlib.ExitStack() as stack:
+    with _full_disk(run_dir), _terminable(), contextlib.ExitStack() as stack:
         backend = make_backend(config)
         stack.callback(backend.shutdown)
         progress = stack.enter_context(
@@ -155,6 +156,20 @@ def _save_at_termination(
     except Exception as error:
         outcome = f"no checkpoint of step {saver.finished}: {str(error).strip() or type(error).__name__}"
     console.print(f"terminated: {outcome}", highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _full_disk(run_dir: Path) -> Iterator[None]:
+    """One message where samples, metrics or reports cannot be written; a checkpoint has its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{error.filename or run_dir}: {error.strerror}; make room, then go on with runner.resume_dir={run_dir}: "
+            "the checkpoints in it are whole"
+        ) from error
 
 
 @contextlib.contextmanager

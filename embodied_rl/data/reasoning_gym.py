@@ -21,7 +21,7 @@ from embodied_rl.params import unknown_key
 if TYPE_CHECKING:
     from embodied_rl.data.encoding import PromptEncoder
 
-INSTALL: Final = 'pip install "embodied-rl[reasoning_gym]" && pip install --no-deps reasoning-gym==0.1.25'
+INSTALL: Final = "pip install 'embodied-rl[reasoning_gym]' && pip install --no-deps reasoning-gym==0.1.25"
 _TRAINING: Final = 0
 _HELD_OUT: Final = 2**31
 """Where the seeds of the package's data sets begin."""
@@ -71,7 +71,8 @@ class ReasoningGymParams:
 
 
 class ReasoningGym(PromptDataset):
-    """Problems are made when they are drawn, each from a seed that is a function of ``data.seed``, step, round and number.
+    """Problems are made when they are drawn, each from a seed that is a function of ``data.seed``, step, round and
+    number.
 
     Held-out ones are of seeds of their own. A small task may have few problems, so that some are on both sides.
     """

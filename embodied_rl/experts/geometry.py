@@ -52,8 +52,8 @@ class Boxes:
         infinite without any boxes."""
         if len(self.centers) == 0:
             return np.full(len(points), np.inf)
-        local = np.abs((points[None] - self.centers[:, None]) @ self.rotations)
-        return (local - self.half_sizes[:, None]).max(axis=2).min(axis=0)
+        local = np.abs(self.rotations.transpose(0, 2, 1) @ (points.T - self.centers[:, :, None]))  # [n,3,m]
+        return (local - self.half_sizes[:, :, None]).max(axis=1).min(axis=0)
 
     def overhang(self, low: Vector, high: Vector, reach: float) -> Vector:
         """[2], the least way aside after which nothing hangs over the space from ``low`` to ``high`` [3], up to

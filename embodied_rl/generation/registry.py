@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 BACKENDS: dict[str, str] = {
     "hf": "embodied_rl.generation.hf:HfBackend",
-    "vllm": "embodied_rl.generation.vllm:VllmBackend",
+    "vllm": "embodied_rl.generation.vllm_backend:VllmBackend",
 }
 """``rollout.backend`` -> "module:Class"."""
 

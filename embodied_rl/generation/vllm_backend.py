@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import multiprocessing
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +21,8 @@ from torch import Tensor
 
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
+from embodied_rl.generation.check import check_engine
 from embodied_rl.generation.merged import merged_weights
-from embodied_rl.generation.vllm_check import check_engine
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.registry import policy_of
@@ -27,8 +30,8 @@ from embodied_rl.schema import GenerationConfig, ModelConfig
 from embodied_rl.training.offload import require_accelerator
 
 if TYPE_CHECKING:
-    from vllm import EngineArgs, LLMEngine
-    from vllm.outputs import RequestOutput
+    from vllm import LLMEngine  # pyright: ignore[reportMissingImports]
+    from vllm.outputs import RequestOutput  # pyright: ignore[reportMissingImports]
 
 _ENVIRONMENT: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over as references
@@ -61,16 +64,21 @@ class VllmBackend(GenerationBackend):
         self._asleep, self._stale, self._checked = False, True, False
         if device == "cpu":
             _require_head_size(policy)
-        with tempfile.TemporaryDirectory(prefix="embodied_rl-vllm-") as folder:
-            self._engine = _start(_engine_args(policy, config, device, folder))
-        self.max_length = self._engine.model_config.max_model_len
-        self.sleep()
+        self._arguments = _engine_arguments(policy, config, device)
+        self.max_length = self._arguments.get("max_model_len")
+        self._running: LLMEngine | None = None
+        # In one process with the actor, the actor's process group has to be there first: vLLM takes it then, and would
+        # else make one that the actor cannot take.
+        if multiprocessing.parent_process() is not None:
+            self._start()
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._policy.state_dict()
 
     def refresh(self) -> None:
         self._stale = True
+        if self._running is None:
+            self._start()
         if not self._asleep:
             self._load()
 
@@ -86,8 +94,25 @@ class VllmBackend(GenerationBackend):
             self._asleep = self._stale = True
 
     def close(self) -> None:
-        # Before whoever made the process group ends it.
-        self._engine.engine_core.shutdown()
+        if self._running is None:
+            return
+        # An actor in this process may have ended the process group before, and vLLM's groups with it.
+        with contextlib.suppress(ValueError):
+            self._running.engine_core.shutdown()
+        self._running = None
+
+    @property
+    def _engine(self) -> LLMEngine:
+        assert self._running is not None  # refresh() comes before all that needs it
+        return self._running
+
+    def _start(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="embodied_rl-vllm-") as folder:
+            config: Any = self._policy.model.config
+            config.architectures = [type(self._policy.model).__name__]
+            config.save_pretrained(folder)
+            self._running = _start_engine({"model": folder, **self._arguments})
+        self.sleep()
 
     def generate(
         self,
@@ -141,8 +166,9 @@ def _import_vllm() -> None:
     os.environ.update(_ENVIRONMENT)
     for name, value in _DEFAULT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it misses Triton, on a CPU
     try:
-        import vllm
+        import vllm  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(
             f"rollout.backend=vllm: vLLM cannot be imported ({error}); install it with pip install -e '.[vllm]' for "
@@ -152,21 +178,17 @@ def _import_vllm() -> None:
     del vllm
 
 
-def _engine_args(policy: CausalLMPolicy, config: GenerationConfig, device: str, folder: str) -> EngineArgs:
-    """vLLM's arguments; ``folder`` gets the model's configuration, weights come later.
+def _engine_arguments(policy: CausalLMPolicy, config: GenerationConfig, device: str) -> dict[str, Any]:
+    """vLLM's arguments, but for the folder with the model's configuration.
 
     Raises:
         UserError: ``rollout.engine_kwargs`` has a name that vLLM does not know, or one that we decide.
     """
-    from vllm import EngineArgs
+    from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
 
     from embodied_rl.generation import vllm_parts
 
-    model_config: Any = policy.model.config
-    model_config.architectures = [type(policy.model).__name__]
-    model_config.save_pretrained(folder)
     ours = {
-        "model": folder,
         "skip_tokenizer_init": True,
         "dtype": policy.params.dtype,
         "load_format": "dummy",
@@ -194,30 +216,25 @@ def _engine_args(policy: CausalLMPolicy, config: GenerationConfig, device: str, 
                 f"rollout.engine_kwargs.{name}: an engine uses one device; give rollout more devices in "
                 "cluster.component_placement, and each gets an engine"
             )
-        if name in ours:
+        if name in ours or name == "model":
             raise UserError(f"rollout.engine_kwargs.{name}: set by rollout.backend=vllm itself; leave it out")
         if name not in known:
             raise UserError(
                 f"rollout.engine_kwargs.{name}: no argument of vLLM's EngineArgs.{suggestion(name, known - set(ours))}"
             )
-    try:
-        return EngineArgs(**{**defaults, **config.engine_kwargs, **ours})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"rollout.engine_kwargs: vLLM refuses them: {error}") from error
+    return {**defaults, **config.engine_kwargs, **ours}
 
 
-def _start(args: EngineArgs) -> LLMEngine:
-    """The engine.
-
-    Raises:
-        UserError: vLLM does not take the model or the arguments.
-    """
-    from vllm import LLMEngine
+def _start_engine(arguments: Mapping[str, Any]) -> LLMEngine:
+    """Raises UserError: vLLM does not take the model or the arguments."""
+    from vllm import EngineArgs, LLMEngine  # pyright: ignore[reportMissingImports]
 
     set_num_threads = torch.set_num_threads
     try:
-        return LLMEngine.from_engine_args(args)
-    except (ValueError, NotImplementedError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's, to vLLM's authors
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(f"rollout.backend=vllm: vLLM refuses the model or rollout.engine_kwargs: {error}") from error
     finally:
         # On a CPU vLLM takes the function away from whoever else is in this process.
@@ -252,7 +269,7 @@ def _cpu_cache_bytes(policy: CausalLMPolicy, batch: int, length: int | None) -> 
 
 def _require_head_size(policy: CausalLMPolicy) -> None:
     """Raises UserError: vLLM has no attention of that size on a CPU."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
 
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     size = _attention(policy)[-1]
