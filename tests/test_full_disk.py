@@ -50,7 +50,11 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_others_whole(disk: Callable[[
     assert 1 <= len(saved) < 9
     assert saved == [f"global_step_{step}" for step in range(1, len(saved) + 1)]
     subprocess.run(["mount", "-o", "remount,size=8m", str(folder)], check=True)
-    run(tiny_math_run(folder, BY_TEXT, f"runner.max_steps={len(saved) + 1}", "runner.resume_dir=auto"))
+    run(
+        tiny_math_run(
+            folder, BY_TEXT, f"runner.max_steps={len(saved) + 1}", "runner.max_keep=9", "runner.resume_dir=auto"
+        )
+    )
     names = [path.name for path in (run_dir(folder) / "checkpoints").iterdir()]
     assert sorted(names) == [*saved, f"global_step_{len(saved) + 1}"], "what was half written is gone"
 

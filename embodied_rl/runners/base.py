@@ -15,10 +15,10 @@ from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runners.lookahead import Lookahead
 from embodied_rl.runners.saving import CheckpointSaver
 from embodied_rl.runtime.worker import Handle, WorkerGroup
-from embodied_rl.schema import Config
+from embodied_rl.schema import EmbodiedConfig, MathConfig
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 
-C = TypeVar("C", bound=Config)
+C = TypeVar("C", bound=EmbodiedConfig | MathConfig)
 
 
 class LoadsWeights(Protocol):
@@ -94,12 +94,7 @@ class TrainingLoop(Generic[C]):
     @property
     def max_staleness(self) -> int:
         """How many updates older than a training step's own its rollout's weights may be."""
-        return 0
-
-    @property
-    def interruptible(self) -> bool:
-        """Whether rollout workers take weights in the middle of a rollout."""
-        return False
+        return self.config.rollout.max_staleness
 
     def start_rollout(self, step: int) -> Any:
         """Start the rollout of training step ``step``, without waiting for it."""
@@ -156,7 +151,7 @@ class TrainingLoop(Generic[C]):
             return 0.0
         self._loading.append((self._ahead.next, version, self.rollout.call(self.rollout_worker.load_weights, version)))
         seconds: list[float] = self.actor.call(ActorWorker.publish_weights, version).wait()
-        if not self.interruptible:
+        if not self.config.rollout.interruptible:
             self._confirm(self._ahead.next)
         self._version = version
         return max(seconds)

@@ -57,14 +57,6 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     train_video_dir: Path
     reporter: EvalReporter
 
-    @property
-    def max_staleness(self) -> int:
-        return self.config.rollout.max_staleness
-
-    @property
-    def interruptible(self) -> bool:
-        return self.config.rollout.interruptible
-
     def start_rollout(self, step: int, number: int = 0) -> RolloutCalls:
         """Start a rollout of all envs: of the step's rounds the one with this number."""
         wants_video = self.config.env.train.video_cfg.save_video and number == 0

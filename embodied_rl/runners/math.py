@@ -45,14 +45,6 @@ class MathRunner(TrainingLoop[MathConfig]):
 
     reporter: MathReporter
 
-    @property
-    def max_staleness(self) -> int:
-        return self.config.rollout.max_staleness
-
-    @property
-    def interruptible(self) -> bool:
-        return self.config.rollout.interruptible
-
     def start_rollout(self, step: int) -> Handle:
         return self.rollout.call(GenerationWorker.generate, step=step)
 

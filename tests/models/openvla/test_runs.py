@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,6 @@ from embodied_rl.launch import run
 from embodied_rl.models.openvla.autoregressive import OpenVlaPolicy
 from embodied_rl.models.openvla.oft import OpenVlaOftPolicy
 from tests.configs import tiny_run
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 def metrics(directory: Path) -> dict[str, float]:
@@ -59,26 +55,3 @@ def test_a_training_step(tmp_path: Path, model: str, overrides: list[str]) -> No
     assert found["actor/optimizer_steps"] >= 1
     if "algorithm=ppo" in overrides:
         assert found["actor/value_loss"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_training_step_on_libero(tmp_path: Path) -> None:
-    pytest.importorskip("libero", reason="the libero extra is not installed")
-    OpenVlaOftPolicy.write_tiny(tmp_path / "weights")
-    done = subprocess.run(
-        [
-            *(sys.executable, "train.py", "task=embodied", "env=libero_10", "model=openvla_oft"),
-            f"model.path={tmp_path / 'weights'}",
-            *("env.task_ids=[0]", "env.train.total_num_envs=8", "algorithm.group_size=2"),
-            *("env.train.max_episode_steps=8", "runner.max_steps=1", "runner.eval_at_end=false"),
-            *("runner.logger.logger_backends=[jsonl]", f"runner.output_dir={tmp_path}/results"),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert metrics(tmp_path)["rollout/inferences"] >= 1
