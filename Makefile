@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help setup run test test-slow test-all lint format bench bench-peers check-wheel build clean
+.PHONY: help setup run test test-slow test-all lint format bench bench-peers curves check-wheel build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -41,6 +41,9 @@ bench: setup ## Run the benchmarks
 bench-peers: setup ## Compare algorithms with published packages (.venv-peers, 1.9 GB)
 	@bash benchmarks/peers/setup.sh
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+curves: setup ## Learning curves over seeds: make curves ARGS="math" (docs/curves.md)
+	$(BIN)/python -m benchmarks.curves $(ARGS)
 
 check-wheel: setup ## Prove the wheel: build it, install it elsewhere, run it
 	@bash scripts/check_wheel.sh

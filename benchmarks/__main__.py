@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("channels", "weight_sync", "advantages", "env_worker", "libero")
+BENCHMARKS = ("channels", "weight_sync", "advantages", "env_worker", "libero", "trl_race")
 
 
 def main() -> None:

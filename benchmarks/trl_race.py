@@ -122,15 +122,15 @@ class Watch:
                 used, name = process.cpu_times(), process.name()
             except psutil.NoSuchProcess:
                 continue
-            name = "driver" if process == self._process else name.rstrip("0123456789").rstrip("-_: ")
+            name = "driver" if process == self._process else name.partition("[")[0]
             found[name] = found.get(name, 0.0) + used.user + used.system
         return found
 
 
 def warm_start(console: Console) -> Path:
     """The folder that every run starts from; made where it is not there yet."""
-    recipe = json.dumps(asdict(config_of("experiment=arithmetic_sft")), sort_keys=True, default=str)
-    name = f"warm_start_{hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
+    recipe = (ROOT / "config" / "experiment" / "arithmetic_sft.yaml").read_bytes()
+    name = f"warm_start_{hashlib.sha256(recipe).hexdigest()[:8]}"
     folder = CACHE / name
     if not folder.exists():
         runs = CACHE / f"{name}_runs"

@@ -357,6 +357,9 @@ class GenerationConfig:
     repetition_penalty: Annotated[float, Field(gt=0)]
     """Training divides a token's positive logit by it, and multiplies a negative one, if the token is in the prompt or in
     the completion so far (arXiv:1909.05858); 1: off. The recorded log-probabilities are those without it."""
+    stop: list[Annotated[str, Field(min_length=1)]]
+    """A completion ends with the token that completes one of these texts, in training and evaluation, and is scored
+    without it. Beside the model's end tokens."""
     max_batch_size: PositiveInt
     """Completions decoded at once by a worker: bounds memory, no influence on the result."""
     enable_offload: bool

@@ -1,10 +1,11 @@
 """Success and episode lengths of a scripted expert, task by task. See docs/experts.md.
 
 Usage: python scripts/expert_table.py ENV [--episodes 50] [--tasks 0,3] [--noise SEED] [--steps N] [--out FILE]
+           [--markdown]
 
 ENV is a file of config/env, for example libero_spatial. Nothing is rendered. With --out each episode is a line of FILE,
-and those that FILE has already are not played again: an interrupted table goes on. Delete FILE after a change of the
-expert or of its noise.
+and those that FILE has already are not played again: an interrupted table goes on. Delete FILE when the expert
+changed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import rich
 from rich.console import Console
@@ -22,7 +24,7 @@ from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.report import SuccessReport
-from embodied_rl.evaluation.success import success_table
+from embodied_rl.evaluation.success import SuccessTable, success_table
 from embodied_rl.experts.evaluate import Evaluation, play_episode, reset_states
 from embodied_rl.experts.registry import expert_class
 from embodied_rl.monitoring.progress import Progress
@@ -43,12 +45,30 @@ def main() -> None:
     parser.add_argument("--noise", type=int, metavar="SEED", help="noise as in demonstrations; default: none")
     parser.add_argument("--steps", type=int, help="horizon; default: the suite's published one")
     parser.add_argument("--out", type=Path, help="file of lines of JSON, one an episode")
+    parser.add_argument("--markdown", action="store_true", help="the table as Markdown")
     arguments = parser.parse_args()
     try:
         records = play(arguments)
     except (UserError, ValueError) as error:
         parser.error(str(error))
-    rich.print(SuccessReport(success_table(records), title=f"{arguments.env}, scripted expert"))
+    table = success_table(records)
+    if arguments.markdown:
+        print(markdown(table))
+    else:
+        rich.print(SuccessReport(table, title=f"{arguments.env}, scripted expert"))
+
+
+def markdown(table: SuccessTable) -> str:
+    """Success, 95 % Wilson interval and mean steps of each task and of all."""
+    lines = ["| task | instruction | success | 95 % interval | steps |", "|---|---|---|---|---|"]
+    for row in (*table.tasks, table.overall):
+        task = "all" if row.task_id is None else row.task_id
+        low, high = (100 * end for end in row.interval)
+        lines.append(
+            f"| {task} | {row.instruction} | {row.successes}/{row.episodes} | {low:.1f} – {high:.1f} % "
+            f"| {row.mean_length:.0f} |"
+        )
+    return "\n".join(lines)
 
 
 def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
@@ -68,7 +88,8 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
         max_episode_steps=steps,
         noise_seed=arguments.noise,
     )
-    records = _read(arguments.out)
+    kind = {"env": arguments.env, "max_episode_steps": steps, "noise_seed": arguments.noise}
+    records = _read(arguments.out, kind)
     states = reset_states(env, plan)
     expert = expert_type(env)
     # The console of standard error, so that the table alone can be redirected.
@@ -78,7 +99,7 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
                 record = records[state] = play_episode(env, expert, state, plan)
                 if arguments.out is not None:
                     with arguments.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+                        file.write(json.dumps(kind | dataclasses.asdict(record)) + "\n")
             won = sum(records[other].success for other in states if other in records)
             progress.describe(f"of task {env.task(state).task_id}, {won} succeeded")
             progress.advance()
@@ -86,11 +107,17 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
     return [records[state] for state in states]
 
 
-def _read(path: Path | None) -> dict[int, EpisodeRecord]:
-    if path is None or not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {record.reset_state_id: record for record in (EpisodeRecord(**json.loads(line)) for line in lines)}
+def _read(path: Path | None, kind: dict[str, Any]) -> dict[int, EpisodeRecord]:
+    """Reset state -> its episode in the file."""
+    records = {}
+    if path is not None and path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            played = {name: entry.pop(name) for name in kind}
+            if played != kind:
+                raise UserError(f"--out: {path} has episodes of {played}, expected {kind}; name another file")
+            records[entry["reset_state_id"]] = EpisodeRecord(**entry)
+    return records
 
 
 if __name__ == "__main__":

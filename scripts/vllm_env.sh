@@ -18,7 +18,7 @@ fail() {
 
 command -v "$PYTHON" >/dev/null || fail "no such command: $PYTHON. Run 'make setup' first, or name one: PYTHON=python3.11"
 torch="torch==$(sed -n 's/^torch==//p' "$PINS")+cpu"
-wanted="$(printf '%s\n' "$PWD" "$("$PYTHON" --version)" "$torch" && sha256sum "$PINS" pyproject.toml)"
+wanted="$(printf '%s\n' "$PWD" "$("$PYTHON" --version)" "$torch" && sha256sum "$PINS" scripts/vllm_env.sh)"
 if [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
 
 rm -rf "$VENV"

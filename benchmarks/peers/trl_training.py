@@ -159,7 +159,6 @@ def train(given: dict[str, Any], output: str) -> list[dict[str, Any]]:
         args=GRPOConfig(
             output_dir=output,
             max_steps=steps * optimizer_steps,
-            generation_batch_size=completions,
             per_device_train_batch_size=completions // optimizer_steps,
             steps_per_generation=optimizer_steps,
             gradient_accumulation_steps=1,

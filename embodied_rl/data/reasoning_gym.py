@@ -91,8 +91,10 @@ class ReasoningGym(PromptDataset):
     def problems(cls, params: ReasoningGymParams, *, imitation: bool) -> Iterator[str]:
         del imitation  # the right answers are known
         if (params.task is None) == (not params.tasks):
-            got = "both task and tasks" if params.tasks else "no task"
-            yield f"data.params.task: got {got}; name one, such as task=chain_sum, or several as tasks=[{{name: ...}}]"
+            if params.tasks:
+                yield "data.params.task: got both task and tasks; leave one out, such as data.params.task=null"
+            else:
+                yield "data.params.task: got no task; name one, such as chain_sum, or several with data.params.tasks"
             return
         if params.tasks and params.options is not None:
             yield "data.params.options: belongs to a single task; give each of data.params.tasks its own options"

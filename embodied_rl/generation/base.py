@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
+from embodied_rl.generation.stop_strings import StopStrings
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.schema import GenerationConfig, ModelConfig
 
@@ -30,6 +31,8 @@ class Sampling:
     top_k: int | None = None
     min_new_tokens: int = 0
     repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, beside the model's end tokens."""
     max_new_tokens: int
 
 
@@ -43,7 +46,9 @@ class Completion:
     """Of each token under the whole distribution at the temperature (1 where that is 0), before ``top_p``, ``top_k``,
     ``min_new_tokens`` and ``repetition_penalty``: what ``Policy.evaluate`` gives."""
     finish_reason: FinishReason
-    """stop: it ended with a stop token; length: it was cut."""
+    """stop: it ended with a stop token or a stop string; length: it was cut."""
+    stop: str | None = None
+    """The stop string that its last token completed."""
 
 
 class GenerationBackend:
@@ -119,6 +124,8 @@ class GenerationBackend:
         return next((token for token in candidates if isinstance(token, int)), 0)
 
     def text(self, completion: Completion) -> str:
-        """What the completion says, without its end token."""
+        """What the completion says, without its end token or stop string."""
         ids = list(completion.token_ids)
+        if completion.stop is not None:
+            return StopStrings(self.tokenizer, [completion.stop]).before(ids, completion.stop)
         return str(self.tokenizer.decode(ids[:-1] if completion.finish_reason == "stop" else ids))

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from embodied_rl.errors import UserError
 from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
 from embodied_rl.generation.sampling import draw_uniforms, next_tokens
+from embodied_rl.generation.stop_strings import StopStrings
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm import CausalLMPolicy, position_ids
 from embodied_rl.models.registry import policy_of
@@ -103,6 +104,7 @@ class HfBackend(GenerationBackend):
         logprobs = torch.zeros(count, length, device=device)
         lengths = torch.full((count,), length, device=device)
         stopped = torch.zeros(count, dtype=torch.bool, device=device)
+        strings, stopped_by = StopStrings(self.tokenizer, sampling.stop), dict[int, str]()
 
         ids, mask = _left_padded(prompts, device)
         # A prompt is read once, whatever the number of its completions.
@@ -129,6 +131,11 @@ class HfBackend(GenerationBackend):
             running = ~stopped[live]
             just = live[running & ended]
             lengths[just], stopped[just] = step + 1, True
+            if strings:
+                for row in live[running & ~ended].tolist():
+                    found = strings.completed_by_last(tokens[row, : step + 1].tolist(), sampling.min_new_tokens)
+                    if found is not None:
+                        stopped_by[row], lengths[row], stopped[row] = found, step + 1, True
             if step + 1 == length:
                 break
             keep = ~stopped[live]
@@ -151,7 +158,7 @@ class HfBackend(GenerationBackend):
                 self._forward(read, known, position_ids(known), cache)
             logits = self._forward(chosen[:, None], mask[:, : ids.shape[1] + step + 1], positions[:, None], cache)
             positions = positions + 1
-        return _completions(tokens.cpu(), logprobs.cpu(), lengths.tolist(), stopped.tolist())
+        return _completions(tokens.cpu(), logprobs.cpu(), lengths.tolist(), stopped.tolist(), stopped_by)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
         """[B,V] logits of the next token; ``cache`` grows."""
@@ -181,12 +188,15 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[Tensor,
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def _completions(tokens: Tensor, logprobs: Tensor, lengths: list[int], stopped: list[bool]) -> list[Completion]:
+def _completions(
+    tokens: Tensor, logprobs: Tensor, lengths: list[int], stopped: list[bool], stopped_by: Mapping[int, str]
+) -> list[Completion]:
     return [
         Completion(
             token_ids=tuple(tokens[row, :length].tolist()),
             logprobs=tuple(logprobs[row, :length].tolist()),
             finish_reason="stop" if ended else "length",
+            stop=stopped_by.get(row),
         )
         for row, (length, ended) in enumerate(zip(lengths, stopped, strict=True))
     ]

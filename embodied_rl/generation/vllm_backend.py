@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import multiprocessing
 import os
@@ -23,6 +24,8 @@ from embodied_rl.errors import UserError, suggestion
 from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
 from embodied_rl.generation.check import check_engine
 from embodied_rl.generation.merged import merged_weights
+from embodied_rl.generation.stop_strings import StopStrings
+from embodied_rl.generation.vllm_answers import Answers
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.registry import policy_of
@@ -31,7 +34,6 @@ from embodied_rl.training.offload import require_accelerator
 
 if TYPE_CHECKING:
     from vllm import LLMEngine  # pyright: ignore[reportMissingImports]
-    from vllm.outputs import RequestOutput  # pyright: ignore[reportMissingImports]
 
 _ENVIRONMENT: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over as references
@@ -41,6 +43,8 @@ _DEFAULT_ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",  # a training run reports to nobody
 }
+_REPORT_EVERY: Final = 16
+"""Tokens."""
 _PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _MAX_CPU_CACHE: Final = 1 << 30
 """Bytes of the key-value cache in host memory, where vLLM would take most of the machine's."""
@@ -134,15 +138,17 @@ class VllmBackend(GenerationBackend):
                     {"prompt_token_ids": list(prompt)},
                     request_params(sampling, seed=seed, place=place, stops=stops, vocabulary=self.vocabulary),
                 )
-        found: dict[int, Completion] = {}
-        while self._engine.has_unfinished_requests():
+        answers = Answers(self._engine, StopStrings(self.tokenizer, sampling.stop), sampling.min_new_tokens)
+        for step in itertools.count():
+            if not self._engine.has_unfinished_requests():
+                break
             with self._stance():
-                outputs = self._engine.step()
-            found |= {int(output.request_id): _completion(output) for output in outputs}  # type: ignore[arg-type]
-            report(len(found), total)
+                answers.take(self._engine.step())
+            if step % _REPORT_EVERY == 0:
+                report(len(answers.complete), total)
             if interrupt:
                 interrupt()
-        return [[found[number * n + place] for place in range(n)] for number in range(len(prompts))]
+        return [[answers.complete[number * n + place] for place in range(n)] for number in range(len(prompts))]
 
     def _stance(self) -> contextlib.AbstractContextManager[object]:
         """vLLM compiles a function of its sampler even where ``enforce_eager`` is set, which takes longer than all that
@@ -239,16 +245,6 @@ def _start_engine(arguments: Mapping[str, Any]) -> LLMEngine:
     finally:
         # On a CPU vLLM takes the function away from whoever else is in this process.
         torch.set_num_threads = set_num_threads
-
-
-def _completion(output: RequestOutput) -> Completion:
-    [answer] = output.outputs
-    flat: Any = answer.logprobs
-    return Completion(
-        token_ids=tuple(answer.token_ids),
-        logprobs=tuple(flat.logprobs[start] for start in flat.start_indices),
-        finish_reason="stop" if answer.finish_reason == "stop" else "length",
-    )
 
 
 def _attention(policy: CausalLMPolicy) -> tuple[int, int, int]:

@@ -27,6 +27,7 @@ def request_params(sampling: Sampling, *, seed: int, place: int, stops: list[int
     vLLM takes the most likely token and reports its logit: :class:`TokenChooser` leaves a single token to choose from,
     whose logit is its log-probability.
     """
+    # With stop strings each token is looked at: we know the tokenizer, vLLM does not.
     return SamplingParams(
         temperature=0.0,
         max_tokens=sampling.max_new_tokens,
@@ -35,7 +36,7 @@ def request_params(sampling: Sampling, *, seed: int, place: int, stops: list[int
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY,
         extra_args={
             _KEY: {
                 "sampling": asdict(sampling),
@@ -94,8 +95,10 @@ class TokenChooser(LogitsProcessor):
         process_dict_updates(self._rows, batch_update, _row)
 
     def apply(self, logits: Tensor) -> Tensor:
-        if len(self._rows) != len(logits):  # vLLM tries itself out without requests
+        if not self._rows:  # vLLM tries itself out without requests
             return logits
+        if len(self._rows) != len(logits):
+            raise RuntimeError(f"vLLM has {len(logits)} rows of logits for {len(self._rows)} requests")
         rows = [self._rows[place] for place in range(len(logits))]
         first = rows[0]
         lengths = [len(row.output) for row in rows]
@@ -120,7 +123,7 @@ class TokenChooser(LogitsProcessor):
 
 def _row(params: SamplingParams, prompt: list[int] | None, output: list[int]) -> _Row:
     asked = (params.extra_args or {})[_KEY]
-    sampling = Sampling(**asked["sampling"])
+    sampling = Sampling(**{**asked["sampling"], "stop": tuple(asked["sampling"]["stop"])})
     return _Row(
         sampling=sampling,
         uniforms=_uniforms(asked["seed"], sampling.n, sampling.max_new_tokens)[asked["place"]],

@@ -23,7 +23,7 @@ from embodied_rl.workers.generation import GenerationReport
 
 SHOWN = 4
 """Completions in a printed table of samples."""
-_CUT = 120
+_CUT = 200
 """Characters of a text in that table."""
 
 
@@ -185,13 +185,15 @@ def summary(accuracy: Accuracy) -> str:
     """One line."""
     k = accuracy.per_prompt
     unverified = f", {accuracy.unverified} unverified" if accuracy.unverified else ""
-    several = f", pass@{k} {accuracy.pass_at_k:.1%} ({_percent(accuracy.pass_interval)})" if k > 1 else ""
-    name = "accuracy" if k == 1 else f"mean@{k}"
-    return (
-        f"{name} {accuracy.solved}/{accuracy.verified} = {accuracy.accuracy:.1%} "
-        f"(95 % interval {_percent(accuracy.interval)}){several}{unverified}, "
-        f"{accuracy.mean_length:.1f} tokens, {accuracy.truncated:.1%} cut"
-    )
+    found = f"{accuracy.solved}/{accuracy.verified}"
+    rate = f"{accuracy.accuracy:.1%} (95 % interval {_percent(accuracy.interval)})"
+    if k == 1:
+        head = f"accuracy {found} = {rate}"
+    else:  # over prompts, so it is not the quotient where some are unverified
+        head = (
+            f"mean@{k} {rate}, {found} solved, pass@{k} {accuracy.pass_at_k:.1%} ({_percent(accuracy.pass_interval)})"
+        )
+    return f"{head}{unverified}, {accuracy.mean_length:.1f} tokens, {accuracy.truncated:.1%} cut"
 
 
 def source_table(evaluation: Evaluation) -> Table:
@@ -243,5 +245,5 @@ def sample_table(records: Sequence[CompletionRecord], *, title: str) -> Table:
 
 
 def _shortened(text: str) -> str:
-    """Both ends of a long text."""
-    return text if len(text) <= _CUT else f"{text[: _CUT // 2]} ... {text[-_CUT // 2 :]}"
+    """Both ends of a long text; more of its end, where the question is and the answer."""
+    return text if len(text) <= _CUT else f"{text[: _CUT // 4]} ... {text[-3 * _CUT // 4 :]}"

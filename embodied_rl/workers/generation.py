@@ -154,6 +154,7 @@ class GenerationWorker(Worker):
                 top_k=self._rollout.top_k,
                 min_new_tokens=self._rollout.min_new_tokens,
                 repetition_penalty=self._rollout.repetition_penalty,
+                stop=tuple(self._rollout.stop),
                 max_new_tokens=self._rollout.max_new_tokens,
             ),
             held_out=False,
@@ -188,6 +189,7 @@ class GenerationWorker(Worker):
             n=self._data.eval_completions,
             temperature=self._sampling.temperature_eval,
             min_new_tokens=self._rollout.min_new_tokens,
+            stop=tuple(self._rollout.stop),
             max_new_tokens=self._rollout.max_new_tokens,
         )
         return self._report(prompts, self._complete(prompts, sampling, held_out=True, step=step))

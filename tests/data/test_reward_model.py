@@ -20,7 +20,7 @@ TEXTS = [("1+1=", "2"), ("12+30=", "42 and more"), ("7+8=", ""), ("1+1=", "3")]
 
 
 def small(**options: Any) -> LlamaConfig:
-    tokenizer = character_tokenizer(CHARACTERS + "abcdefghijklmnopqrstuvwxyz")
+    tokenizer: Any = character_tokenizer(CHARACTERS + "abcdefghijklmnopqrstuvwxyz")
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,

@@ -38,12 +38,21 @@ def test_a_table_goes_on_where_it_stopped(
     lines = out.read_text().splitlines()
     assert [json.loads(line)["reset_state_id"] for line in lines] == [0, 32, 128, 160]
 
+    table(script, monkeypatch, *arguments, "--markdown")
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows[2:]] == ["| 0", "| 2", "| all"]
+    assert [row[2:4] for row in rows[2:]] == [["2/2", "34.2 – 100.0 %"]] * 2 + [["4/4", "51.0 – 100.0 %"]]
+
     # What is in the file is believed, what is missing is played.
     failed = json.loads(lines[0]) | {"success": False}
     out.write_text("\n".join([json.dumps(failed), *lines[1:3]]) + "\n")
     table(script, monkeypatch, *arguments)
     assert "3/4" in capsys.readouterr().out
     assert out.read_text().splitlines() == [json.dumps(failed), *lines[1:]]
+
+    with pytest.raises(SystemExit):
+        table(script, monkeypatch, *arguments, "--noise", "1")
+    assert "'noise_seed': None}, expected" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,25 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_chosen(tmp_path: Path) -
     assert torch.allclose(expected, torch.tensor(completions[0].logprobs), atol=1e-5)
 
 
+def test_a_stop_string_ends_a_completion_and_is_no_part_of_its_text() -> None:
+    engine = backend()
+    free = [c for group in generate(engine, sampling(temperature=1.5)) for c in group]
+    options = sampling(temperature=1.5, stop=("7", "3", "z"), min_new_tokens=2)
+    completions = [c for group in generate(engine, options) for c in group]
+    assert {(c.finish_reason, c.stop is None) for c in completions} >= {("stop", False), ("length", True)}
+    for completion, unstopped in zip(completions, free, strict=True):
+        text = engine.text(completion)
+        assert completion.stop in (None, "7", "3", "z")
+        assert not set(text[1:]) & set("73z"), "only the first token may be one of them: it comes too early"
+        if completion.stop is not None:
+            assert engine.tokenizer.decode(list(completion.token_ids)) == text + completion.stop
+            assert len(completion.logprobs) == len(completion.token_ids)
+            if unstopped.token_ids[0] == completion.token_ids[0] and len(unstopped.token_ids) >= len(
+                completion.token_ids
+            ):
+                assert unstopped.token_ids[: len(completion.token_ids)] == completion.token_ids
+
+
 def test_arguments_of_another_engine_are_refused() -> None:
     with pytest.raises(UserError, match=r"rollout.engine_kwargs: got max_model_len, but rollout.backend=hf takes none"):
         backend(engine_kwargs={"max_model_len": 64})

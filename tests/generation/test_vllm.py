@@ -4,6 +4,8 @@ weights. Run it with ``.venv-vllm/bin/python -m pytest`` (docs/vllm.md)."""
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,8 +31,9 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None, reason="needs vLLM: scripts/vllm_env.sh makes .venv-vllm"
     ),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
+REPOSITORY = Path(__file__).parents[2]
 NEW_TOKENS = 16
 SPEC = language_spec(NEW_TOKENS, values_per_chunk=1)
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16, 17], [20]]
@@ -145,6 +148,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.5, "min_new_tokens": 6},
     {"top_p": 0.7},
     {"top_k": 3, "repetition_penalty": 1.5},
+    {"stop": ("1", "+", "2=", "03"), "min_new_tokens": 3, "temperature": 1.5},
 ]
 
 
@@ -158,10 +162,14 @@ def test_it_chooses_what_hf_chooses_and_reports_what_training_computes_in_every_
         give(other, model, version)
         for options in OPTIONS:
             asked = sampling(**options)
-            groups = generate(engine, asked)
-            assert tokens(groups) == tokens(generate(other, asked)), options
+            groups, expected = generate(engine, asked), generate(other, asked)
+            assert tokens(groups) == tokens(expected), options
+            assert [[(c.finish_reason, c.stop) for c in g] for g in groups] == [
+                [(c.finish_reason, c.stop) for c in g] for g in expected
+            ]
             assert worst_gap(policy, groups, asked.temperature) <= TOLERANCE, options
             assert all(len(c.logprobs) == len(c.token_ids) for group in groups for c in group)
+            assert any(c.stop for group in groups for c in group) == ("stop" in options)
         assert tokens(groups) != previous, "other weights, other completions"
         previous = tokens(groups)
 
@@ -292,3 +300,41 @@ def test_threads_can_still_be_set(engine: VllmBackend) -> None:
     engine.refresh()
     assert torch.set_num_threads.__module__ != "vllm.v1.worker.cpu_worker"
     assert "vllm" in sys.modules
+
+
+@pytest.mark.slow
+def test_a_run_samples_what_it_samples_with_hf_in_one_process_and_in_several(tmp_path: Path) -> None:
+    """The second step's completions come from weights that were trained on the first's."""
+    samples = {}
+    for name, overrides in {
+        "hf": ["rollout.backend=hf", "cluster=serial"],
+        "serial": ["rollout.backend=vllm", "cluster=serial"],
+        "process": ["rollout.backend=vllm", "cluster=process", "rollout.engine_kwargs.max_num_batched_tokens=512"],
+    }.items():
+        command = [
+            sys.executable,
+            "train.py",
+            "task=math",
+            "model.params.architecture={type: qwen2, hidden_size: 64, num_layers: 2, num_heads: 2}",
+            "actor.optim.lr=1.0e-2",
+            "reward.function=tests.generation.scores:even_length",
+            "algorithm.group_size=4",
+            "data.params.digits=1",
+            "data.rollout_batch_size=6",
+            "data.eval_size=8",
+            "data.max_prompt_length=8",
+            "rollout.max_new_tokens=8",
+            "rollout.repetition_penalty=1.2",
+            "runner.max_steps=2",
+            f"runner.output_dir={tmp_path / name}",
+            "runner.logger.logger_backends=[jsonl]",
+            *overrides,
+        ]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        [found] = (tmp_path / name).glob("**/samples/step_*2.jsonl")
+        samples[name] = [json.loads(line)["completion"] for line in found.read_text().splitlines()]
+    assert len(samples["hf"]) == 24
+    assert len(set(samples["hf"])) > 12
+    assert samples["serial"] == samples["hf"]
+    assert samples["process"] == samples["hf"]

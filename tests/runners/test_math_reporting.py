@@ -38,7 +38,8 @@ def test_an_evaluation_with_several_completions_a_prompt(tmp_path: Path) -> None
     reporter = MathReporter(config=config, run_dir=tmp_path, console=console, checkpoint=None)
     reporter.report(evaluation, records(), step=3, seconds=1.0)
     said = output.getvalue()
-    assert "mean@2 3/8 = 37.5%" in said
+    assert "mean@2 37.5% (95 % interval" in said
+    assert "3/8 solved" in said
     assert "pass@2 50.0%" in said
     rows = [line.split() for line in said.splitlines()]
     assert ["first", "1/4", "25.0%", "0.0", "-", "74.0", "50.0%"] in rows
