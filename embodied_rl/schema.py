@@ -355,8 +355,8 @@ class GenerationConfig:
     top_k: PositiveInt | None
     """Training samples from so many most likely tokens; null: all."""
     repetition_penalty: Annotated[float, Field(gt=0)]
-    """Training divides a token's positive logit by it, and multiplies a negative one, if the token is in the prompt or in
-    the completion so far (arXiv:1909.05858); 1: off. The recorded log-probabilities are those without it."""
+    """Training divides a token's positive logit by it, and multiplies a negative one, if the token is in the prompt or
+    in the completion so far (arXiv:1909.05858); 1: off. The recorded log-probabilities are those without it."""
     stop: list[Annotated[str, Field(min_length=1)]]
     """A completion ends with the token that completes one of these texts, in training and evaluation, and is scored
     without it. Beside the model's end tokens."""

@@ -72,10 +72,8 @@ def test_one_step_ahead_is_as_reproducible_as_none(tmp_path: Path, train: Any) -
 
 
 def _alike(one: list[dict[str, float]], other: list[dict[str, float]], but: tuple[str, ...] = ()) -> bool:
-    return all(
-        {k: v for k, v in left.items() if k not in but} == pytest.approx({k: v for k, v in right.items() if k not in but})
-        for left, right in zip(untimed(one), untimed(other), strict=True)
-    )
+    lines = [[{k: v for k, v in line.items() if k not in but} for line in untimed(run)] for run in (one, other)]
+    return all(left == pytest.approx(right) for left, right in zip(*lines, strict=True))
 
 
 def test_it_evaluates_saves_and_resumes(tmp_path: Path) -> None:

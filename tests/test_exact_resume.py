@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ STEPS = 3
 
 
 @pytest.fixture
-def trained_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[Trajectory]]]:
+def trained_on(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Trajectory]]:
     """Step -> what the actor trained on."""
     seen: dict[int, list[Trajectory]] = {}
     update = ActorWorker.update
@@ -43,10 +42,13 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[Traje
         return update(self, step=step)
 
     monkeypatch.setattr(ActorWorker, "update", recording)
-    yield seen
+    return seen
 
 
-@pytest.mark.parametrize("env", ["dummy", pytest.param("libero_10", marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+LONG = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("env", ["dummy", pytest.param("libero_10", marks=LONG)])
 def test_trajectories_metrics_and_weights_are_the_same(
     tmp_path: Path, env: str, trained_on: dict[int, list[Trajectory]]
 ) -> None:

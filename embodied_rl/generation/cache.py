@@ -18,7 +18,9 @@ class RoomyLayer(DynamicLayer):
     transformers' own allocates both anew for each token, which is a quarter of a small model's time.
     """
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append [B,H,T,D] each, and return all of both."""
         del args, kwargs
         if not self.is_initialized:
