@@ -116,6 +116,7 @@ def draw(path: Path, curves: Sequence[Curve], *, title: str, goal: float | None,
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     averaged = points(curves)
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
@@ -136,7 +137,8 @@ def draw(path: Path, curves: Sequence[Curve], *, title: str, goal: float | None,
             panel.axvline(minutes, color="tab:red", linestyle=":", linewidth=1, label=f"line: {minutes:g} min")
         panel.set_xlabel(label)
         panel.set_xlim(left=0)
-        panel.set_ylim(0, 100)
+        panel.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=not by_time))
+        panel.set_ylim(-2, 102)  # points at 0 and 100 % whole
         panel.grid(alpha=0.3)
     panels[0].set_ylabel(f"{METRICS[curves[0].metric]}, %")
     panels[1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)

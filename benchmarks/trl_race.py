@@ -21,17 +21,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.peers import environment
+from benchmarks.trl_race_report import (
+    DROPPED,
+    GOAL,
+    LEGEND,
+    LINE,
+    OURS,
+    THREADS,
+    Measured,
+    breakdown,
+    faster,
+    ours_measured,
+    summary,
+    trl_measured,
+)
 from embodied_rl.cli import config_of
 from embodied_rl.data.prompts import build_dataset
 from embodied_rl.monitoring.jsonl_file import FILE_NAME
@@ -39,10 +52,6 @@ from embodied_rl.schema import MathConfig
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".benchmarks" / "trl_race"
-LINE, GOAL = 0.7, 0.5
-"""Of TRL's time for a step."""
-DROPPED = 2
-"""First steps of a run: caches, threads and memory are not warm."""
 POLL_S = 0.05
 
 RECIPE = (
@@ -59,46 +68,6 @@ RECIPE = (
     "actor.micro_batch_size=128",
     "actor.optim.lr=1e-4",
 )
-OURS: Mapping[str, tuple[str, ...]] = {
-    "ours, on-policy": (),
-    "ours, on-policy, two workers each": ("cluster.component_placement={actor:0-1,rollout:0-1}",),
-    "ours, overlapped": ("rollout.max_staleness=1",),
-}
-THREADS: Mapping[str, int] = {"TRL, 1 thread": 1, "TRL, 2 threads": 2}
-PHASES: Mapping[str, tuple[str, ...]] = {
-    "generation": ("time/generate", "generation"),
-    "reward": ("time/reward", "reward"),
-    "old log-probabilities": ("time/scoring", "log-probabilities"),
-    "advantages": ("time/advantage", "advantages"),
-    "update": ("time/update", "forward", "backward", "optimizer"),
-    "weight sync": ("time/sync",),
-}
-"""Row of the table -> what it is called in ours and in TRL's times."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """The steps of one run that count."""
-
-    seconds: list[float]
-    """Wall time of each step."""
-    loop: float
-    """Mean wall seconds from one step's end to the next one's: with all that comes between steps."""
-    cpu: dict[str, float]
-    """CPU seconds of a step by process (ours) or by phase (TRL's)."""
-    phases: dict[str, float]
-    """Mean wall seconds of a step by phase, in the table's words."""
-    accuracy: float
-    length: float
-    """Mean tokens of a completion."""
-    groups_equal: float
-    """Share of groups with equal scores, which teach nothing."""
-    skipped: float
-    """Share of samples that the update left out."""
-
-    @property
-    def cpu_total(self) -> float:
-        return sum(self.cpu.values())
 
 
 class Watch:
@@ -168,26 +137,6 @@ def run_ours(overrides: Sequence[str], model: Path, steps: int) -> Measured:
     return ours_measured([json.loads(line) for line in metrics[:steps]], watch.marks[:steps])
 
 
-def ours_measured(metrics: Sequence[Mapping[str, Any]], marks: Sequence[tuple[float, dict[str, float]]]) -> Measured:
-    """From the lines of metrics.jsonl and what was seen when each of them came."""
-    counted, (start, before), (end, after) = metrics[DROPPED:], marks[DROPPED - 1], marks[-1]
-    count = len(counted)
-
-    def average(name: str) -> float:
-        return mean(line.get(name, 0.0) for line in counted)
-
-    return Measured(
-        seconds=[line["time/step"] for line in counted],
-        loop=(end - start) / count,
-        cpu={name: (used - before.get(name, 0.0)) / count for name, used in after.items()},
-        phases={phase: average(names[0]) for phase, names in PHASES.items()},
-        accuracy=average("rollout/accuracy"),
-        length=average("rollout/length"),
-        groups_equal=average("actor/groups_equal"),
-        skipped=average("actor/samples_skipped"),
-    )
-
-
 def run_trl(threads: int, model: Path, steps: int) -> tuple[Measured, dict[str, str]]:
     """A run in the peers' environment; also the versions of its packages."""
     with tempfile.TemporaryDirectory(dir=CACHE) as output:
@@ -242,26 +191,6 @@ def trl_input(threads: int, model: Path, steps: int) -> dict[str, Any]:
     }
 
 
-def trl_measured(steps: Sequence[Mapping[str, Any]]) -> Measured:
-    """From what :mod:`benchmarks.peers.trl_training` wrote."""
-    counted = steps[DROPPED:]
-
-    def average(kind: str, names: Sequence[str]) -> float:
-        return sum(mean(step["phases"][name][kind] for step in counted) for name in names)
-
-    cpu = {phase: average("cpu", names[1:]) for phase, names in PHASES.items() if names[1:]}
-    return Measured(
-        seconds=[step["wall"] for step in counted],
-        loop=mean(step["wall"] for step in counted),
-        cpu=cpu | {"rest": mean(step["cpu"] for step in counted) - sum(cpu.values())},
-        phases={phase: average("wall", names[1:]) for phase, names in PHASES.items()},
-        accuracy=mean(step["accuracy"] for step in counted),
-        length=mean(step["length"] for step in counted),
-        groups_equal=mean(step["groups_equal"] for step in counted),
-        skipped=0.0,
-    )
-
-
 def race(rounds: int, steps: int, console: Console) -> dict[str, Any]:
     """Every round's :class:`Measured` by variant, and TRL's versions."""
     model, versions = warm_start(console), {}
@@ -279,95 +208,6 @@ def race(rounds: int, steps: int, console: Console) -> dict[str, Any]:
     return {"variants": found, "versions": versions}
 
 
-def faster(found: Mapping[str, Sequence[Measured]]) -> str:
-    """The TRL variant that ours is compared with."""
-    return min(THREADS, key=lambda name: median(step for measured in found[name] for step in measured.seconds))
-
-
-def ratios(found: Mapping[str, Sequence[Measured]], name: str) -> list[float]:
-    """Each round's median step over that of the faster TRL variant in the same round."""
-    return [
-        median(own.seconds) / median(trl.seconds) for own, trl in zip(found[name], found[faster(found)], strict=True)
-    ]
-
-
-def verdict(ratio: float) -> str:
-    return f"goal ({GOAL})" if ratio <= GOAL else f"line ({LINE})" if ratio <= LINE else "missed"
-
-
-def summary(found: Mapping[str, Sequence[Measured]]) -> Table:
-    table = Table(title="64 prompts × 8 completions, up to 24 tokens, 4 optimiser steps: seconds a step")
-    for column in (
-        "",
-        "median",
-        "with gaps",
-        "÷ TRL's",
-        "by round",
-        "CPU s",
-        "cores busy",
-        "right",
-        "tokens",
-        "reached",
-    ):
-        table.add_column(column, justify="left" if column in ("", "reached") else "right")
-    for name, runs in found.items():
-        by_round = ratios(found, name)
-        ratio = median(by_round)
-        loop, cpu = mean(run.loop for run in runs), mean(run.cpu_total for run in runs)
-        table.add_row(
-            name,
-            f"{median(step for run in runs for step in run.seconds):.2f}",
-            f"{loop:.2f}",
-            f"{ratio:.2f}",
-            f"{min(by_round):.2f}–{max(by_round):.2f}",
-            f"{cpu:.2f}",
-            f"{cpu / loop:.2f}",
-            f"{mean(run.accuracy for run in runs):.0%}",
-            f"{mean(run.length for run in runs):.1f}",
-            verdict(ratio) if name in OURS else "",
-        )
-    return table
-
-
-def breakdown(found: Mapping[str, Sequence[Measured]]) -> Table:
-    """Where a step's wall time goes, and whose CPU time it is."""
-    table = Table(title="where it goes: mean seconds a step, wall (TRL: wall, CPU)")
-    table.add_column("")
-    for name in found:
-        table.add_column(name, justify="right")
-
-    def row(title: str, cell: Callable[[str, Sequence[Measured]], str], **style: Any) -> None:
-        table.add_row(title, *(cell(name, runs) for name, runs in found.items()), **style)
-
-    for phase in PHASES:
-
-        def of_phase(name: str, runs: Sequence[Measured], phase: str = phase) -> str:
-            wall = mean(run.phases[phase] for run in runs)
-            cpu = "" if name in OURS or phase not in runs[0].cpu else f", {mean(run.cpu[phase] for run in runs):.2f}"
-            return f"{wall:.2f}{cpu}"
-
-        row(phase, of_phase)
-
-    def rest(name: str, runs: Sequence[Measured]) -> str:
-        left = mean(mean(run.seconds) - sum(run.phases.values()) for run in runs)
-        if OURS.get(name) == OURS["ours, overlapped"]:
-            return f"{max(left, 0.0):.2f} ({max(-left, 0.0):.2f} at the same time)"
-        return f"{left:.2f}" + ("" if name in OURS else f", {mean(run.cpu['rest'] for run in runs):.2f}")
-
-    row("rest", rest, end_section=True)
-    processes = {name for ours in OURS for run in found[ours] for name in run.cpu}
-    for process in sorted(processes):
-        row(
-            f"CPU s: {process}",
-            lambda name, runs, process=process: (
-                f"{mean(run.cpu.get(process, 0.0) for run in runs):.2f}" if name in OURS else ""
-            ),
-        )
-    row("groups of equal scores", lambda _, runs: f"{mean(run.groups_equal for run in runs):.0%}")
-    row("samples left out of the update", lambda _, runs: f"{mean(run.skipped for run in runs):.0%}")
-    return table
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trl_race", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of few steps, rougher numbers")
@@ -382,6 +222,7 @@ def main() -> None:
     found: dict[str, list[Measured]] = answer["variants"]
     console.print(summary(found))
     console.print(breakdown(found))
+    console.print(LEGEND, highlight=False, soft_wrap=True)
     versions = ", ".join(f"{name} {version}" for name, version in answer["versions"].items())
     console.print(f"{versions}; compared with {faster(found)}; the line is {LINE}, the goal {GOAL}", highlight=False)
     if options.json:

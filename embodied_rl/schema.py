@@ -18,6 +18,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+NonEmptyString = Annotated[str, Field(min_length=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Interval = Annotated[int, Field(ge=-1)]
@@ -354,10 +355,10 @@ class GenerationConfig:
     log-probabilities are those of the whole distribution, which the update computes too."""
     top_k: PositiveInt | None
     """Training samples from so many most likely tokens; null: all."""
-    repetition_penalty: Annotated[float, Field(gt=0)]
+    repetition_penalty: PositiveFloat
     """Training divides a token's positive logit by it, and multiplies a negative one, if the token is in the prompt or
     in the completion so far (arXiv:1909.05858); 1: off. The recorded log-probabilities are those without it."""
-    stop: list[Annotated[str, Field(min_length=1)]]
+    stop: list[NonEmptyString]
     """A completion ends with the token that completes one of these texts, in training and evaluation, and is scored
     without it. Beside the model's end tokens."""
     max_batch_size: PositiveInt

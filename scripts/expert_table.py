@@ -89,7 +89,10 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
         noise_seed=arguments.noise,
     )
     kind = {"env": arguments.env, "max_episode_steps": steps, "noise_seed": arguments.noise}
-    records = _read(arguments.out, kind)
+    out: Path | None = arguments.out
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    records = _read(out, kind)
     states = reset_states(env, plan)
     expert = expert_type(env)
     # The console of standard error, so that the table alone can be redirected.
@@ -97,8 +100,8 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
         for state in states:
             if state not in records:
                 record = records[state] = play_episode(env, expert, state, plan)
-                if arguments.out is not None:
-                    with arguments.out.open("a", encoding="utf-8") as file:
+                if out is not None:
+                    with out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(kind | dataclasses.asdict(record)) + "\n")
             won = sum(records[other].success for other in states if other in records)
             progress.describe(f"of task {env.task(state).task_id}, {won} succeeded")

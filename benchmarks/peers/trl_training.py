@@ -32,12 +32,15 @@ PHASES = ("generation", "reward", "log-probabilities", "advantages", "forward", 
 """What is timed; all else is the rest: data loading, clipping, the trainer's own loop."""
 
 
+def zeros() -> dict[str, float]:
+    return {name: 0.0 for name in PHASES}
+
+
 class Clock:
     """Wall and CPU seconds by phase; an inner phase's time is not the outer one's."""
 
     def __init__(self) -> None:
-        self.wall = dict.fromkeys(PHASES, 0.0)
-        self.cpu = dict.fromkeys(PHASES, 0.0)
+        self.wall, self.cpu = zeros(), zeros()
         self._open: list[str] = []
         self._mark = (time.perf_counter(), time.process_time())
 
@@ -67,7 +70,7 @@ class Clock:
     def drain(self) -> tuple[dict[str, float], dict[str, float]]:
         self._credit()
         found = self.wall, self.cpu
-        self.wall, self.cpu = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
+        self.wall, self.cpu = zeros(), zeros()
         return found
 
 

@@ -15,7 +15,7 @@ _ROOM = 32
 class RoomyLayer(DynamicLayer):
     """``DynamicLayer``, whose ``keys`` and ``values`` are the filled part of larger buffers.
 
-    transformers' own allocates both anew for each token, which is a quarter of a small model's time.
+    transformers' own allocates both anew for each token, which is what takes longest where completions are long.
     """
 
     def update(
@@ -33,8 +33,7 @@ class RoomyLayer(DynamicLayer):
             self._buffers = [_larger(buffer, filled, needed) for buffer in self._buffers]
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, filled:needed] = new
-        self._show(needed)
-        return self.keys, self.values
+        return self._show(needed)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._replace(lambda buffer: buffer.repeat_interleave(repeats, dim=0))
@@ -48,8 +47,10 @@ class RoomyLayer(DynamicLayer):
             self._buffers = [change(buffer) for buffer in self._buffers]
             self._show(filled)
 
-    def _show(self, filled: int) -> None:
-        self.keys, self.values = (buffer[:, :, :filled] for buffer in self._buffers)
+    def _show(self, filled: int) -> tuple[Tensor, Tensor]:
+        keys, values = (buffer[:, :, :filled] for buffer in self._buffers)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 def _larger(buffer: Tensor, filled: int, needed: int) -> Tensor:

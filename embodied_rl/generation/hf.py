@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from embodied_rl.errors import UserError
 from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
+from embodied_rl.generation.cache import roomy_cache
 from embodied_rl.generation.sampling import draw_uniforms, next_tokens
 from embodied_rl.generation.stop_strings import StopStrings
 from embodied_rl.models.base import PolicySpec
@@ -108,7 +109,7 @@ class HfBackend(GenerationBackend):
 
         ids, mask = _left_padded(prompts, device)
         # A prompt is read once, whatever the number of its completions.
-        cache = DynamicCache(config=self._policy.model.config)
+        cache = roomy_cache(self._policy.model.config)
         logits = self._forward(ids, mask, position_ids(mask), cache)
         cache.batch_repeat_interleave(n)
         logits = logits.repeat_interleave(n, 0)
@@ -152,7 +153,7 @@ class HfBackend(GenerationBackend):
                 live, mask, positions, chosen = live[rows], mask[rows], positions[rows], chosen[rows]
                 seen = None if seen is None else seen[rows]
             if interrupt():  # the cache is of other weights
-                cache = DynamicCache(config=self._policy.model.config)
+                cache = roomy_cache(self._policy.model.config)
                 known = mask[:, : ids.shape[1] + step]
                 read = torch.cat([ids.repeat_interleave(n, 0)[live], tokens[live, :step]], 1)
                 self._forward(read, known, position_ids(known), cache)

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from benchmarks import trl_race
 from benchmarks.peers import environment
-from benchmarks.trl_race import (
-    CACHE,
+from benchmarks.trl_race import CACHE, trl_input
+from benchmarks.trl_race_report import (
     LINE,
     OURS,
+    PHASES,
     THREADS,
     Measured,
     breakdown,
@@ -25,7 +26,6 @@ from benchmarks.trl_race import (
     ours_measured,
     ratios,
     summary,
-    trl_input,
     trl_measured,
     verdict,
 )
@@ -60,7 +60,7 @@ def test_ours_leaves_out_the_first_two_steps() -> None:
     assert found.cpu_total == pytest.approx(3.25)
     assert found.phases["update"] == pytest.approx(2.0)
     assert found.phases["generation"] == pytest.approx(0.5)
-    assert found.phases["old log-probabilities"] == 0.0  # recorded while generating
+    assert found.phases["old logprobs"] == 0.0  # recorded while generating
     assert (found.accuracy, found.skipped) == pytest.approx((0.5, 0.25))
 
 
@@ -91,7 +91,7 @@ def measured(*seconds: float) -> Measured:
         seconds=list(seconds),
         loop=sum(seconds) / len(seconds),
         cpu={"rest": 1.0},
-        phases=dict.fromkeys(trl_race.PHASES, 0.1),
+        phases=dict.fromkeys(PHASES, 0.1),
         accuracy=0.4,
         length=20.0,
         groups_equal=0.1,
@@ -171,4 +171,4 @@ def test_without_the_peers_one_line_says_so(tmp_path: Path) -> None:
 def test_numbers_are_json() -> None:
     from dataclasses import asdict
 
-    json.dumps([asdict(run) for run in variants()["TRL, 1 thread"]])
+    json.dumps([asdict(run) for run in variants()["TRL 1"]])

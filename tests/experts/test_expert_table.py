@@ -30,7 +30,7 @@ def table(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) 
 def test_a_table_goes_on_where_it_stopped(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "dummy.jsonl"
+    out = tmp_path / "results/dummy.jsonl"
     arguments = ("dummy", "--episodes", "2", "--tasks", "0,2", "--steps", "40", "--out", str(out))
     table(script, monkeypatch, *arguments)
     first = capsys.readouterr().out

@@ -325,6 +325,7 @@ def test_a_run_samples_what_it_samples_with_hf_in_one_process_and_in_several(tmp
             "data.max_prompt_length=8",
             "rollout.max_new_tokens=8",
             "rollout.repetition_penalty=1.2",
+            "rollout.stop=['=', 'ab']",
             "runner.max_steps=2",
             f"runner.output_dir={tmp_path / name}",
             "runner.logger.logger_backends=[jsonl]",
