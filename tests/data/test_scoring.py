@@ -41,10 +41,12 @@ def items(*completions: str, answer: str = "7") -> list[Item]:
 
 @pytest.fixture
 def scorer(request: pytest.FixtureRequest) -> Iterator[Scorer]:
+    others = set(psutil.Process().children())  # of other tests' fixtures
     made = Scorer(config(**request.param))
     yield made
     made.close()
-    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+    left = set(psutil.Process().children()) - others
+    assert not [child for child in left if "spawn_main" in " ".join(child.cmdline())]
 
 
 def scored(given: list[Item], **options: Any) -> list[float | None]:
