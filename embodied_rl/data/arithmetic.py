@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,7 @@ class Arithmetic(PromptDataset):
                 )
             found = list(islice(self._pairs(np.random.default_rng(0), held_out=True), count))
         else:
-            numbers = range(10**self._digits)
-            found = [(x, y) for x in numbers for y in numbers if is_held_out(x, y)]
+            found = list(_all_held_out(self._digits))
             np.random.default_rng(0).shuffle(found)
             if count is not None and count > len(found):
                 raise UserError(
@@ -74,6 +74,12 @@ class Arithmetic(PromptDataset):
         return Problem(
             prompt=f"{left}+{right}=", answer=str(x + y), demonstration=scratchpad(left, right), source="arithmetic"
         )
+
+
+@functools.cache
+def _all_held_out(digits: int) -> tuple[tuple[int, int], ...]:
+    numbers = range(10**digits)
+    return tuple((x, y) for x in numbers for y in numbers if is_held_out(x, y))
 
 
 def is_held_out(x: int, y: int) -> bool:

@@ -75,6 +75,7 @@ def test_adapters_are_merged(model: str, tmp_path: Path) -> None:
     assert not torch.allclose(again["logprobs"], outputs(shaken(plain, seed=2), model)["logprobs"], atol=1e-2)
 
 
+@pytest.mark.slow
 def test_shards_of_two_ranks_become_one_folder(two_ranks: Ranks, tmp_path: Path) -> None:
     config = model_config("mlp", rank=4)
     two_ranks.run(save_in_ranks, config, tmp_path / "written")

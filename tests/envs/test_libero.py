@@ -177,6 +177,7 @@ def knob_turning(scene: Scene) -> NDArray[np.float64]:
     return state
 
 
+@pytest.mark.slow
 def test_interleaved_slots_equal_fresh_environments(stove: Scene) -> None:
     upstream = Upstream("libero_goal", STOVE)
     states = _load_suite("libero_goal")[STOVE].init_states

@@ -44,6 +44,7 @@ def test_what_is_saved_is_what_was_there_at_the_beginning(mesh: DeviceMesh, tmp_
     assert same(loaded(mesh, tmp_path), expected), "moments too, or the next step would differ"
 
 
+@pytest.mark.slow
 def test_two_ranks_save_while_they_train(two_ranks: Ranks, mesh: DeviceMesh, tmp_path: Path) -> None:
     """Their collectives and those of the training do not get into each other's way."""
     result = two_ranks.run(save_while_training, tmp_path)
