@@ -53,6 +53,8 @@ from embodied_rl.schema import MathConfig
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".benchmarks" / "trl_race"
 POLL_S = 0.05
+WIDTH = 110
+"""Columns that the tables take."""
 
 RECIPE = (
     "experiment=arithmetic_grpo",
@@ -214,6 +216,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's numbers there")
     options = parser.parse_args()
     console = Console()
+    console.width = max(console.width, WIDTH)  # where it is no terminal
     if not environment.exists():
         console.print(f"TRL is not measured: {environment.HOW_TO_MAKE}")
         return
