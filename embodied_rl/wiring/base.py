@@ -115,18 +115,16 @@ def actor_group(
     )
 
 
-def trajectory_capacity(config: EmbodiedConfig | MathConfig, expected: int) -> int:
-    """Messages that each actor rank's lane of trajectories must hold.
+def trajectory_capacity(config: EmbodiedConfig | MathConfig, senders: int) -> int:
+    """Messages that each actor rank's lane of trajectories must hold: the next of each sender, or where rollouts run
+    ahead all there may be.
 
     Whoever runs ahead must be able to hand over all that it has: weights come to it only when it is done, and the actor
     gives them before it takes the next trajectories.
-
-    Args:
-        expected: messages of a rollout.
     """
     ahead = config.rollout.max_staleness
     # One more, for the mark that there will be no others.
-    return expected * (1 + ahead) + 1 if ahead else expected
+    return senders * config.algorithm.rollout_epoch * (1 + ahead) + 1 if ahead else senders
 
 
 def values_per_chunk(config: Config, num_action_chunks: int) -> int:

@@ -33,8 +33,7 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
     def connect(self, config: EmbodiedConfig, backend: Backend) -> tuple[WorkerGroup, ...]:
         simulation = Simulation(config, backend)
         placement, lanes = simulation.placement, simulation.lanes.all()
-        epochs = config.algorithm.rollout_epoch if config.rollout.max_staleness else 1
-        capacity = trajectory_capacity(config, len(lanes) * epochs)
+        capacity = trajectory_capacity(config, len(lanes))
         trajectories = backend.channel("trajectories", range(simulation.actor_ranks), capacity)
         self.trajectories = trajectories
         env, rollout, actor = backend.launch(
