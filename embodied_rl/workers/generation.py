@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from embodied_rl.channel.base import Channel
@@ -86,14 +87,10 @@ class GenerationWorker(Worker):
         self._actor_ranks, self._trajectories, self._channel = actor_ranks, trajectories, weights
         self._timer = PhaseTimer()
         self._interruptions = 0
-        self._scorer: Scorer | None = None
-        self._engine: GenerationBackend | None = None
+        self._open = ExitStack()
 
     def close(self) -> None:
-        if self._engine:
-            self._engine.close()
-        if self._scorer:
-            self._scorer.close()
+        self._open.close()
 
     def setup(self, spec: PolicySpec) -> None:
         """Build engine, data set and reward; the weights come with the first :meth:`load_weights`.
@@ -103,8 +100,10 @@ class GenerationWorker(Worker):
         """
         self._dataset = build_dataset(self._data.dataset, self._data.params)
         self._scorer = Scorer(self._reward_config, device=self.context.device)
+        self._open.callback(self._scorer.close)
         make = backend_class(self._rollout.backend)
-        self._backend = self._engine = make(self._model, spec, self._rollout, self.context.device)
+        self._backend: GenerationBackend = make(self._model, spec, self._rollout, self.context.device)
+        self._open.callback(self._backend.close)
         self._weights = WeightReceiver(self._backend.weights(), self._channel, self.context.rank)
         if self._rollout.interruptible and not self._backend.interruptible:
             raise UserError(
@@ -290,7 +289,6 @@ class GenerationWorker(Worker):
 
     def _report(self, prompts: Sequence[_Prompt], completions: Sequence[Sequence[Completion]]) -> GenerationReport:
         """Texts and scores; completion k of prompt i has the number i * n + k."""
-        assert self._scorer is not None
         with self._timer.phase("reward"):
             given = [
                 (prompt, len(group), place, completion, self._backend.text(completion))
