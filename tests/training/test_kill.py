@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,22 @@ def kill_while_saving(mesh: DeviceMesh, experiment: Path, rounds: int) -> list[i
     config = training_config("grpo")
     expected = Learner(mesh, config).weights()
     newest: list[int] = []
+    before: list[Path] = []
     command = [sys.executable, "-m", "tests.training.saver", str(run)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process,
+        ExitStack() as failed,
+    ):
+        # Else leaving this block would wait for ever for a process that saves for ever.
+        failed.callback(os.killpg, process.pid, signal.SIGKILL)
         assert process.stdin is not None
         assert process.stdout is not None
         for number in range(rounds):
             print("go", file=process.stdin, flush=True)
             pid = int(process.stdout.readline())
-            before = newest[-1] if newest else 0
-            while not any(read_state(p).step > before for p in complete_checkpoints(run / "checkpoints")):
+            while complete_checkpoints(run / "checkpoints")[-1:] in ([], before):
                 time.sleep(0.01)
             time.sleep(random.Random(number).uniform(0, 0.15))
             os.kill(pid, signal.SIGKILL)
@@ -44,6 +52,8 @@ def kill_while_saving(mesh: DeviceMesh, experiment: Path, rounds: int) -> list[i
                 load_actor(learner.policy, learner.optimizer, checkpoint)
                 assert same(learner.weights(), expected)
             newest.append(read_state(found).step)
+            before = [found]
+        failed.pop_all()
         process.stdin.close()
     return newest
 
