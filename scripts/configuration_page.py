@@ -20,7 +20,7 @@ HEAD = """# Configuration
 
 Every key, with its type and its default: first those of `python train.py task=embodied env=libero_10`, then, for each
 other task, what differs from those before: sections of its own and other defaults. Made by
-`python scripts/configuration_page.py` from `embodied_rl/schema.py` and `config/`; a test keeps it current.
+`python scripts/configuration_page.py` from `embodied_rl/schema` and `config/`; a test keeps it current.
 
 Set any key on the command line (`actor.optim.lr=3e-4`), choose groups the same way (`algorithm=ppo`), put what belongs
 together into `config/experiment/<name>.yaml` and run it with `experiment=<name>`. `--cfg job` prints what a command

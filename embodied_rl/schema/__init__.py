@@ -1,0 +1,88 @@
+"""The config's dataclasses: names, types and documentation. Defaults live in ``config/`` and nowhere else.
+
+A module for each section; ``tasks`` puts them together. No torch here: a typo is answered before anything heavy is
+imported. Cross-field rules are in ``validation.py``.
+"""
+
+from __future__ import annotations
+
+from embodied_rl.schema.actor import ActorConfig, FSDPConfig, LRScheduleConfig, MixedPrecisionConfig, OptimConfig
+from embodied_rl.schema.algorithm import AlgorithmConfig, KLControllerConfig, NormConfig, SamplingConfig
+from embodied_rl.schema.data import AugmentationConfig, CollectSection, DataConfig, DemonstrationConfig, RewardConfig
+from embodied_rl.schema.env import EnvConfig, EnvEvalConfig, EnvTrainConfig, VideoConfig
+from embodied_rl.schema.model import ActionModelConfig, LoraSettings, ModelConfig
+from embodied_rl.schema.rollout import GenerationConfig, RolloutConfig
+from embodied_rl.schema.runner import ClusterConfig, LoggerConfig, RunnerConfig
+from embodied_rl.schema.tasks import (
+    TASKS,
+    CollectConfig,
+    Config,
+    EmbodiedConfig,
+    EmbodiedSftConfig,
+    MathConfig,
+    SftConfig,
+    chunks_per_rollout,
+    groups_per_step,
+)
+from embodied_rl.schema.types import (
+    STRICT,
+    DType,
+    Fraction,
+    Interval,
+    Level,
+    MicroBatchSize,
+    NonEmptyString,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+__all__ = [
+    "STRICT",
+    "TASKS",
+    "ActionModelConfig",
+    "ActorConfig",
+    "AlgorithmConfig",
+    "AugmentationConfig",
+    "ClusterConfig",
+    "CollectConfig",
+    "CollectSection",
+    "Config",
+    "DType",
+    "DataConfig",
+    "DemonstrationConfig",
+    "EmbodiedConfig",
+    "EmbodiedSftConfig",
+    "EnvConfig",
+    "EnvEvalConfig",
+    "EnvTrainConfig",
+    "FSDPConfig",
+    "Fraction",
+    "GenerationConfig",
+    "Interval",
+    "KLControllerConfig",
+    "LRScheduleConfig",
+    "Level",
+    "LoggerConfig",
+    "LoraSettings",
+    "MathConfig",
+    "MicroBatchSize",
+    "MixedPrecisionConfig",
+    "ModelConfig",
+    "NonEmptyString",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "NormConfig",
+    "OptimConfig",
+    "PositiveFloat",
+    "PositiveInt",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunnerConfig",
+    "SamplingConfig",
+    "SftConfig",
+    "VideoConfig",
+    "chunks_per_rollout",
+    "groups_per_step",
+]

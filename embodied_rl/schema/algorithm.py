@@ -1,0 +1,143 @@
+"""``algorithm``: advantages and losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from embodied_rl.algorithms.levels import KLType, LossAggregation, NormLevel, RatioLevel
+from embodied_rl.schema.types import (
+    STRICT,
+    Fraction,
+    Level,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    temperature: PositiveFloat
+    """Of the sampled actions in training; the same value scales the recomputed log-probabilities."""
+    temperature_eval: NonNegativeFloat
+    """Of evaluation; 0 takes the most likely action."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormConfig:
+    """``(x - mean) / (std + eps)``, mean and deviation each of the batch, of the group, or left out."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    mean_level: NormLevel
+    std_level: NormLevel
+    leave_one_out: bool
+    """Subtract the mean of the others."""
+    unbiased_std: bool
+    """Divide by n - 1."""
+    eps: PositiveFloat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLControllerConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    type: Literal["fixed", "adaptive"]
+    """adaptive: the weight follows the divergence, towards ``target_kl``."""
+    target_kl: PositiveFloat
+    """adaptive: mean divergence per unit to aim at."""
+    horizon: PositiveInt
+    """adaptive: sequences over which the weight adapts; fewer is faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    adv_type: str
+    """Advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or raw. gae needs a value
+    head, which the model then gets."""
+    loss_type: str
+    """Policy loss: ppo, decoupled_ppo, aipo, or nll (demonstrations)."""
+    group_size: PositiveInt
+    """Envs that start from the same initial state and are compared with each other."""
+    rollout_epoch: PositiveInt
+    """Rollouts of all envs in one training step."""
+    update_epoch: PositiveInt
+    """Passes over a training step's samples."""
+    n_minibatches: PositiveInt | None
+    """Optimiser steps per pass. Give this or ``actor.global_batch_size``."""
+    reward_type: Literal["chunk_level", "action_level"]
+    """What a reward, value and advantage belong to."""
+    logprob_type: Level
+    """What a probability ratio belongs to."""
+    entropy_type: Level
+    """What an entropy belongs to."""
+    gamma: Fraction
+    """Discount per chunk or per action, after ``reward_type``. gae and reinforce_plus_plus."""
+    gae_lambda: Fraction
+    """gae only."""
+    reward_norm: NormConfig
+    """Of the rollouts' scores, before the estimator. raw and reinforce_plus_plus; the others compare groups."""
+    normalize_advantages: bool
+    """Apply ``adv_norm``. gae, raw and reinforce_plus_plus; the others compare groups."""
+    adv_norm: NormConfig
+    """Of the advantages, over valid units."""
+    normalize_returns: bool
+    """gae: the value loss measures errors in standard deviations of the step's returns, whatever the rewards' scale."""
+    norm_std: bool
+    """grpo: divide by the group's standard deviation; false is Dr.GRPO's choice."""
+    filter_rewards: bool
+    """Mask groups whose mean score is outside the bounds (DAPO's dynamic sampling)."""
+    rewards_lower_bound: float
+    rewards_upper_bound: float
+    max_resample_rounds: NonNegativeInt
+    """Roll out again, up to so many times, until there are as many groups within the bounds as one rollout has."""
+    min_filter_prefix_tokens: PositiveInt | None
+    """Mask what members of a group begin with in common although their scores differ, from so many tokens on.
+    For models with discrete actions. null: off."""
+    importance_sampling_level: RatioLevel
+    """sequence: all units of a sample share the geometric mean of their ratios (GSPO). A sample is a completion, or a
+    chunk of actions."""
+    clip_ratio_low: PositiveFloat
+    """The ratio is clipped to [1 - low, 1 + high]."""
+    clip_ratio_high: PositiveFloat | None
+    """null: as low."""
+    clip_ratio_c: Annotated[float, Field(gt=1)] | None
+    """Dual clip for negative advantages; null: off."""
+    aipo_rho: PositiveFloat
+    """aipo: largest importance ratio, 2 to 10."""
+    prox_logp_method: Literal["recompute", "loglinear", "metrics"]
+    """decoupled_ppo: the proximal policy's log-probabilities from a forward pass before the update, or interpolated by
+    staleness without one. metrics: recompute, and log how far the interpolation is off."""
+    behav_imp_weight_cap: PositiveFloat | None
+    """decoupled_ppo: units whose π_proximal/π_behaviour is above do not count. null: all count."""
+    m2_threshold: PositiveFloat | None
+    """decoupled_ppo: units farthest off the policy do not count, until the mean of (log π_behaviour - log π_proximal)²
+    is below (M2PO). null: all count."""
+    early_stop_imp_ratio: PositiveFloat | None
+    """A mini-batch whose mean ratio is above is not trained on and ends the step's update. null: off."""
+    positive_nll_coef: PositiveFloat | None
+    """Weight of imitating the samples with a score above 0. null: off."""
+    loss_agg_func: LossAggregation
+    """How units become one loss; sequences are completions, or rollouts of an env."""
+    loss_scale_factor: PositiveFloat | None
+    """seq-mean-token-sum-norm: what a sequence's sum is divided by; null: what the longest possible sequence has."""
+    kl_beta: NonNegativeFloat
+    """Weight of the divergence from the reference policy, the one that the run started from; 0: there is none."""
+    kl_penalty_type: KLType
+    """Estimator, a token each; full: exact, for models whose distribution is known."""
+    kl_in: Literal["loss", "reward"]
+    """Where the divergence is penalised."""
+    kl_ctrl: KLControllerConfig
+    value_loss_coef: NonNegativeFloat
+    value_clip: PositiveFloat | None
+    """Largest change of a value's prediction that is rewarded; null: off."""
+    huber_delta: PositiveFloat | None
+    """Where the value loss turns from squared to absolute; null: squared."""
+    critic_warmup_steps: NonNegativeInt
+    """Training steps in which the value head alone is trained."""
+    entropy_bonus: NonNegativeFloat
+    sampling_params: SamplingConfig

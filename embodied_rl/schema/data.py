@@ -1,0 +1,120 @@
+"""``data``, ``reward`` and ``collect``: prompts and their scores, demonstrations and their recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from embodied_rl.schema.types import STRICT, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: str
+    """Of the data group, for the run's name."""
+    dataset: str
+    """Name in ``data/prompts.py``, or ``module:Class``."""
+    params: dict[str, Any]
+    """The data set's own options: its ``Params`` dataclass documents them."""
+    seed: NonNegativeInt
+    """Of the choice of prompts."""
+    rollout_batch_size: PositiveInt
+    """Prompts of a training step; each gets ``algorithm.group_size`` completions."""
+    eval_size: PositiveInt | None
+    """Held-out prompts of an evaluation, always the same; null: all there are."""
+    eval_completions: PositiveInt
+    """Completions of each in an evaluation. Several need ``algorithm.sampling_params.temperature_eval`` above 0."""
+    max_prompt_length: PositiveInt
+    """Tokens; a longer prompt ends the run with a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    function: str
+    """Name in ``data/rewards.py``, ``module:function`` or ``path/to/file.py:function``; ``weighted``: a sum of several;
+    ``reward_model``: a sequence classifier."""
+    params: dict[str, Any]
+    """The function's own keyword options."""
+    num_processes: NonNegativeInt
+    """In which each generation worker scores; 0: in its own."""
+    timeout: PositiveFloat
+    """Seconds that one completion may take in such a process. Then it is unverified, and the process is replaced."""
+    success_threshold: float
+    """A completion with at least this score counts as solved."""
+    overlong_buffer_length: NonNegativeInt
+    """DAPO's soft penalty for long completions in training: it grows over the last so many tokens before
+    ``rollout.max_new_tokens``. 0: off."""
+    overlong_penalty_factor: NonNegativeFloat
+    """What a completion of the longest length loses."""
+    mask_truncated: bool
+    """Leave completions that were cut by their length out of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentationConfig:
+    """Random changes of a demonstration's images, drawn for each sample anew."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    random_shift: NonNegativeInt
+    """Largest shift in pixels, along each axis and for each camera; what comes in repeats the border. 0: off."""
+    brightness: Fraction
+    """Largest relative change, equal for a sample's cameras, as are the next two. 0: off."""
+    contrast: Fraction
+    saturation: Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: str
+    """Of the data group."""
+    path: str
+    """A LeRobot data set's folder: recorded episodes with the env's cameras, state and actions."""
+    cameras: dict[str, str] | None
+    """The env's camera -> the data set's feature, such as ``observation.images.image``; null: they have the same
+    names."""
+    seed: NonNegativeInt
+    """Of the frames' order and of the augmentation."""
+    batch_size: PositiveInt
+    """Frames of a training step, each with the chunk of actions that follows it; a pass over the data set has every
+    frame once. ``actor.global_batch_size`` or ``algorithm.n_minibatches`` divides them into optimiser steps."""
+    prefetch: NonNegativeInt
+    """Training steps whose frames are read ahead while the actor updates."""
+    augmentation: AugmentationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectSection:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    path: str
+    """The LeRobot data set's folder. A collection that was begun there goes on; more demonstrations are added."""
+    policy: Literal["expert", "model"]
+    """Who plays: the env's scripted expert, or the model with the weights of ``model.path`` or ``runner.init_from``."""
+    episodes_per_task: PositiveInt
+    """Demonstrations of each task."""
+    max_attempts: PositiveInt
+    """Episodes played for a demonstration until one succeeds."""
+    max_episode_steps: PositiveInt
+    """Horizon: an episode without success is a failure here."""
+    keep_failures: bool
+    """Keep failed attempts, too, marked as such."""
+    skip_states: NonNegativeInt
+    """Each task's first so many initial states are left to evaluation, which takes the first
+    ``env.eval.episodes_per_task``; the demonstrations start from the others, in their order."""
+    seed: NonNegativeInt
+    """Of the noise and of a model's actions."""
+    noise: NonNegativeFloat
+    """Standard deviation of the noise on the executed actions. The recorded action is the one without noise, so the
+    data show the way back from where it leads (DART, arXiv:1703.09327). 0: off."""
+    noise_correlation: Annotated[float, Field(ge=0, lt=1)]
+    """Of the noise from one control step to the next: white noise would average out to nothing."""
+    expert_noise: bool
+    """Let the expert vary its motions by itself, where it does no harm; these actions are recorded as executed."""
+    temperature: NonNegativeFloat
+    """Of a model's actions; 0 takes the most likely."""
+    image_format: Literal["video", "png"]
+    """video: H.264, nearly without loss; png: without loss, several times larger."""

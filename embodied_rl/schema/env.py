@@ -1,0 +1,72 @@
+"""``env``: the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
+
+from embodied_rl.schema.types import STRICT, NonNegativeInt, PositiveInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    save_video: bool
+    info_on_video: bool
+    """Label each frame with task, step, reward and success."""
+    video_base_dir: str
+    """Videos go to ``<video_base_dir>/<run>/``."""
+    max_videos: PositiveInt | None
+    """Per worker and evaluation (or training step); the rest is not rendered. null: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvTrainConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    total_num_envs: PositiveInt
+    """Over all workers and stages."""
+    max_episode_steps: PositiveInt
+    """Horizon: an episode is cut (truncated) here."""
+    max_steps_per_rollout_epoch: PositiveInt | None
+    """Simulator steps of one rollout; null: ``max_episode_steps``. More needs ``auto_reset``."""
+    auto_reset: bool
+    """Start the next episode at the end of the chunk in which one ended."""
+    ignore_terminations: bool
+    """Success does not end an episode, only the horizon does."""
+    use_fixed_reset_state_ids: bool
+    """Keep the initial states drawn at the start; false draws new ones each rollout. A group always shares one."""
+    video_cfg: VideoConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvEvalConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    total_num_envs: PositiveInt
+    max_episode_steps: PositiveInt
+    episodes_per_task: PositiveInt
+    """Each task's first so many initial states are evaluated, once each."""
+    ignore_terminations: bool
+    video_cfg: VideoConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: str
+    """Of the env group, for the run's name."""
+    env_type: str
+    """Name of the simulator adapter in ``envs/registry.py``, or ``module:Class``."""
+    seed: NonNegativeInt
+    """Of the choice of initial states."""
+    task_ids: list[int] | None
+    """Only these tasks of the suite; null: all."""
+    use_rel_reward: bool
+    """Reward the change of the simulator's reward instead of its level."""
+    reward_coef: float
+    """Multiplies every reward."""
+    init_params: dict[str, Any]
+    """The adapter's own options: its ``Params`` dataclass documents them."""
+    train: EnvTrainConfig
+    eval: EnvEvalConfig

@@ -1,0 +1,59 @@
+"""``model``: the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from embodied_rl.schema.types import STRICT, NonNegativeInt, PositiveInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """Low-rank adapters: the base weights are not trained."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    path: str | None
+    """A folder of adapters in peft's format, which go on being trained. Rank, alpha, layers and scale are the
+    folder's; null: fresh ones."""
+    rank: NonNegativeInt
+    """0: no adapters, all weights are trained (unless there is a ``path``)."""
+    alpha: PositiveInt
+    """The adapters' output is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """Of the adapters' inputs, while gradients are taken."""
+    target_modules: list[str] | str
+    """Names of linear layers, or the last parts of names; ``all-linear``: all but value head and output head."""
+    use_rslora: bool
+    """Multiply by alpha / sqrt(rank) instead."""
+    init_lora_weights: Literal["default", "gaussian", "pissa", "olora", "orthogonal"]
+    """As in peft; with ``default`` the first policy is the base."""
+    modules_to_save: list[str]
+    """Parts of the model that are trained as a whole beside the adapters; the value head always is."""
+
+    @property
+    def used(self) -> bool:
+        """Whether there are adapters."""
+        return self.rank > 0 or self.path is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    model_type: str
+    """Name in ``models/registry.py``, or ``module:Class``."""
+    path: str | None
+    """A folder of weights in the model's published layout (for ``causal_lm`` also a name on the hub), or one that
+    ``export`` wrote; null: fresh weights."""
+    params: dict[str, Any]
+    """The model's own options: its ``Params`` dataclass documents them."""
+    lora: LoraSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionModelConfig(ModelConfig):
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    num_action_chunks: PositiveInt
+    """Actions decided at once and executed open-loop."""

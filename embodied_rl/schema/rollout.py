@@ -1,0 +1,57 @@
+"""``rollout``: how a policy acts or a language model answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from embodied_rl.schema.types import STRICT, NonEmptyString, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    pipeline_stage_num: PositiveInt
+    """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
+    enable_offload: bool
+    """Keep the policy in host memory but while it acts, where it shares an accelerator with the actor."""
+    max_staleness: NonNegativeInt
+    """How many updates older than the newest weights those may be that a training step's rollout was made with. 0: the
+    next rollout waits for the update; 1: it runs while the actor updates; more: further ahead."""
+    interruptible: bool
+    """Take new weights in the middle of a rollout that runs ahead, instead of after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    backend: str
+    """What decodes: a name in ``generation/registry.py``, or ``module:Class``."""
+    max_new_tokens: PositiveInt
+    """Longest completion; one that has not ended by then is cut (truncated)."""
+    min_new_tokens: NonNegativeInt
+    """A completion cannot end before it has so many tokens, its end token included."""
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    """Training samples from the most likely tokens that together have this probability. The recorded
+    log-probabilities are those of the whole distribution, which the update computes too."""
+    top_k: PositiveInt | None
+    """Training samples from so many most likely tokens; null: all."""
+    repetition_penalty: PositiveFloat
+    """Training divides a token's positive logit by it, and multiplies a negative one, if the token is in the prompt or
+    in the completion so far (arXiv:1909.05858); 1: off. The recorded log-probabilities are those without it."""
+    stop: list[NonEmptyString]
+    """A completion ends with the token that completes one of these texts, in training and evaluation, and is scored
+    without it. Beside the model's end tokens."""
+    max_batch_size: PositiveInt
+    """Completions decoded at once by a worker: bounds memory, no influence on the result."""
+    enable_offload: bool
+    """Keep the model in host memory but while it generates, where it shares an accelerator with the actor."""
+    max_staleness: NonNegativeInt
+    """How many updates older than the newest weights those may be that a training step's rollout was made with. 0: the
+    next rollout waits for the update; 1: it runs while the actor updates; more: further ahead."""
+    interruptible: bool
+    """Take new weights in the middle of a rollout that runs ahead, instead of after it."""
+    engine_kwargs: dict[str, Any]
+    """Arguments of the engine's own, such as vLLM's ``max_model_len`` or ``gpu_memory_utilization``."""

@@ -1,0 +1,77 @@
+"""``runner`` and ``cluster``: a run's length, files and placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from embodied_rl.schema.types import STRICT, Fraction, Interval, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    logger_backends: list[str]
+    """Any of console, tensorboard, jsonl, wandb."""
+    project_name: str
+    """Project in Weights & Biases."""
+    wandb: dict[str, Any]
+    """Passed to ``wandb.init`` (mode, entity, tags, ...). The API key stays in the environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    task_type: Literal["collect", "embodied", "embodied_sft", "math", "sft"]
+    """Which training loop runs; set by ``task=``."""
+    experiment_name: str
+    """First part of the run directory's name."""
+    output_dir: str
+    """Run directories are made here: ``<output_dir>/<experiment_name>/<time>``."""
+    max_steps: Annotated[int, Field(ge=0)]
+    """RL steps: rollout, advantages, update."""
+    val_check_interval: Interval
+    """Evaluate every so many steps; -1: never during training."""
+    val_before_train: bool
+    """Evaluate the policy before the first step: the baseline."""
+    eval_at_end: bool
+    """Evaluate after the last step."""
+    stop_at: Fraction | None
+    """End, with a checkpoint, when an evaluation of ``val_check_interval`` has this success rate or accuracy; null:
+    train all steps."""
+    save_interval: Interval
+    """Save a checkpoint every so many steps and at the end; -1: not by steps."""
+    save_interval_seconds: PositiveFloat | None
+    """Also when so many seconds have passed since the last checkpoint, after the training step; null: not by time."""
+    save_async: bool
+    """Go on training while a checkpoint is written, from a copy in host memory."""
+    save_contents: list[Literal["model", "optimizer"]]
+    """What a checkpoint holds. Without the optimiser it is smaller, and no run can go on from it."""
+    weight_sync_interval: PositiveInt
+    """Training steps between two versions of the weights that rollouts are made with."""
+    max_keep: PositiveInt | None
+    """Keep only the newest checkpoints; null keeps all."""
+    resume_dir: str | None
+    """A checkpoint, or a run directory (its newest), to go on from; ``auto``: this experiment's newest, if there is."""
+    init_from: str | None
+    """A checkpoint, or a run's or an experiment's directory (its newest): start from its weights, at step 0. A run that
+    resumes goes on from its own instead."""
+    only_eval: bool
+    """Evaluate the policy (of ``resume_dir``, if given) and stop."""
+    logger: LoggerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    backend: Literal["serial", "process"]
+    """serial: all workers in this process, one thread, for a debugger; process: a process each."""
+    component_placement: dict[str, str | int]
+    """Component -> ranks: ``all``, ``3``, ``0,2,3``, ``0-3``, ``0-3,5``. A rank is an accelerator, or a process slot on
+    a machine without one. Components may share a line: ``actor,rollout: 0-3``."""
+    num_threads: dict[str, PositiveInt]
+    """Component -> CPU threads of torch in each of its workers."""
+    stall_timeout: PositiveFloat
+    """Seconds without a sign of life from any worker after which the run stops and prints every worker's stack."""
