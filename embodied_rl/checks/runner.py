@@ -17,6 +17,11 @@ def runner_problems(c: Config) -> Iterator[str]:
     contents = c.runner.save_contents
     if "model" not in contents or len(set(contents)) != len(contents):
         yield f"runner.save_contents: got {contents}, expected [model, optimizer], or [model] for weights alone"
+    if c.runner.stop_at is not None and c.runner.val_check_interval < 1:
+        yield (
+            f"runner.stop_at: got {c.runner.stop_at}, which evaluations during training are compared with, but there "
+            f"are none (runner.val_check_interval={c.runner.val_check_interval}); set both or none"
+        )
     interval = c.runner.weight_sync_interval
     for key in ("save_interval", "val_check_interval"):
         period = getattr(c.runner, key)

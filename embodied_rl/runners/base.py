@@ -67,7 +67,7 @@ class TrainingLoop(Generic[C]):
         )
 
     def run(self) -> None:
-        """Train from ``first_step`` to ``max_steps``, or evaluate only."""
+        """Train from ``first_step`` to ``max_steps`` or ``stop_at``, or evaluate only."""
         cfg = self.config.runner
         self.sync(self.first_step)
         if cfg.only_eval:
@@ -88,8 +88,20 @@ class TrainingLoop(Generic[C]):
             self.progress.advance()
             if (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0) or (last and cfg.eval_at_end):
                 self.sync(done)
-                self.evaluate(done)
+                reached = self.evaluate(done)
+                if not last and cfg.stop_at is not None and reached >= cfg.stop_at:
+                    self._end_early(done, reached)
+                    break
         self.saver.wait()
+
+    def _end_early(self, done: int, reached: float) -> None:
+        saved = self.saver.save_at_termination()
+        self.console.print(
+            f"step {done}: evaluated at {reached:.1%}, at least runner.stop_at={self.config.runner.stop_at:.1%}: the "
+            f"end; {saved}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     @property
     def max_staleness(self) -> int:
@@ -116,8 +128,8 @@ class TrainingLoop(Generic[C]):
         """Do training step ``step`` and return its metrics."""
         raise NotImplementedError
 
-    def evaluate(self, step: int) -> object:
-        """Evaluate and report the weights after ``step`` training steps."""
+    def evaluate(self, step: int) -> float:
+        """Evaluate and report the weights after ``step`` training steps; returns their success rate or accuracy."""
         raise NotImplementedError
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:

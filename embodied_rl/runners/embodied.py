@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embodied_rl.contracts import EpisodeRecord
-from embodied_rl.evaluation.success import SuccessTable, success_table
+from embodied_rl.evaluation.success import success_table
 from embodied_rl.runners.base import TrainingLoop
 from embodied_rl.runners.reporting import EvalReporter, Rollout, longest, train_metrics, warning
 from embodied_rl.runtime.worker import Handle, WorkerGroup
@@ -92,7 +92,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             kept = sum(received.wait())
         return rollouts
 
-    def evaluate(self, step: int) -> SuccessTable:
+    def evaluate(self, step: int) -> float:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
         start = time.perf_counter()
         self.progress.describe("evaluation")
@@ -120,7 +120,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         )
         for path in videos:
             self.logger.log_video(step, f"eval/{path.stem}", path)
-        return table
+        return table.overall.success_rate
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         return warning(metrics, self.config)

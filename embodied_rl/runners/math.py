@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embodied_rl.evaluation.accuracy import Accuracy, evaluation_of
+from embodied_rl.evaluation.accuracy import evaluation_of
 from embodied_rl.runners.base import TrainingLoop
 from embodied_rl.runners.math_reporting import (
     MathReporter,
@@ -83,7 +83,7 @@ class MathRunner(TrainingLoop[MathConfig]):
         )
         return rounds
 
-    def evaluate(self, step: int) -> Accuracy:
+    def evaluate(self, step: int) -> float:
         """Every held-out prompt with the present policy: accuracy, eval.json, samples, metrics."""
         start = time.perf_counter()
         self.progress.describe("evaluation")
@@ -97,7 +97,7 @@ class MathRunner(TrainingLoop[MathConfig]):
         self.reporter.report(evaluation, records, step=step, seconds=seconds)
         self.logger.log(step, eval_metrics(evaluation, seconds=seconds), prefix="eval")
         self.logger.log_text(step, "eval/samples", sample_text(records))
-        return evaluation.overall
+        return evaluation.overall.accuracy
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         return warning(metrics, self.config)

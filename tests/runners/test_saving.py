@@ -87,6 +87,7 @@ def test_contents(tmp_path: Path) -> None:
             ["runner.weight_sync_interval=2", "runner.save_interval=2", "runner.val_check_interval=3"],
             "runner.val_check_interval: got 3, no multiple of .* use 4",
         ),
+        (["runner.stop_at=0.5"], r"runner.stop_at: got 0.5, .* none \(runner.val_check_interval=-1\); set both"),
         (["runner.save_interval=-1", "runner.save_async=true"], "runner.save_async: this run would not read it"),
     ],
 )
