@@ -50,7 +50,7 @@ RECIPES: Mapping[str, Recipe] = {
     "math": Recipe(
         title="sums of two-digit numbers: GRPO after imitation",
         commands=(
-            ("experiment=arithmetic_sft", *_MATH_SEED, "runner.val_check_interval=-1", "runner.eval_at_end=false"),
+            ("experiment=arithmetic_sft", *_MATH_SEED, "runner.eval_at_end=false"),
             ("experiment=arithmetic_grpo", *_MATH_SEED, *EVAL_ALONE),
         ),
         quick=(

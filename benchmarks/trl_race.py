@@ -2,8 +2,7 @@
 
     python -m benchmarks.trl_race [--quick] [--json FILE]
 
-Both start from the same folder: ``experiment=arithmetic_sft``, exported. The first call makes it, which takes two
-minutes, and keeps it in ``.benchmarks/trl_race``. A step is that of ``experiment=arithmetic_grpo``: 64 prompts, 8
+Both start from the model that ships with the project. A step is that of ``python train.py task=math``: 64 prompts, 8
 completions each of at most 24 tokens, 4 optimiser steps. Every round runs each variant in processes of its own, one
 after another, so that all meet the same load of the machine. The first two steps of a run do not count. TRL runs with
 one thread and with two; the faster one is what ours is compared with. Needs the peers' environment
@@ -13,10 +12,8 @@ one thread and with two; the faster one is what ours is compared with. Needs the
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,18 +54,12 @@ WIDTH = 110
 """Columns that the tables take."""
 
 RECIPE = (
-    "experiment=arithmetic_grpo",
-    "model=causal_lm",
-    "runner.init_from=null",
+    "task=math",
     "runner.val_before_train=false",
     "runner.val_check_interval=-1",
     "runner.eval_at_end=false",
     "runner.save_interval=-1",
     "runner.logger.logger_backends=[jsonl]",
-    "cluster.num_threads={actor:1,rollout:1}",
-    # As model=tiny_lm, whose export the folder is.
-    "actor.micro_batch_size=128",
-    "actor.optim.lr=1e-4",
 )
 
 
@@ -98,34 +89,11 @@ class Watch:
         return found
 
 
-def warm_start(console: Console) -> Path:
-    """The folder that every run starts from; made where it is not there yet."""
-    recipe = (ROOT / "config" / "experiment" / "arithmetic_sft.yaml").read_bytes()
-    name = f"warm_start_{hashlib.sha256(recipe).hexdigest()[:8]}"
-    folder = CACHE / name
-    if not folder.exists():
-        runs = CACHE / f"{name}_runs"
-        shutil.rmtree(runs, ignore_errors=True)
-        console.print(f"warm start: experiment=arithmetic_sft, once; it stays in {folder.relative_to(ROOT)}")
-        train = ["experiment=arithmetic_sft", f"runner.output_dir={runs}", "runner.val_check_interval=-1"]
-        quietly([sys.executable, "train.py", *train])
-        quietly([sys.executable, "train.py", "export", str(runs / "arithmetic_sft"), str(folder)])
-        shutil.rmtree(runs)
-    return folder
-
-
-def quietly(command: Sequence[str]) -> None:
-    """Run a command; its output is shown only where it fails."""
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}")
-
-
-def run_ours(overrides: Sequence[str], model: Path, steps: int) -> Measured:
+def run_ours(overrides: Sequence[str], steps: int) -> Measured:
     """A run by the documented command; one more step than counts, whose rollout would have no update beside it."""
     with tempfile.TemporaryDirectory(dir=CACHE) as output:
         command = [sys.executable, "train.py", *RECIPE, *overrides]
-        command += [f"model.path={model}", f"runner.output_dir={output}", f"runner.max_steps={steps + 1}"]
+        command += [f"runner.output_dir={output}", f"runner.max_steps={steps + 1}"]
         log = Path(output, "log.txt")
         with log.open("wb") as file:
             process = psutil.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
@@ -139,11 +107,11 @@ def run_ours(overrides: Sequence[str], model: Path, steps: int) -> Measured:
     return ours_measured([json.loads(line) for line in metrics[:steps]], watch.marks[:steps])
 
 
-def run_trl(threads: int, model: Path, steps: int) -> tuple[Measured, dict[str, str]]:
+def run_trl(threads: int, steps: int) -> tuple[Measured, dict[str, str]]:
     """A run in the peers' environment; also the versions of its packages."""
     with tempfile.TemporaryDirectory(dir=CACHE) as output:
         source, target = Path(output, "input.json"), Path(output, "output.json")
-        source.write_text(json.dumps(trl_input(threads, model, steps)))
+        source.write_text(json.dumps(trl_input(threads, steps)))
         log = Path(output, "log.txt")
         with log.open("wb") as file:
             done = subprocess.run(
@@ -160,9 +128,9 @@ def run_trl(threads: int, model: Path, steps: int) -> tuple[Measured, dict[str, 
     return trl_measured(answer["steps"]), answer["versions"]
 
 
-def trl_input(threads: int, model: Path, steps: int) -> dict[str, Any]:
+def trl_input(threads: int, steps: int) -> dict[str, Any]:
     """Ours in TRL's words: prompts in our order, and every number from our configuration."""
-    config = config_of(*RECIPE, f"model.path={model}")
+    config = config_of(*RECIPE)
     assert isinstance(config, MathConfig)
     data, algorithm, optim = config.data, config.algorithm, config.actor.optim
     assert algorithm.loss_agg_func == "token-mean" and algorithm.norm_std and not algorithm.kl_beta
@@ -172,7 +140,7 @@ def trl_input(threads: int, model: Path, steps: int) -> dict[str, Any]:
     ]
     return {
         "threads": threads,
-        "model": str(model),
+        "model": config.model.path,
         "problems": [[problem.prompt, problem.answer] for problem in problems],
         "steps": steps,
         "prompts_per_step": data.rollout_batch_size,
@@ -195,14 +163,14 @@ def trl_input(threads: int, model: Path, steps: int) -> dict[str, Any]:
 
 def race(rounds: int, steps: int, console: Console) -> dict[str, Any]:
     """Every round's :class:`Measured` by variant, and TRL's versions."""
-    model, versions = warm_start(console), {}
+    versions: dict[str, str] = {}
     found: dict[str, list[Measured]] = {name: [] for name in (*OURS, *THREADS)}
     for number in range(1, rounds + 1):
         for name in found:
             if name in OURS:
-                measured = run_ours(OURS[name], model, steps + DROPPED)
+                measured = run_ours(OURS[name], steps + DROPPED)
             else:
-                measured, versions = run_trl(THREADS[name], model, steps + DROPPED)
+                measured, versions = run_trl(THREADS[name], steps + DROPPED)
             found[name].append(measured)
             console.print(
                 f"round {number} of {rounds}: {name}: {median(measured.seconds):.2f} s a step", highlight=False

