@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -20,6 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied_rl.commands import COMMANDS
 from embodied_rl.errors import ConfigError, UserError, suggestion
+from embodied_rl.models.folders import register_resolvers
 from embodied_rl.params import unknown_key
 from embodied_rl.registry import load_function
 from embodied_rl.runtime.worker import WorkerError
@@ -43,9 +43,7 @@ USAGE_ERROR = 2
 WORKER_ERROR = 1
 """Exit status of a run in which a worker failed or died."""
 
-SHIPPED = Path(__file__).parent / "models" / "shipped"
-"""Folders of weights that come with the project; ``${shipped:name}`` in a configuration is one of them."""
-OmegaConf.register_new_resolver("shipped", lambda name: str(SHIPPED / name))
+register_resolvers()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from embodied_rl import resume
 from embodied_rl.errors import UserError
+from embodied_rl.models.folders import provide
 from embodied_rl.models.registry import policy_class
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
@@ -50,6 +51,7 @@ def run(config: Config) -> None:
     """Run a whole job: workers, training or evaluation, shutdown. The run directory is printed first."""
     console = rich.get_console()
     parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params")
+    provide(config.model.path)
     resumed = find_checkpoint(config)
     initial = None if resumed else find_initial(config)
     state = read_state(resumed) if resumed else None

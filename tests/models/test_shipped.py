@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.cli import SHIPPED, config_of
+from embodied_rl.cli import config_of
 from embodied_rl.launch import run
+from embodied_rl.models.folders import SHIPPED
 
 FOLDERS = sorted(path for path in SHIPPED.iterdir() if path.is_dir())
 

