@@ -16,7 +16,7 @@ from tests.configs import tiny_math_run, tiny_run
 PRESETS = sorted(path.stem for path in Path("config/algorithm").glob("*.yaml") if path.stem not in ("base", "sft"))
 SAID = ("ratio", "ratio_max", "approx_kl", "entropy", "policy_loss", "grad_norm", "advantage_mean", "advantage_std")
 """What every update says of itself."""
-FULL_KL = "algorithm.kl_beta=0.05", "algorithm.kl_penalty_type=full"
+FULL_KL = "algorithm.kl_beta=0.05", "algorithm.kl_penalty_type=full", "algorithm.n_minibatches=1"
 
 
 def test_the_presets_are_the_published_algorithms() -> None:
