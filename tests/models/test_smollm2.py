@@ -82,6 +82,19 @@ def test_what_fails_half_way_leaves_nothing(
     assert not list(cache.parent.iterdir())
 
 
+def test_a_run_unpacks_them_before_anything_else(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, converted: list[Path], tmp_path: Path
+) -> None:
+    def full(source: Path, folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(smollm2, "convert", full)
+    config = tiny_math_run(tmp_path, *OURS)
+    with pytest.raises(UserError, match=r"smollm2_135m: cannot be written"):
+        run(config)
+    assert not Path(config.runner.output_dir).exists()
+
+
 def test_another_run_that_was_faster_is_no_harm(
     cache: Path, monkeypatch: pytest.MonkeyPatch, converted: list[Path]
 ) -> None:
