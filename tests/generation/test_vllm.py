@@ -315,6 +315,8 @@ def test_a_run_samples_what_it_samples_with_hf_in_one_process_and_in_several(tmp
             sys.executable,
             "train.py",
             "task=math",
+            "model=tiny_lm",
+            "algorithm.n_minibatches=1",
             "model.params.architecture={type: qwen2, hidden_size: 64, num_layers: 2, num_heads: 2}",
             "actor.optim.lr=1.0e-2",
             "reward.function=tests.generation.scores:even_length",
