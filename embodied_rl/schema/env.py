@@ -37,6 +37,8 @@ class EnvTrainConfig:
     """Success does not end an episode, only the horizon does."""
     use_fixed_reset_state_ids: bool
     """Keep the initial states drawn at the start; false draws new ones each rollout. A group always shares one."""
+    skip_states: NonNegativeInt
+    """Each task's first so many initial states are left to evaluation; 0: training meets them, too."""
     video_cfg: VideoConfig
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied_rl.envs.base import SimEnv, Task
-from embodied_rl.envs.reset_states import eval_reset_states, task_ranges, train_reset_states
+from embodied_rl.envs.reset_states import eval_reset_states, task_ranges, train_reset_states, training_ranges
 from embodied_rl.errors import UserError
 from tests.fakes import Script, ScriptedSim
 
@@ -46,6 +46,13 @@ def test_task_ranges_asks_little_of_a_huge_simulator() -> None:
 
 def test_chosen_tasks_keep_the_order_given() -> None:
     assert list(task_ranges(sim(9, 3), [2, 0]).items()) == [(2, range(6, 9)), (0, range(0, 3))]
+
+
+def test_training_leaves_each_tasks_first_states_to_evaluation() -> None:
+    assert training_ranges(TASKS, skip=0) == TASKS
+    assert training_ranges(TASKS, skip=2) == {0: range(2, 4), 1: range(6, 10), 2: range(12, 13)}
+    with pytest.raises(UserError, match=r"skip_states: got 3, but task 2 has 3 initial states"):
+        training_ranges(TASKS, skip=3)
 
 
 @pytest.mark.parametrize("task_ids", [[0, 9], [], [1, 1]])

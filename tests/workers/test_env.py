@@ -59,6 +59,20 @@ def test_fixed_initial_states_stay() -> None:
         assert starts(job.roll(0)[0]) == starts(job.roll(1)[0])
 
 
+def test_states_that_are_left_to_evaluation_are_not_trained_on() -> None:
+    few = ("algorithm=ppo", "env.init_params.states_per_task=3")
+    every_state = {tuple(start) for start in starts_of_steps(*few)}
+    left = {tuple(start) for start in starts_of_steps(*few, "env.train.skip_states=2")}
+    assert len(every_state) == 4 * 3
+    assert len(left) == 4
+    assert left < every_state
+
+
+def starts_of_steps(*options: str) -> list[list[float]]:
+    with Job(small(*options)) as job:
+        return [start for step in range(4) for start in starts(job.roll(step)[0]).values()]
+
+
 def test_the_layout_does_not_change_where_envs_start() -> None:
     found = []
     for env_workers, stages in ((1, 1), (2, 2), (4, 1)):
