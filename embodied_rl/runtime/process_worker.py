@@ -72,7 +72,10 @@ def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: in
     signals.unblock()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(context.num_threads)))  # for what is imported from here on
+    # For what is imported from here on.
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(context.num_threads)))
+    # Where workers share cores, a thread that spins until its siblings are done takes the core that they need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     driver = _Driver(pipe)
     worker: Worker | None = None
     try:

@@ -64,7 +64,7 @@ def test_workers_exchange_messages(backend: ProcessBackend) -> None:
 
 def test_a_worker_has_its_number_of_threads_in_whatever_it_imports(backend: ProcessBackend) -> None:
     [group] = backend.launch([spec("probe", Probe, num_threads=2)])
-    assert group.call(Probe.threads).wait() == [("2", False, 2)]  # this process has 1
+    assert group.call(Probe.threads).wait() == [("2", "passive", False, 2)]  # this process has 1
 
 
 def test_the_system_shows_workers_by_name(backend: ProcessBackend) -> None:

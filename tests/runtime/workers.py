@@ -36,12 +36,12 @@ class Probe(Worker):
         context = self.context
         return context.name, context.rank, context.world_size, context.device, os.getpid()
 
-    def threads(self) -> tuple[str | None, bool, int]:
-        """OMP_NUM_THREADS, whether torch was imported before now, and torch's threads."""
+    def threads(self) -> tuple[str | None, str | None, bool, int]:
+        """OMP_NUM_THREADS and OMP_WAIT_POLICY, whether torch was imported before now, and torch's threads."""
         before = "torch" in sys.modules
         import torch
 
-        return os.environ.get("OMP_NUM_THREADS"), before, torch.get_num_threads()
+        return os.environ.get("OMP_NUM_THREADS"), os.environ.get("OMP_WAIT_POLICY"), before, torch.get_num_threads()
 
     def add(self, a: int, *, b: int = 0) -> int:
         return a + b + 100 * self.context.rank
