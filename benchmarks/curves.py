@@ -1,12 +1,14 @@
 """Learning curves over several seeds: success or held-out accuracy against training step and wall time.
 
-    python -m benchmarks.curves math | push_cube | libero --init RUN | runs RUN...
+    python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | runs RUN...
         [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [key=value ...]
+    python -m benchmarks.curves compare FOLDER FOLDER...
 
 Every seed is trained by the documented commands, one after another. ``curve.csv`` and ``curve.png`` show each seed, the
 mean and its 95 % interval: Student's t over the seeds. Wall time is all of it: earlier commands (the imitation that
 ``math`` starts from), start-up, training, evaluations. ``runs`` draws runs that there are; of those only training and
-evaluations are known. Further ``key=value`` go to the last command.
+evaluations are known. ``compare`` draws the means of recipes that were trained before. Further ``key=value`` go to the
+last command.
 """
 
 from __future__ import annotations
@@ -23,12 +25,34 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.learning_curve import METRICS, Curve, Point, draw, points, reached, read_curve, write_csv
+from benchmarks.learning_curve import (
+    METRICS,
+    Curve,
+    Point,
+    draw,
+    draw_comparison,
+    points,
+    reached,
+    read_curve,
+    write_csv,
+)
 from embodied_rl.monitoring.jsonl_file import FILE_NAME
 
 ROOT = Path(__file__).parents[1]
 TIMES_FILE = "times.json"
 EVAL_ALONE = ("runner.val_before_train=true", "runner.eval_at_end=true")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What counts as learned. Without any of these nothing is demanded."""
+
+    goal: float | None = None
+    """Share of successes or right answers to reach."""
+    gain: float | None = None
+    """How much higher it has to end than it began, the 95 % Wilson intervals of the two evaluations apart."""
+    minutes: float | None = None
+    """Wall time for either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +63,12 @@ class Recipe:
     commands: tuple[tuple[str, ...], ...]
     quick: tuple[tuple[str, ...], ...]
     """Added to each command by ``--quick``."""
-    goal: float | None = None
-    """What every seed has to reach ..."""
-    minutes: float | None = None
-    """... within this wall time. None: nothing is demanded."""
+    line: Line
+    """What every seed has to do."""
 
 
 _MATH_SEED = ("data.seed={seed}", "actor.seed={seed}", "runner.output_dir={folder}")
+_SIM_SEED = ("actor.seed={seed}", "runner.output_dir={folder}")
 RECIPES: Mapping[str, Recipe] = {
     "math": Recipe(
         title="sums of two-digit numbers: GRPO after imitation",
@@ -57,28 +80,25 @@ RECIPES: Mapping[str, Recipe] = {
             ("runner.max_steps=20", "runner.save_interval=20"),
             ("runner.max_steps=4", "runner.val_check_interval=2"),
         ),
-        goal=0.75,
-        minutes=5,
+        line=Line(goal=0.75, minutes=5),
     ),
     "push_cube": Recipe(
         title="ManiSkill PushCube: PPO from random weights",
-        commands=(("experiment=push_cube_ppo", "actor.seed={seed}", "runner.output_dir={folder}", *EVAL_ALONE),),
+        commands=(("experiment=push_cube_ppo", *_SIM_SEED, *EVAL_ALONE),),
         quick=(("runner.max_steps=2", "runner.val_check_interval=1"),),
-        goal=0.9,
-        minutes=15,
+        line=Line(goal=0.9, minutes=15),
     ),
-    "libero": Recipe(
-        title="LIBERO: reinforcement learning from a warm start",
-        commands=(
-            (
-                "task=embodied",
-                "actor.seed={seed}",
-                "runner.output_dir={folder}",
-                "env.eval.video_cfg.save_video=false",
-                *EVAL_ALONE,
-            ),
-        ),
-        quick=(("runner.max_steps=1", "env.eval.episodes_per_task=1"),),
+    "push_cube_grpo": Recipe(
+        title="ManiSkill PushCube: GRPO from random weights",
+        commands=(("experiment=push_cube_grpo", *_SIM_SEED, *EVAL_ALONE),),
+        quick=(("runner.max_steps=2", "runner.val_check_interval=1"),),
+        line=Line(),
+    ),
+    "libero_spatial": Recipe(
+        title="five tasks of libero_spatial: GRPO from shipped weights",
+        commands=(("experiment=libero_spatial_grpo", *_SIM_SEED, "env.eval.video_cfg.save_video=false", *EVAL_ALONE),),
+        quick=(("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),),
+        line=Line(gain=0.15, minutes=60),
     ),
 }
 
@@ -119,20 +139,24 @@ def trained(folder: Path, seed: int) -> Curve:
     return replace(curve, seconds=[before + seconds for seconds in curve.seconds])
 
 
-def report(curves: Sequence[Curve], goal: float | None, minutes: float | None) -> tuple[Table, list[str]]:
+def report(curves: Sequence[Curve], line: Line) -> tuple[Table, list[str]]:
     """A row for each seed, and what was missed."""
     table = Table(title=f"{METRICS[curves[0].metric]}, %")
-    for column in ("", "before", "after", "best", "steps", "wall time", *([f"≥ {100 * goal:g} %"] if goal else [])):
+    at_goal = [f"≥ {100 * line.goal:g} %"] if line.goal else []
+    for column in ("", "before", "after", "best", "steps", "wall time", *at_goal):
         table.add_column(column, justify="right" if column else "left")
+    in_time = "" if line.minutes is None else f" within {line.minutes:g} minutes"
     missed = []
     for curve in curves:
-        cells = [f"{100 * v:.1f}" for v in (curve.values[0], curve.values[-1], max(curve.values))]
+        cells = [_with_interval(curve, 0), _with_interval(curve, -1), f"{100 * max(curve.values):.1f}"]
         cells += [str(curve.steps[-1]), _minutes(curve.seconds[-1])]
-        if goal is not None:
-            at = reached(curve, goal)
+        if line.goal is not None:
+            at = reached(curve, line.goal)
             cells.append("never" if at is None else f"step {at[0]}, {_minutes(at[1])}")
-            if at is None or (minutes is not None and at[1] > 60 * minutes):
-                missed.append(f"{curve.name}: {100 * goal:g} % within {minutes:g} minutes")
+            if at is None or (line.minutes is not None and at[1] > 60 * line.minutes):
+                missed.append(f"{curve.name}: {100 * line.goal:g} %{in_time}")
+        if line.gain is not None and not _gained(curve, line.gain, line.minutes):
+            missed.append(f"{curve.name}: {100 * line.gain:g} points more{in_time}, intervals apart")
         table.add_row(curve.name, *cells)
     if len(curves) > 1:
         first, last = points(curves)[0], points(curves)[-1]
@@ -140,6 +164,20 @@ def report(curves: Sequence[Curve], goal: float | None, minutes: float | None) -
         table.add_row("mean", f"{100 * first.mean:.1f}", f"{100 * last.mean:.1f}", "", str(last.step), "")
         table.add_row("95 %, t", *(f"{100 * low:.1f}–{100 * high:.1f}" for low, high in map(_ends, (first, last))))
     return table, missed
+
+
+def _gained(curve: Curve, gain: float, minutes: float | None) -> bool:
+    before, after = curve.interval(0), curve.interval(-1)
+    apart = before is None or after is None or after[0] > before[1]
+    in_time = minutes is None or curve.seconds[-1] <= 60 * minutes
+    # Shares are fractions of a few hundred episodes: a billionth is rounding.
+    return apart and in_time and curve.values[-1] - curve.values[0] > gain - 1e-9
+
+
+def _with_interval(curve: Curve, place: int) -> str:
+    ends = curve.interval(place)
+    text = f"{100 * curve.values[place]:.1f}"
+    return text if ends is None else f"{text} ({100 * ends[0]:.1f}–{100 * ends[1]:.1f})"
 
 
 def _ends(point: Point) -> tuple[float, float]:
@@ -154,19 +192,21 @@ def _minutes(seconds: float) -> str:
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.curves", description=__doc__)
     names = parser.add_subparsers(dest="name", required=True)
-    for name in (*RECIPES, "runs"):
+    for name in (*RECIPES, "compare", "runs"):
         sub = names.add_parser(name)
         sub.add_argument("--output", type=Path, metavar="DIR", help="default: .benchmarks/curves/<name>")
         if name == "runs":
             sub.add_argument("run", type=Path, nargs="+", help="a run directory for each seed")
             continue
+        if name == "compare":
+            sub.add_argument("recipe", type=Path, nargs="+", help="the output folders of trained recipes")
+            continue
         sub.add_argument("--seeds", default="0,1,2", help="comma-separated")
         sub.add_argument("--plot-only", action="store_true", help="draw the runs that are in the output folder")
         sub.add_argument("--quick", action="store_true", help="a few steps: shows that it works, judges nothing")
-        if name == "libero":
-            sub.add_argument("--init", required=True, metavar="RUN", help="what runner.init_from takes")
     options, extra = parser.parse_known_args(arguments)
-    if wrong := [word for word in extra if "=" not in word or word.startswith("-") or options.name == "runs"]:
+    fixed = options.name in ("compare", "runs")
+    if wrong := [word for word in extra if "=" not in word or word.startswith("-") or fixed]:
         parser.error(f"got {' '.join(wrong)}, expected options (see --help) or key=value for the last command")
     return options, extra
 
@@ -176,32 +216,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     output: Path = (options.output or ROOT / ".benchmarks" / "curves" / options.name).resolve()
     output.mkdir(parents=True, exist_ok=True)
-    goal: float | None = None
-    minutes: float | None = None
+    if options.name == "compare":
+        compare(options.recipe, output, console)
+        return
+    line, title = Line(), ""
     if options.name == "runs":
-        title, curves = "", [read_curve(run, name=run.resolve().name) for run in options.run]
+        curves = [read_curve(run, name=run.resolve().name) for run in options.run]
     else:
-        recipe = RECIPES[options.name]
-        title, goal, minutes = recipe.title, recipe.goal, recipe.minutes
-        if options.name == "libero":
-            extra = [f"runner.init_from={Path(options.init).resolve()}", *extra]
-        try:
-            seeds = [int(seed) for seed in options.seeds.split(",")]
-        except ValueError:
-            sys.exit(f"--seeds: got {options.seeds!r}, expected whole numbers such as 0,1,2")
-        curves = []
-        for seed in seeds:
-            folder = output / f"seed_{seed}"
-            if not options.plot_only:
-                train(recipe, seed, folder, extra, options.quick, console)
-            curves.append(trained(folder, seed))
+        line, title = RECIPES[options.name].line, RECIPES[options.name].title
+        curves = _train_seeds(options, output, extra, console)
     write_csv(output / "curve.csv", curves)
-    draw(output / "curve.png", curves, title=title, goal=goal, minutes=minutes)
-    table, missed = report(curves, goal, minutes)
+    draw(output / "curve.png", curves, title=title, goal=line.goal, minutes=line.minutes)
+    table, missed = report(curves, line)
     console.print(table)
     console.print(f"{output / 'curve.csv'}\n{output / 'curve.png'}", highlight=False, soft_wrap=True)
     if missed and not getattr(options, "quick", False):
         sys.exit(f"missed: {'; '.join(missed)}")
+
+
+def _train_seeds(options: argparse.Namespace, output: Path, extra: Sequence[str], console: Console) -> list[Curve]:
+    try:
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+    except ValueError:
+        sys.exit(f"--seeds: got {options.seeds!r}, expected whole numbers such as 0,1,2")
+    curves = []
+    for seed in seeds:
+        folder = output / f"seed_{seed}"
+        if not options.plot_only:
+            train(RECIPES[options.name], seed, folder, extra, options.quick, console)
+        curves.append(trained(folder, seed))
+    return curves
+
+
+def compare(folders: Sequence[Path], output: Path, console: Console) -> None:
+    """Draw recipes that were trained before, each with all its seeds, into one picture."""
+    recipes: dict[str, list[Curve]] = {}
+    for folder in folders:
+        seeds = sorted(int(path.name.removeprefix("seed_")) for path in folder.glob("seed_*"))
+        if not seeds:
+            sys.exit(f"{folder}: holds no seed_<number> folder; expected what another recipe's --output was")
+        recipes[folder.resolve().name] = [trained(folder / f"seed_{seed}", seed) for seed in seeds]
+    draw_comparison(output / "curve.png", recipes, title=" / ".join(recipes))
+    for name, curves in recipes.items():
+        table, _ = report(curves, Line())
+        table.title = f"{name}: {table.title}"
+        console.print(table)
+        write_csv(output / f"{name}.csv", curves)
+    console.print(f"{output / 'curve.png'}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

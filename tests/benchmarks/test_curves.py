@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import curves
-from benchmarks.curves import RECIPES, parse, report, trained
+from benchmarks.curves import RECIPES, Line, parse, report, trained
 from benchmarks.learning_curve import Curve, Point, draw, points, reached, read_curve, write_csv
 
 LINES: Sequence[Mapping[str, Any]] = (
@@ -80,8 +81,32 @@ def test_reached_is_the_first_evaluation_at_the_goal() -> None:
     [(0.6, 2.0, []), (0.6, 1.9, ["seed 0", "seed 1", "seed 2"]), (0.75, 5.0, ["seed 2"])],
 )
 def test_every_seed_has_to_reach_the_goal_in_time(goal: float, minutes: float, missed: list[str]) -> None:
-    _, found = report(THREE, goal, minutes)
+    _, found = report(THREE, Line(goal=goal, minutes=minutes))
     assert [text.partition(":")[0] for text in found] == missed
+
+
+@pytest.mark.parametrize(
+    ("after", "episodes", "minutes", "reached"),
+    [
+        (0.7, 100, 4.0, True),  # 40.4 to 59.6 % before, 60.4 to 78.1 % after
+        (0.69, 100, 4.0, False),  # 59.4 %: the intervals meet
+        (0.64, 1000, 4.0, False),  # apart, but 14 points
+        (0.65, 1000, 4.0, True),
+        (0.7, 100, 3.9, False),
+    ],
+)
+def test_a_gain_is_enough_in_time_and_beyond_chance(after: float, episodes: int, minutes: float, reached: bool) -> None:
+    seed = replace(curve("seed 0", (0.5, 0.9, after)), episodes=[episodes] * 3)
+    table, missed = report([seed], Line(gain=0.15, minutes=minutes))
+    assert bool(missed) == (not reached)
+    if episodes == 100 and after == 0.7:
+        assert list(table.columns[1].cells) == ["50.0 (40.4–59.6)"]
+
+
+def test_episodes_are_read_where_they_are_known(tmp_path: Path) -> None:
+    lines = [{"step": 0, "eval/success_rate": 0.5, "eval/episodes": 8.0, "eval/seconds": 1.0}]
+    assert read_curve(write_run(tmp_path / "simulator", lines), name="a").episodes == [8]
+    assert read_curve(write_run(tmp_path / "sums"), name="a").episodes is None
 
 
 def test_csv_has_a_row_for_each_step(tmp_path: Path) -> None:
@@ -120,9 +145,9 @@ def test_an_unfinished_seed_is_named(tmp_path: Path) -> None:
 
 
 def test_further_overrides_and_wrong_words() -> None:
-    options, extra = parse(["libero", "--init", "run", "env=libero_10", "env.task_ids=[0]"])
-    assert (options.init, extra) == ("run", ["env=libero_10", "env.task_ids=[0]"])
-    for wrong in (["math", "--nope"], ["math", "word"], ["libero"], ["runs"], ["runs", "a", "--plot-only"]):
+    options, extra = parse(["libero_spatial", "--seeds", "4", "env.task_ids=[0]"])
+    assert (options.seeds, extra) == ("4", ["env.task_ids=[0]"])
+    for wrong in (["math", "--nope"], ["math", "word"], ["runs"], ["runs", "a", "--plot-only"], ["compare"]):
         with pytest.raises(SystemExit):
             parse(wrong)
 
@@ -130,11 +155,9 @@ def test_further_overrides_and_wrong_words() -> None:
 def test_every_command_is_a_valid_configuration(tmp_path: Path) -> None:
     from embodied_rl.cli import config_of
 
-    for name, recipe in RECIPES.items():
+    for recipe in RECIPES.values():
         for command, quick in zip(recipe.commands, recipe.quick, strict=True):
             words = [word.format(seed=1, folder=tmp_path) for word in command]
-            if name == "libero":
-                words += ["env=libero_10", "runner.init_from=run"]
             config = config_of(*words, *quick)
             assert config.actor.seed == 1
             assert config.runner.output_dir == str(tmp_path)
@@ -145,3 +168,15 @@ def test_runs_are_drawn_where_they_are(tmp_path: Path, capsys: pytest.CaptureFix
     curves.main(["runs", *runs, "--output", str(tmp_path / "out")])
     assert (tmp_path / "out" / "curve.png").exists() and (tmp_path / "out" / "curve.csv").exists()
     assert "80.0" in capsys.readouterr().out
+
+
+def test_recipes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ppo", "grpo"):
+        for seed in (0, 1):
+            write_run(tmp_path / name / f"seed_{seed}" / "experiment" / "2026-01-01_00-00-00")
+            (tmp_path / name / f"seed_{seed}" / "times.json").write_text('{"command_seconds": [60.0]}')
+    curves.main(["compare", str(tmp_path / "ppo"), str(tmp_path / "grpo"), "--output", str(tmp_path / "out")])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"curve.png", "ppo.csv", "grpo.csv"}
+    assert "grpo: held-out accuracy" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"holds no seed_<number> folder"):
+        curves.main(["compare", str(tmp_path), "--output", str(tmp_path / "out")])
