@@ -112,7 +112,8 @@ class Policy(nn.Module):
         pretrained.write(self, self.params, self.spec, directory)
 
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
-        """Choose an action chunk for each observation. ``greedy`` takes the mode; else sample at ``temperature``."""
+        """Choose an action chunk for each observation. ``greedy`` leaves nothing to chance: the mode, or
+        the median; else sample at ``temperature``."""
         raise NotImplementedError
 
     def values(self, obs: EnvObs) -> Tensor:

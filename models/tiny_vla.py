@@ -8,7 +8,8 @@
                                             C learned slot tokens  ─┘  all tokens      then     └► mean ─► value head
                                                                                        slots
 
-All C·A actions are decoded at once (as in OpenVLA-OFT, arXiv:2502.19645), each as one of 256 bins.
+All C·A actions are decoded at once (as in OpenVLA-OFT, arXiv:2502.19645), each as one of 256 bins. Without sampling
+each is its distribution's median.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from embodied_rl.models.action_bins import (
     bin_range,
     bins_to_actions,
     imitation_score,
+    median_bins,
     places_among_bins,
 )
 from embodied_rl.models.base import ActionStatistics, Evaluation, Policy, PolicyOutput, PolicySpec
@@ -132,13 +134,13 @@ class TinyVlaPolicy(Policy):
         inputs = self._inputs(obs)
         slots = self._encode(inputs)
         log_probabilities = self._log_probabilities(slots, temperature)
-        scores = log_probabilities
-        if not greedy:
+        if greedy:
+            bins = median_bins(log_probabilities)
+        else:
             # argmax of (log p - log of exponential noise) is a sample from p (the Gumbel-max trick). A draw of exactly
             # 0, which float32 gives now and then, would choose its bin whatever its probability.
-            noise = torch.empty_like(scores).exponential_(generator=generator).clamp_(min=2.0**-25)
-            scores = scores - noise.log()
-        bins = scores.argmax(-1)
+            noise = torch.empty_like(log_probabilities).exponential_(generator=generator).clamp_(min=2.0**-25)
+            bins = (log_probabilities - noise.log()).argmax(-1)
         return PolicyOutput(
             actions=bins_to_actions(bins, self.action_low, self.action_high),
             logprobs=_pick(log_probabilities, bins),
@@ -224,7 +226,7 @@ class TinyVlaPolicy(Policy):
     def _log_probabilities(self, slots: Tensor, temperature: float) -> Tensor:
         """[N,C,A,256]."""
         if temperature <= 0:
-            raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the mode")
+            raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the median")
         logits = self.action_head(slots).float()
         return (logits.unflatten(-1, (self.spec.action_dim, NUM_BINS)) / temperature).log_softmax(-1)
 

@@ -10,6 +10,7 @@ from embodied_rl.models.action_bins import (
     bin_range,
     bins_to_actions,
     imitation_score,
+    median_bins,
     places_among_bins,
 )
 from embodied_rl.models.base import ActionStatistics
@@ -50,6 +51,15 @@ def test_imitation_score_by_hand() -> None:
     entropy = math.log(2.0 * math.sqrt(2 * math.pi * math.e))
     expected = -(math.log(256) - entropy) - (127.5 - 100) * 2 / 256
     assert imitation_score(uniform, place, sigma=2.0, l1_weight=1.0).item() == pytest.approx(expected, abs=1e-3)
+
+
+def test_median_by_hand() -> None:
+    shares = torch.zeros(4, 256)
+    shares[0, [10, 20, 200]] = torch.tensor([0.4, 0.3, 0.3])  # not bin 10, the most likely
+    shares[1, [10, 20]] = torch.tensor([0.6, 0.4])
+    shares[2, 255] = 1.0
+    shares[3] = 1 / 256
+    assert median_bins(shares.log()).tolist() == [20, 10, 255, 127]
 
 
 def test_a_far_miss_is_worse_than_a_near_one() -> None:

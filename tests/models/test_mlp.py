@@ -35,6 +35,12 @@ def test_the_env_gets_the_clipped_sample_and_the_replay_the_raw_one() -> None:
     assert torch.equal(decided.actions, samples.clamp(-1, 1))
 
 
+def test_greedy_takes_the_mode() -> None:
+    model, obs = policy(log_std=0.0)
+    decided = model.act(obs, greedy=True, temperature=1.0, generator=None)
+    assert torch.equal(decided.replay_inputs["samples"], model.policy(obs.state).view(64, 3, 2))
+
+
 def test_fresh_means_are_near_zero() -> None:
     model, obs = policy(log_std=-0.5)
     assert model.act(obs, greedy=True, temperature=1.0, generator=None).actions.abs().max() < 0.1

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from embodied_rl.contracts import EnvObs
+from embodied_rl.models.action_bins import median_bins
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy
 
@@ -79,6 +80,12 @@ def test_the_image_position_matters() -> None:
     images[1, 12:20, 22:30] = 255
     said = distribution(model, dataclasses.replace(obs, images={"agentview": images}, state=torch.zeros(2, 3)))
     assert (said[0] - said[1]).abs().max() > 1e-4
+
+
+def test_greedy_takes_the_median() -> None:
+    model, obs = policy(), observe(4, "push the cube")
+    decided = model.act(obs, greedy=True, temperature=1.0, generator=None)
+    assert torch.equal(decided.replay_inputs["bins"], median_bins(distribution(model, obs)))
 
 
 def test_missing_or_wrong_camera() -> None:
