@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied_rl.envs.coarse_meshes import coarsen_meshes
 from embodied_rl.envs.libero_install import explain_missing, import_libero, quiet
 
 _PLACEMENT_SEED = 0
@@ -37,7 +38,8 @@ class SceneSpec:
 
     bddl_file: str
     """The task's definition."""
-    antialias: bool
+    draft: bool
+    """Pictures of lower quality."""
     max_height: int
     """Height in pixels of the largest image; so much is allocated."""
     max_width: int
@@ -257,8 +259,10 @@ class Scene:
 
     def _create_context(self) -> Any:
         quality, buffer = self._model.vis.quality, self._model.vis.global_
-        if not self._spec.antialias:
+        if self._spec.draft:
             quality.offsamples = 0
+            self._model.mat_reflectance[:] = 0.0  # a mirror, such as a stove's plate, has the whole scene drawn again
+            coarsen_meshes(self._model)
         buffer.offheight, buffer.offwidth = self._spec.max_height, self._spec.max_width
         with explain_missing(), quiet():
             from robosuite.utils.binding_utils import MjRenderContextOffscreen

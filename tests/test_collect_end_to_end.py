@@ -209,7 +209,7 @@ def test_libero(tmp_path: Path) -> None:
                 "env=libero_spatial",
                 "env.init_params.camera_heights=64",
                 "env.init_params.camera_widths=64",
-                "env.init_params.antialias=false",
+                "env.init_params.draft=true",
             ],
         )
     )
