@@ -149,10 +149,16 @@ def _problems(arguments: Sequence[str]) -> list[str]:
             loader = GlobalHydra.instance().config_loader()
             for choice in choices:
                 options = [name for name in loader.get_group_options(choice.key_or_group) if name != "base"]
-                if isinstance(choice.value(), str) and choice.value() not in options:
+                value = choice.value()
+                if value is None and choice.input_line and "=" in choice.input_line:
                     problems.append(
-                        f"{choice.key_or_group}={choice.value()}: no such choice, expected one of {', '.join(options)}."
-                        f"{suggestion(str(choice.value()), options)}"
+                        f"{choice.input_line}: no such choice, expected one of {', '.join(options)}; to have "
+                        f"none, choose a task that needs no {choice.key_or_group}"
+                    )
+                elif isinstance(value, str) and value not in options:
+                    problems.append(
+                        f"{choice.key_or_group}={value}: no such choice, expected one of {', '.join(options)}."
+                        f"{suggestion(value, options)}"
                     )
             if problems:
                 return problems
