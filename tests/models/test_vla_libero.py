@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 LIBERO = (
     "task=embodied",
     "env=libero_10",
+    "env.init_params.draft=true",
     "env.task_ids=[0]",
     "env.train.total_num_envs=4",
     "algorithm.group_size=2",
