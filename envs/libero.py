@@ -47,8 +47,8 @@ class LiberoParams:
     render_width: int = 256
     """Width in pixels of video frames."""
     draft: bool = False
-    """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as fast.
-    For policies that were trained on them; published ones know LIBERO's own."""
+    """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as
+    fast. For policies that were trained on them; published ones know LIBERO's own."""
     max_cached_scenes: int = 4
     """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
     a software renderer and 4 seconds to build."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.coarse_meshes import coarsen_meshes
+from embodied_rl.envs.libero_control import HeldCommand
 from embodied_rl.envs.libero_install import explain_missing, import_libero, quiet
 
 _PLACEMENT_SEED = 0
@@ -120,6 +121,7 @@ class Scene:
         self._model, self._data = self._sim.model._model, self._sim.data._data
         robot = self._robot = self._env.robots[0]
         robot.controller.sim = _UpToDateSim(self._sim)
+        self._held = HeldCommand(robot, self._sim)
         self._robot_parts = (robot.controller, *(b for name, b in vars(robot).items() if name.startswith("recent_")))
         self._eef_body = self._sim.model.body_name2id(robot.robot_model.eef_name)
         self._gripper_qpos = list(robot._ref_gripper_joint_pos_indexes)
@@ -147,7 +149,7 @@ class Scene:
         """One control step of 50 ms: the state after it, and whether the task's goal holds there.
 
         Does what robosuite's ``env.step`` does, to the last bit, but computes the dynamics once per physics step, not
-        three times, and no observables.
+        three times, the controller without its look-ups, and no observables.
         """
         mujoco, model, data = self._mujoco, self._model, self._data
         self._load(snapshot)
@@ -157,7 +159,10 @@ class Scene:
         for substep in range(self._substeps):
             qpos = data.qpos.copy() if substep == _OBSERVED_SUBSTEP else None
             mujoco.mj_step1(model, data)
-            self._env._pre_action(action, policy_step=substep == 0)
+            if substep == 0:
+                self._env._pre_action(action, policy_step=True)
+            else:
+                self._held.apply(action[-1:])
             mujoco.mj_step2(model, data)
             if qpos is not None:
                 view = self._look(qpos)
@@ -203,7 +208,8 @@ class Scene:
             self._sim._render_context_offscreen = None
             self._context = None
         self._control_env.close()
-        del self._control_env, self._env, self._sim, self._robot, self._robot_parts, self._model, self._data
+        del self._control_env, self._env, self._sim, self._robot, self._robot_parts, self._held
+        del self._model, self._data
         _give_memory_back(self._mujoco)
 
     def _place(self) -> None:
