@@ -205,9 +205,9 @@ def test_draft_pictures_show_the_same_scene(stove: Scene) -> None:
     state = _load_suite("libero_goal")[STOVE].init_states[0]
     draft = Scene(scene_spec("libero_goal", STOVE, draft=True))
     for camera in CAMERAS.values():
-        fine, coarse = (scene.image(scene.start(state, 10), camera, 128, 128) for scene in (stove, draft))
+        fine, coarse = (scene.image(scene.start(state, 10), camera, SIZE, SIZE) for scene in (stove, draft))
         difference = np.abs(fine.astype(int) - coarse)
-        assert 0.1 < difference.mean() < 8.0, camera
+        assert 0.5 < difference.mean() < 8.0, camera
         assert (difference.max(-1) < 40).mean() > 0.9, camera
     assert draft._model.mesh_facenum.sum() < 0.4 * stove._model.mesh_facenum.sum()
     draft.close()
