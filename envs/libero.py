@@ -24,6 +24,7 @@ from embodied_rl.errors import suggestion
 log = logging.getLogger(__name__)
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+REWARDS = ("success", "progress")
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Our camera name -> LIBERO's."""
 
@@ -49,6 +50,9 @@ class LiberoParams:
     draft: bool = False
     """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as
     fast. For policies that were trained on them; published ones know LIBERO's own."""
+    reward: str = "success"
+    """The reward level of a step. success: 1 while the goal holds, else 0, which is LIBERO's own. progress: how near
+    the goal is, from the simulator's privileged state (``envs/libero_progress.py``); 1 while it holds, too."""
     max_cached_scenes: int = 4
     """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
     a software renderer and 4 seconds to build."""
@@ -59,6 +63,10 @@ class LiberoParams:
             raise ValueError(
                 f"task_suite_name: got {self.task_suite_name!r}, expected one of {', '.join(SUITES)}."
                 + suggestion(self.task_suite_name, SUITES)
+            )
+        if self.reward not in REWARDS:
+            raise ValueError(
+                f"reward: got {self.reward!r}, expected one of {', '.join(REWARDS)}." + suggestion(self.reward, REWARDS)
             )
         for camera in self.cameras:
             if camera not in CAMERAS:
@@ -143,10 +151,13 @@ class LiberoEnv:
             bad = [slot for slot, action in zip(slots, actions, strict=True) if not np.isfinite(action).all()]
             raise ValueError(f"step: the actions of slots {bad} are NaN or infinite, expected numbers in [-1, 1]")
         success = np.zeros(len(slots), dtype=np.bool_)
+        rewards = np.zeros(len(slots), dtype=np.float32)
         for row, (slot, action) in enumerate(zip(slots, np.clip(actions, -1.0, 1.0), strict=True)):
             state = self._state_of(slot)
-            state.snapshot, success[row] = self._scene(state.spec).step(state.snapshot, action)
-        return SimStep(rewards=success.astype(np.float32), success=success)
+            scene = self._scene(state.spec)
+            state.snapshot, success[row] = scene.step(state.snapshot, action)
+            rewards[row] = scene.progress() if self._params.reward == "progress" else success[row]
+        return SimStep(rewards=rewards, success=success)
 
     def observe(self, slots: Sequence[int]) -> SimObs:
         images = {

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from embodied_rl.envs.coarse_meshes import coarsen_meshes
 from embodied_rl.envs.libero_control import HeldCommand
 from embodied_rl.envs.libero_install import explain_missing, import_libero, quiet
+from embodied_rl.envs.libero_progress import Progress
 
 _PLACEMENT_SEED = 0
 """What published evaluations pass to ``env.seed``. It places the fixtures, which initial states leave out."""
@@ -122,6 +123,7 @@ class Scene:
         robot = self._robot = self._env.robots[0]
         robot.controller.sim = _UpToDateSim(self._sim)
         self._held = HeldCommand(robot, self._sim)
+        self._progress = Progress(self._env)
         self._robot_parts = (robot.controller, *(b for name, b in vars(robot).items() if name.startswith("recent_")))
         self._eef_body = self._sim.model.body_name2id(robot.robot_model.eef_name)
         self._gripper_qpos = list(robot._ref_gripper_joint_pos_indexes)
@@ -170,6 +172,10 @@ class Scene:
         self._env._post_process()
         return self._save(view), success
 
+    def progress(self) -> float:
+        """How near the goal is after the step that was just made, 0 to 1."""
+        return self._progress.level()
+
     def proprioception(self, snapshot: Snapshot) -> NDArray[np.float32]:
         """[8]: end-effector position (m), axis-angle (rad), gripper joint positions (m)."""
         from robosuite.utils.transform_utils import quat2axisangle
@@ -208,7 +214,7 @@ class Scene:
             self._sim._render_context_offscreen = None
             self._context = None
         self._control_env.close()
-        del self._control_env, self._env, self._sim, self._robot, self._robot_parts, self._held
+        del self._control_env, self._env, self._sim, self._robot, self._robot_parts, self._held, self._progress
         del self._model, self._data
         _give_memory_back(self._mujoco)
 
