@@ -159,10 +159,10 @@ def _upstream_process(steps: int, pipe: Connection) -> None:
     os._exit(0)  # Its contexts complain when the interpreter takes them apart.
 
 
-def _scenes_process(antialias: bool, pipe: Connection) -> None:
+def _scenes_process(draft: bool, pipe: Connection) -> None:
     """Memory with 1, 2, .. 4 scenes, and the CPU seconds of an observation."""
     torch.set_num_threads(1)
-    env = LiberoEnv(4, LiberoParams(task_suite_name="libero_10", antialias=antialias, max_cached_scenes=4), seed=0)
+    env = LiberoEnv(4, LiberoParams(task_suite_name="libero_10", draft=draft, max_cached_scenes=4), seed=0)
     memory = [memory_mb()]
     for slot in range(4):
         env.reset([slot], [50 * slot])
@@ -225,7 +225,7 @@ def run(rounds: int) -> dict[str, Any]:
     processes.close()
     steps = {name: ENVS * CHUNK for name in samples} | {"upstream": 2 * rounds}
     samples["upstream"] = [in_a_process(_upstream_process, steps["upstream"])]
-    scenes = {antialias: in_a_process(_scenes_process, antialias) for antialias in (True, False)}
+    scenes = {draft: in_a_process(_scenes_process, draft) for draft in (False, True)}
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, MUJOCO_GL={os.environ['MUJOCO_GL']}",
         "rounds": rounds,
@@ -233,11 +233,11 @@ def run(rounds: int) -> dict[str, Any]:
         "cpu_ms_per_step": {n: 1e3 * median(cpu for _, cpu in s) / steps[n] for n, s in samples.items()},
         "parts_cpu_ms": pieces,
         "libero_10": {
-            f"antialias {antialias}": {
+            f"draft {draft}": {
                 "memory_mb_by_scenes": memory,
                 "observe_cpu_ms": 1e3 * cpu,
             }
-            for antialias, (memory, cpu) in scenes.items()
+            for draft, (memory, cpu) in scenes.items()
         },
         "memory_mb": {"empty process": empty, "two envs, one process": shared_mb, "two processes": separate_mb},
     }

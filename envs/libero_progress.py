@@ -24,7 +24,7 @@ _REACH_SHARPNESS, _PLACE_SHARPNESS = 10.0, 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placement:
     body: int
-    geoms: NDArray[np.int32]
+    geoms: NDArray[np.integer]
     target: int
     """A site's number, or a body's."""
     on_site: bool
@@ -73,7 +73,7 @@ class Progress:
         placed = 1.0 - np.tanh(_PLACE_SHARPNESS * np.linalg.norm(place - target))
         return float(_REACH * reached + _GRASP * self._grasped(placement.geoms) + _PLACE * placed)
 
-    def _grasped(self, geoms: NDArray[np.int32]) -> bool:
+    def _grasped(self, geoms: NDArray[np.integer]) -> bool:
         touching = self._data.contact.geom
         of_object = np.isin(touching, geoms)
         pairs = touching[of_object.any(1)]
