@@ -150,9 +150,9 @@ def _problems(arguments: Sequence[str]) -> list[str]:
             for choice in choices:
                 options = [name for name in loader.get_group_options(choice.key_or_group) if name != "base"]
                 value = choice.value()
-                if value is None and choice.input_line and "=" in choice.input_line:
+                if value is None and not choice.is_delete():
                     problems.append(
-                        f"{choice.input_line}: no such choice, expected one of {', '.join(options)}; to have "
+                        f"{choice.key_or_group}=null: no such choice, expected one of {', '.join(options)}; to have "
                         f"none, choose a task that needs no {choice.key_or_group}"
                     )
                 elif isinstance(value, str) and value not in options:

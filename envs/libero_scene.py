@@ -123,7 +123,7 @@ class Scene:
         robot = self._robot = self._env.robots[0]
         robot.controller.sim = _UpToDateSim(self._sim)
         self._held = HeldCommand(robot, self._sim)
-        self._progress = Progress(self._env)
+        self._progress: Progress | None = None
         self._robot_parts = (robot.controller, *(b for name, b in vars(robot).items() if name.startswith("recent_")))
         self._eef_body = self._sim.model.body_name2id(robot.robot_model.eef_name)
         self._gripper_qpos = list(robot._ref_gripper_joint_pos_indexes)
@@ -174,6 +174,8 @@ class Scene:
 
     def progress(self) -> float:
         """How near the goal is after the step that was just made, 0 to 1."""
+        if self._progress is None:
+            self._progress = Progress(self._env)
         return self._progress.level()
 
     def proprioception(self, snapshot: Snapshot) -> NDArray[np.float32]:

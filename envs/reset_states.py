@@ -49,8 +49,11 @@ def task_ranges(sim: SimEnv, task_ids: Sequence[int] | None = None) -> dict[int,
     return {task_id: ranges[task_id] for task_id in task_ids}
 
 
-def training_ranges(tasks: Mapping[int, range], *, skip: int) -> dict[int, range]:
+def after_evaluation(tasks: Mapping[int, range], *, skip: int, key: str) -> dict[int, range]:
     """``tasks`` without each task's first ``skip`` initial states, which are left to evaluation.
+
+    Args:
+        key: the configuration's, for the message.
 
     Raises:
         UserError: a task has no more than those.
@@ -58,8 +61,8 @@ def training_ranges(tasks: Mapping[int, range], *, skip: int) -> dict[int, range
     for task_id, states in tasks.items():
         if skip >= len(states):
             raise UserError(
-                f"env.train.skip_states: got {skip}, but task {task_id} has {len(states)} initial states, so none is "
-                "left to train on; use a smaller number"
+                f"{key}: got {skip}, but task {task_id} has {len(states)} initial states, so none is left; use a "
+                "smaller number"
             )
     return {task_id: states[skip:] for task_id, states in tasks.items()}
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
+from embodied_rl.envs.reset_states import after_evaluation
 from embodied_rl.errors import UserError
 from embodied_rl.schema import CollectConfig, CollectSection
 
@@ -104,12 +105,7 @@ def share(jobs: Sequence[Job], rank: int, world_size: int) -> list[Job]:
 
 
 def _usable(task_id: int, states: range, collect: CollectSection) -> range:
-    usable = states[collect.skip_states :]
-    if not usable:
-        raise UserError(
-            f"collect.skip_states: got {collect.skip_states}, but task {task_id} has {len(states)} initial states, so "
-            "none is left for demonstrations; use a smaller number"
-        )
+    usable = after_evaluation({task_id: states}, skip=collect.skip_states, key="collect.skip_states")[task_id]
     varies = collect.noise > 0 or (collect.expert_noise if collect.policy == "expert" else collect.temperature > 0)
     if collect.episodes_per_task > len(usable) and not varies:
         raise UserError(

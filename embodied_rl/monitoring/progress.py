@@ -75,7 +75,11 @@ class Progress:
                 console=self._console,
             )
             self._outer_id = self._bar.add_task(self._label(), total=self.total, completed=self.step, eta=True)
-            self._bar.start()
+            try:
+                self._bar.start()
+            except BaseException:  # Ctrl-C may come within it; nobody else would give the cursor and stderr back
+                self._bar.stop()
+                raise
         return self
 
     def __exit__(

@@ -16,7 +16,7 @@ from embodied_rl.data.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.registry import adapter_class
-from embodied_rl.envs.reset_states import eval_reset_states, task_ranges, train_reset_states, training_ranges
+from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.evaluation.video import VideoRecorder
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.params import parse_params
@@ -111,7 +111,8 @@ class EnvWorker(Worker):
         """
         cfg = self._config.train
         num_chunks = math.ceil((cfg.max_steps_per_rollout_epoch or cfg.max_episode_steps) / self._chunk)
-        tasks = training_ranges(task_ranges(self._train[0].sim, self._config.task_ids), skip=cfg.skip_states)
+        tasks = task_ranges(self._train[0].sim, self._config.task_ids)
+        tasks = after_evaluation(tasks, skip=cfg.skip_states, key="env.train.skip_states")
         num_groups = cfg.total_num_envs // self._group_size
         videos: list[Path] = []
         for epoch in range(first_epoch, first_epoch + self._rollout_epochs):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied_rl.envs.base import SimEnv, Task
-from embodied_rl.envs.reset_states import eval_reset_states, task_ranges, train_reset_states, training_ranges
+from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.errors import UserError
 from tests.fakes import Script, ScriptedSim
 
@@ -49,10 +49,10 @@ def test_chosen_tasks_keep_the_order_given() -> None:
 
 
 def test_training_leaves_each_tasks_first_states_to_evaluation() -> None:
-    assert training_ranges(TASKS, skip=0) == TASKS
-    assert training_ranges(TASKS, skip=2) == {0: range(2, 4), 1: range(6, 10), 2: range(12, 13)}
+    assert after_evaluation(TASKS, skip=0, key="k") == TASKS
+    assert after_evaluation(TASKS, skip=2, key="k") == {0: range(2, 4), 1: range(6, 10), 2: range(12, 13)}
     with pytest.raises(UserError, match=r"skip_states: got 3, but task 2 has 3 initial states"):
-        training_ranges(TASKS, skip=3)
+        after_evaluation(TASKS, skip=3, key="env.train.skip_states")
 
 
 @pytest.mark.parametrize("task_ids", [[0, 9], [], [1, 1]])

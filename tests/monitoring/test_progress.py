@@ -4,6 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress as RichProgress
 
 from embodied_rl.monitoring.progress import Progress, format_duration
 
@@ -95,6 +96,24 @@ def test_bar_on_a_terminal_shares_the_console(monkeypatch: pytest.MonkeyPatch) -
     assert "episode [update]" in text, "text in brackets is no markup"
     assert "2/4" in text
     assert "0:02:10 left" in text
+
+
+def test_an_interrupted_start_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    started = RichProgress.start
+
+    def interrupted(bar: RichProgress) -> None:
+        started(bar)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RichProgress, "start", interrupted)
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    with pytest.raises(KeyboardInterrupt), Progress(total_steps=3, console=console):
+        pass
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+    console.print("interrupted")
+    assert out.getvalue().endswith("interrupted\n")  # under the bar, not above it
 
 
 @pytest.mark.parametrize(
