@@ -95,8 +95,8 @@ RECIPES: Mapping[str, Recipe] = {
         line=Line(),
     ),
     "libero_spatial": Recipe(
-        title="five tasks of libero_spatial: GRPO from shipped weights",
-        commands=(("experiment=libero_spatial_grpo", *_SIM_SEED, "env.eval.video_cfg.save_video=false", *EVAL_ALONE),),
+        title="three tasks of libero_spatial: PPO from shipped weights",
+        commands=(("experiment=libero_spatial_ppo", *_SIM_SEED, "env.eval.video_cfg.save_video=false", *EVAL_ALONE),),
         quick=(("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),),
         line=Line(gain=0.15, minutes=60),
     ),
