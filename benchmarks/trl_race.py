@@ -5,7 +5,7 @@
 Both start from the model that ships with the project. A step is that of ``python train.py task=math``: 64 prompts, 8
 completions each of at most 24 tokens, 4 optimiser steps. Every round runs each variant in processes of its own, one
 after another, so that all meet the same load of the machine. The first two steps of a run do not count. TRL runs with
-one thread and with two; the faster one is what ours is compared with. Needs the peers' environment
+one thread, with two and compiled; the fastest is what ours is compared with. Needs the peers' environment
 (``benchmarks/peers/setup.sh``).
 """
 
@@ -34,8 +34,9 @@ from benchmarks.trl_race_report import (
     LEGEND,
     LINE,
     OURS,
-    THREADS,
+    TRL,
     Measured,
+    Peer,
     breakdown,
     faster,
     ours_measured,
@@ -107,11 +108,11 @@ def run_ours(overrides: Sequence[str], steps: int) -> Measured:
     return ours_measured([json.loads(line) for line in metrics[:steps]], watch.marks[:steps])
 
 
-def run_trl(threads: int, steps: int) -> tuple[Measured, dict[str, str]]:
+def run_trl(peer: Peer, steps: int) -> tuple[Measured, dict[str, str]]:
     """A run in the peers' environment; also the versions of its packages."""
     with tempfile.TemporaryDirectory(dir=CACHE) as output:
         source, target = Path(output, "input.json"), Path(output, "output.json")
-        source.write_text(json.dumps(trl_input(threads, steps)))
+        source.write_text(json.dumps(trl_input(peer, steps)))
         log = Path(output, "log.txt")
         with log.open("wb") as file:
             done = subprocess.run(
@@ -119,7 +120,7 @@ def run_trl(threads: int, steps: int) -> tuple[Measured, dict[str, str]]:
                 cwd=ROOT,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": str(peer.threads), "HF_HUB_OFFLINE": "1"},
                 check=False,
             )
         if done.returncode:
@@ -128,7 +129,7 @@ def run_trl(threads: int, steps: int) -> tuple[Measured, dict[str, str]]:
     return trl_measured(answer["steps"]), answer["versions"]
 
 
-def trl_input(threads: int, steps: int) -> dict[str, Any]:
+def trl_input(peer: Peer, steps: int) -> dict[str, Any]:
     """Ours in TRL's words: prompts in our order, and every number from our configuration."""
     config = config_of(*RECIPE)
     assert isinstance(config, MathConfig)
@@ -139,7 +140,7 @@ def trl_input(threads: int, steps: int) -> dict[str, Any]:
         p for step in range(steps) for p in dataset.draw(seed=data.seed, step=step, count=data.rollout_batch_size)
     ]
     return {
-        "threads": threads,
+        **asdict(peer),
         "model": config.model.path,
         "problems": [[problem.prompt, problem.answer] for problem in problems],
         "steps": steps,
@@ -164,13 +165,13 @@ def trl_input(threads: int, steps: int) -> dict[str, Any]:
 def race(rounds: int, steps: int, console: Console) -> dict[str, Any]:
     """Every round's :class:`Measured` by variant, and TRL's versions."""
     versions: dict[str, str] = {}
-    found: dict[str, list[Measured]] = {name: [] for name in (*OURS, *THREADS)}
+    found: dict[str, list[Measured]] = {name: [] for name in (*OURS, *TRL)}
     for number in range(1, rounds + 1):
         for name in found:
             if name in OURS:
                 measured = run_ours(OURS[name], steps + DROPPED)
             else:
-                measured, versions = run_trl(THREADS[name], steps + DROPPED)
+                measured, versions = run_trl(TRL[name], steps + DROPPED)
             found[name].append(measured)
             console.print(
                 f"round {number} of {rounds}: {name}: {median(measured.seconds):.2f} s a step", highlight=False

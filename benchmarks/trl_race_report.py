@@ -12,22 +12,39 @@ from rich.table import Table
 LINE, GOAL = 0.7, 0.5
 """Of TRL's time for a step."""
 DROPPED = 2
-"""First steps of a run: caches, threads and memory are not warm."""
+"""First steps of a run: caches, threads and memory are not warm, and what is compiled is being compiled."""
 
 OVERLAPPED = "rollout.max_staleness=1"
 REPLICAS = "actor.fsdp_config.sharding_strategy=no_shard"
+TWO_ACTORS = (OVERLAPPED, "cluster.component_placement={actor:0-1,rollout:0}", REPLICAS)
 OURS: Mapping[str, tuple[str, ...]] = {
     "ours": (),
     "ours 2+2": ("cluster.component_placement={actor:0-1,rollout:0-1}", REPLICAS),
     "ours async": (OVERLAPPED,),
-    "ours async 2+1": (OVERLAPPED, "cluster.component_placement={actor:0-1,rollout:0}", REPLICAS),
+    "ours async 2+1": TWO_ACTORS,
+    "ours async 2+1 compiled": (*TWO_ACTORS, "actor.torch_compile=true"),
 }
-THREADS: Mapping[str, int] = {"TRL 1": 1, "TRL 2": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """How TRL runs."""
+
+    threads: int
+    torch_compile: bool = False
+
+
+TRL: Mapping[str, Peer] = {
+    "TRL 1": Peer(threads=1),
+    "TRL 2": Peer(threads=2),
+    "TRL 2 compiled": Peer(threads=2, torch_compile=True),
+}
 LEGEND = """\
 ours: on-policy, an actor and a generation worker of one thread each, which take turns. 2+2: two of each.
 async: rollout.max_staleness=1, the next step's completions are made during the update. 2+1: with two actor ranks.
-TRL 1, TRL 2: threads. s: median. loop: mean, with all that is between steps. ÷ TRL: the faster one's median in the
-same round; median and range of the rounds. CPU: seconds of all processes."""
+TRL 1, TRL 2: threads. compiled: by torch.compile, of ours the actor's blocks. s: median. loop: mean, with all that is
+between steps. ÷ TRL: the fastest one's median in the same round; median and range of the rounds. CPU: seconds of all
+processes."""
 PHASES: Mapping[str, tuple[str, ...]] = {
     "generation": ("time/generate", "generation"),
     "reward": ("time/reward", "reward"),
@@ -108,7 +125,7 @@ def trl_measured(steps: Sequence[Mapping[str, Any]]) -> Measured:
 
 def faster(found: Mapping[str, Sequence[Measured]]) -> str:
     """The TRL variant that ours is compared with."""
-    return min(THREADS, key=lambda name: median(step for measured in found[name] for step in measured.seconds))
+    return min(TRL, key=lambda name: median(step for measured in found[name] for step in measured.seconds))
 
 
 def ratios(found: Mapping[str, Sequence[Measured]], name: str) -> list[float]:

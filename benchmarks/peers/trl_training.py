@@ -182,6 +182,7 @@ def train(given: dict[str, Any], output: str) -> list[dict[str, Any]]:
             weight_decay=given["weight_decay"],
             max_grad_norm=given["clip_grad"],
             optim="adamw_torch_fused",
+            torch_compile=given["torch_compile"],
             shuffle_dataset=False,  # our prompts in our order
             use_cpu=True,
             bf16=False,
