@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
 import signal
 import traceback
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ def main(parts: Sequence[Part], pipe: Connection, parent: int) -> None:
     except BaseException as error:  # an exit() in a function is a failure, too
         _report(pipe, ("raised", "".join(traceback.format_exception(error))))
     finally:
-        os._exit(0)  # what a function has started, or left to do at exit, must not keep the process
+        signals.leave()  # what a function has started, or left to do at exit, must not keep the process
 
 
 def _report(pipe: Connection, message: Message) -> None:

@@ -94,11 +94,7 @@ def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: in
             worker.close()
     except BaseException:
         traceback.print_exc()
-    # Not through the interpreter's own end: it takes a second where torch is loaded, and simulators crash in it.
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(0)
+    signals.leave()
 
 
 def _report(driver: _Driver, by_user: bool, text: str) -> None:

@@ -20,7 +20,7 @@ from embodied_rl.runtime import process
 from embodied_rl.runtime.cooperative import run_blocking
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import WorkerError
-from tests.runtime.conftest import alive
+from tests.runtime.conftest import alive, shared_memory
 from tests.runtime.test_process import probes, spec
 from tests.runtime.workers import Probe
 
@@ -49,6 +49,16 @@ def test_after_success_workers_close_and_channels_end(backend: ProcessBackend, t
     with pytest.raises(ChannelClosed, match="the run is over"):
         run_blocking(channel.get())
     backend.shutdown()
+
+
+def test_semaphores_go_with_their_workers(backend: ProcessBackend) -> None:
+    """Or multiprocessing's resource tracker warns of leaked ones, on the user's terminal."""
+    before = shared_memory()
+    group = probes(backend, 2)
+    group.call(Probe.lock).wait()
+    assert len(shared_memory() - before) >= 2
+    backend.shutdown()
+    assert not shared_memory() - before
 
 
 def test_after_an_error_workers_close(backend: ProcessBackend, tmp_path: Path) -> None:

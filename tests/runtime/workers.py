@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -49,6 +50,10 @@ class Probe(Worker):
     def count(self, total: int) -> None:
         for done in range(1, total + 1):
             self.context.report_progress(f"{self.context.name} counts", done, total)
+
+    def lock(self) -> None:
+        """A lock of multiprocessing's, as tqdm makes one: a named semaphore."""
+        self.held = multiprocessing.RLock()
 
     def sleep(self, seconds: float = FOR_EVER) -> None:
         time.sleep(seconds)
