@@ -1,6 +1,6 @@
 """Learning curves over several seeds: success or held-out accuracy against training step and wall time.
 
-    python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | runs RUN...
+    python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short | runs RUN...
         [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [key=value ...]
     python -m benchmarks.curves compare FOLDER FOLDER...
 
@@ -69,6 +69,7 @@ class Recipe:
 
 _MATH_SEED = ("data.seed={seed}", "actor.seed={seed}", "runner.output_dir={folder}")
 _SIM_SEED = ("actor.seed={seed}", "runner.output_dir={folder}")
+_NO_VIDEO = ("env.eval.video_cfg.save_video=false",)
 RECIPES: Mapping[str, Recipe] = {
     "math": Recipe(
         title="sums of two-digit numbers: GRPO after imitation",
@@ -96,9 +97,25 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "libero_spatial": Recipe(
         title="three tasks of libero_spatial: PPO from shipped weights",
-        commands=(("experiment=libero_spatial_ppo", *_SIM_SEED, "env.eval.video_cfg.save_video=false", *EVAL_ALONE),),
+        commands=(("experiment=libero_spatial_ppo", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),),
         quick=(("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),),
         line=Line(gain=0.15, minutes=60),
+    ),
+    "libero_spatial_short": Recipe(
+        title="a task of libero_spatial: PPO from shipped weights",
+        commands=(
+            (
+                "experiment=libero_spatial_ppo",
+                "env.task_ids=[8]",
+                "env.train.total_num_envs=32",
+                "runner.max_steps=8",
+                *_SIM_SEED,
+                *_NO_VIDEO,
+                *EVAL_ALONE,
+            ),
+        ),
+        quick=(("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),),
+        line=Line(gain=0.15, minutes=10),
     ),
 }
 
