@@ -40,6 +40,8 @@ from embodied_rl.monitoring.jsonl_file import FILE_NAME
 
 ROOT = Path(__file__).parents[1]
 TIMES_FILE = "times.json"
+WIDTH = 110
+"""Columns that the tables take."""
 EVAL_ALONE = ("runner.val_before_train=true", "runner.eval_at_end=true")
 
 
@@ -231,6 +233,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
 def main(arguments: Sequence[str] | None = None) -> None:
     options, extra = parse(arguments)
     console = Console()
+    console.width = max(console.width, WIDTH)  # where it is no terminal
     output: Path = (options.output or ROOT / ".benchmarks" / "curves" / options.name).resolve()
     output.mkdir(parents=True, exist_ok=True)
     if options.name == "compare":
