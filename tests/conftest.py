@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("WANDB_MODE", "offline")
+
+# A background job of a script (``nohup make test &``) has it ignored, for its children too; tests of Ctrl-C need it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_TIMEOUT_SECONDS = 900
 
