@@ -71,6 +71,7 @@ class Recipe:
 
 _MATH_SEED = ("data.seed={seed}", "actor.seed={seed}", "runner.output_dir={folder}")
 _SIM_SEED = ("actor.seed={seed}", "runner.output_dir={folder}")
+_LIBERO_QUICK = (("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),)
 _NO_VIDEO = ("env.eval.video_cfg.save_video=false",)
 RECIPES: Mapping[str, Recipe] = {
     "math": Recipe(
@@ -100,7 +101,7 @@ RECIPES: Mapping[str, Recipe] = {
     "libero_spatial": Recipe(
         title="three tasks of libero_spatial: PPO from shipped weights",
         commands=(("experiment=libero_spatial_ppo", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),),
-        quick=(("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),),
+        quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=60),
     ),
     "libero_spatial_short": Recipe(
@@ -116,7 +117,7 @@ RECIPES: Mapping[str, Recipe] = {
                 *EVAL_ALONE,
             ),
         ),
-        quick=(("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),),
+        quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=10),
     ),
 }

@@ -38,7 +38,7 @@ from benchmarks.trl_race_report import (
     Measured,
     Peer,
     breakdown,
-    faster,
+    fastest,
     ours_measured,
     summary,
     trl_measured,
@@ -196,11 +196,11 @@ def main() -> None:
     console.print(breakdown(found))
     console.print(LEGEND, highlight=False, soft_wrap=True)
     versions = ", ".join(f"{name} {version}" for name, version in answer["versions"].items())
-    console.print(f"{versions}; compared with {faster(found)}; the line is {LINE}, the goal {GOAL}", highlight=False)
+    console.print(f"{versions}; compared with {fastest(found)}; the line is {LINE}, the goal {GOAL}", highlight=False)
     if options.json:
         variants = {name: [asdict(run) for run in runs] for name, runs in found.items()}
         text = json.dumps(
-            {"versions": answer["versions"], "compared_with": faster(found), "variants": variants}, indent=2
+            {"versions": answer["versions"], "compared_with": fastest(found), "variants": variants}, indent=2
         )
         options.json.write_text(text + "\n")
 

@@ -123,15 +123,15 @@ def trl_measured(steps: Sequence[Mapping[str, Any]]) -> Measured:
     )
 
 
-def faster(found: Mapping[str, Sequence[Measured]]) -> str:
-    """The TRL variant that ours is compared with."""
+def fastest(found: Mapping[str, Sequence[Measured]]) -> str:
+    """The TRL variant that ours is compared with: of three, the one of the lowest median."""
     return min(TRL, key=lambda name: median(step for measured in found[name] for step in measured.seconds))
 
 
 def ratios(found: Mapping[str, Sequence[Measured]], name: str) -> list[float]:
-    """Each round's median step over that of the faster TRL variant in the same round."""
+    """Each round's median step over that of the fastest TRL variant in the same round."""
     return [
-        median(own.seconds) / median(trl.seconds) for own, trl in zip(found[name], found[faster(found)], strict=True)
+        median(own.seconds) / median(trl.seconds) for own, trl in zip(found[name], found[fastest(found)], strict=True)
     ]
 
 
