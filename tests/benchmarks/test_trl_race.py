@@ -113,7 +113,7 @@ def variants() -> dict[str, list[Measured]]:
     }
 
 
-def test_ours_is_compared_with_the_faster_of_the_same_round() -> None:
+def test_ours_is_compared_with_the_fastest_of_the_same_round() -> None:
     found = variants()
     assert fastest(found) == list(TRL)[1]
     assert ratios(found, next(iter(OURS))) == [0.5, 0.5]
