@@ -18,6 +18,7 @@ SMALL = {
     "dummy": ["env=dummy", "env.train.max_episode_steps=16", "env.train.total_num_envs=16"],
     "libero_10": [
         "env=libero_10",
+        "model=tiny_vla",
         "env.init_params.draft=true",
         "env.task_ids=[0]",
         "env.train.total_num_envs=4",

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).parents[1]
 SMALL = (
     "task=embodied",
     "env=libero_10",
+    "algorithm=grpo",
     "env.task_ids=[0,5]",
     "env.train.total_num_envs=8",
     "algorithm.group_size=2",

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from embodied_rl.cli import CONFIG_MODULE, config_of
 from embodied_rl.errors import ConfigError
+from embodied_rl.models.folders import SHIPPED
 from embodied_rl.schema import TASKS, EmbodiedConfig, MathConfig
 from embodied_rl.validation import build_config, known_keys
 
@@ -46,6 +47,22 @@ def test_the_env_chooses_the_model_unless_the_user_does() -> None:
     assert config_of("env=dummy").model.model_type == "mlp"
     assert config_of("env=libero_10").model.model_type == "tiny_vla"
     assert config_of("env=libero_10", "model=mlp").model.model_type == "mlp"
+
+
+def test_a_model_that_ships_with_the_project_chooses_how_it_learns_unless_the_user_does() -> None:
+    """And where no other is named, ``env=libero_10`` starts from one."""
+    suite = {"task_suite_name": "libero_10", "max_cached_scenes": 6}
+    chosen = config_of("env=libero_10")
+    assert chosen.model.path == str(SHIPPED / "libero_10_vla")
+    assert chosen.env.init_params == suite | {"draft": True, "reward": "progress"}
+    assert (chosen.algorithm.adv_type, chosen.algorithm.gamma) == ("gae", 0.95)
+    assert config_of("env=libero_10", "algorithm=grpo").algorithm.adv_type == "grpo"
+
+    fresh = config_of("env=libero_10", "model=tiny_vla")
+    assert fresh.model.path is None
+    assert fresh.env.init_params == suite
+    assert (fresh.algorithm.adv_type, fresh.algorithm.gamma) == ("grpo", 0.99)
+    assert config_of("experiment=libero_10_sft").model.path is None, "imitation begins with random weights"
 
 
 @pytest.mark.parametrize("options", [("env=libero_10", "algorithm=ppo"), ("task=math",), ("task=sft",)], ids=" ".join)
