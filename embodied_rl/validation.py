@@ -214,6 +214,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.value_loss_coef", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.value_clip", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.huber_delta", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.critic_warmup_steps", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("actor.optim.value_lr", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     *(
         (f"model.lora.{name}", lambda c: not c.model.lora.used, "model.lora.rank is 0")

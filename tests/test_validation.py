@@ -212,6 +212,7 @@ def test_what_cannot_be_is_refused_with_a_remedy(overrides: list[str], message: 
         "algorithm.normalize_advantages=false",
         "algorithm.value_clip=0.2",
         "actor.optim.value_lr=0.1",
+        "algorithm.critic_warmup_steps=1",
         "algorithm.rewards_lower_bound=0.1",
         "algorithm.entropy_type=chunk_level",
         "actor.logprob_gap_warning=0.1",

@@ -45,8 +45,6 @@ def _estimator_problems(a: AlgorithmConfig, estimator: Entry) -> Iterator[str]:
             yield f"algorithm.{section}.leave_one_out: there is no mean to leave one out of; set {section}.mean_level"
     if compares and a.group_size < 2:
         yield f"algorithm.group_size: got {a.group_size}; {compares}, use 2 or more"
-    if a.critic_warmup_steps and not estimator.needs_values:
-        yield f"algorithm.critic_warmup_steps: adv_type={a.adv_type} has no value head to train alone; set it to 0"
 
 
 def _loss_problems(c: Config, loss: Entry) -> Iterator[str]:

@@ -223,9 +223,11 @@ class Updater:
         return diagnostics
 
     def _keep_value_gradients(self) -> None:
-        """So that the optimiser leaves the rest as it is."""
-        init_optimizer_state(self._policy, self._optimizer)  # or a checkpoint saved now would lack the rest's
+        """So that the optimiser leaves the rest as it is. A policy without a value head has nothing to warm up."""
         of_value_head = {id(p) for p in self._policy.value_parameters()}
+        if not of_value_head:
+            return
+        init_optimizer_state(self._policy, self._optimizer)  # or a checkpoint saved now would lack the rest's
         for parameter in self._policy.parameters():
             if id(parameter) not in of_value_head:
                 parameter.grad = None

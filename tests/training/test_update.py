@@ -334,6 +334,14 @@ def test_a_fresh_critic_is_trained_alone(mesh: DeviceMesh, tmp_path: Path) -> No
     assert same(other.weights(), after)
 
 
+def test_a_model_that_asks_for_a_warm_up_learns_by_grpo_at_once(mesh: DeviceMesh) -> None:
+    config = training_config("grpo")
+    learner = Learner(mesh, replace(config, algorithm=replace(config.algorithm, critic_warmup_steps=1)))
+    before = learner.weights()
+    learner.train(first=0)
+    assert not same(learner.weights(), before)
+
+
 def test_a_longer_warm_up_changes_no_later_step_of_the_policy(mesh: DeviceMesh) -> None:
     """Its optimiser state is that of a fresh optimiser."""
     warm = Learner(mesh, training_config("ppo", "algorithm.critic_warmup_steps=1", "actor.optim.clip_grad=null"))
