@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from embodied_rl.models.lora import (
 from tests.configs import config_of
 from tests.models.small import MODELS, fresh, inputs, logprobs, model_config, settings, shaken
 
-ROUNDING = {"rtol": 1e-6, "atol": 1e-6}
+assert_same = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
 """On some CPUs a matrix product's last bit depends on where in memory its operands are."""
 
 
@@ -36,7 +37,7 @@ def test_only_adapters_and_the_value_head_are_trained(model: str) -> None:
     add_adapters(policy, settings())
     assert has_adapters(policy)
     assert not trains_base_weights(policy)
-    torch.testing.assert_close(logprobs(policy, model), plain, **ROUNDING, msg="adapters start at nothing")
+    assert_same(logprobs(policy, model), plain, msg="adapters start at nothing")
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert trained
     assert all(".lora_" in name or name.startswith("value_head.") for name in trained)
@@ -54,8 +55,8 @@ def test_only_adapters_and_the_value_head_are_trained(model: str) -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
     with adapters_off(policy):
-        torch.testing.assert_close(logprobs(policy, model), plain, **ROUNDING)
-    torch.testing.assert_close(logprobs(policy, model), changed, **ROUNDING)
+        assert_same(logprobs(policy, model), plain)
+    assert_same(logprobs(policy, model), changed)
 
 
 def test_the_scale_is_alpha_over_rank_or_its_root() -> None:
@@ -129,7 +130,7 @@ def from_folder(path: Path, model: str = "causal_lm", **fields: Any) -> Policy:
 def test_adapters_of_a_folder_are_what_was_saved(model: str, tmp_path: Path) -> None:
     policy, path = folder_of(tmp_path, model, use_rslora=True)
     again = from_folder(path, model)
-    torch.testing.assert_close(logprobs(again, model), logprobs(policy, model), **ROUNDING)
+    assert_same(logprobs(again, model), logprobs(policy, model))
     assert not torch.equal(logprobs(fresh(model), model), logprobs(policy, model))
     trained = [{name for name, p in each.named_parameters() if p.requires_grad} for each in (again, policy)]
     assert trained[0] == trained[1]
