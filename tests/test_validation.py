@@ -53,12 +53,14 @@ def test_a_model_that_ships_with_the_project_chooses_how_it_learns_unless_the_us
     """And where no other is named, ``env=libero_10`` starts from one."""
     suite = {"task_suite_name": "libero_10", "max_cached_scenes": 6}
     chosen = config_of("env=libero_10")
+    assert isinstance(chosen, EmbodiedConfig)
     assert chosen.model.path == str(SHIPPED / "libero_10_vla")
     assert chosen.env.init_params == suite | {"draft": True, "reward": "progress"}
     assert (chosen.algorithm.adv_type, chosen.algorithm.gamma) == ("gae", 0.95)
     assert config_of("env=libero_10", "algorithm=grpo").algorithm.adv_type == "grpo"
 
     fresh = config_of("env=libero_10", "model=tiny_vla")
+    assert isinstance(fresh, EmbodiedConfig)
     assert fresh.model.path is None
     assert fresh.env.init_params == suite
     assert (fresh.algorithm.adv_type, fresh.algorithm.gamma) == ("grpo", 0.99)
