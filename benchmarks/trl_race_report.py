@@ -124,7 +124,7 @@ def trl_measured(steps: Sequence[Mapping[str, Any]]) -> Measured:
 
 
 def fastest(found: Mapping[str, Sequence[Measured]]) -> str:
-    """The TRL variant that ours is compared with: of three, the one of the lowest median."""
+    """The TRL variant that ours is compared with: the one of the lowest median."""
     return min(TRL, key=lambda name: median(step for measured in found[name] for step in measured.seconds))
 
 

@@ -316,8 +316,9 @@ def test_states_need_no_graphics_driver_and_nothing_is_printed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ppo_learns_to_push_from_scratch(tmp_path: Path) -> None:
-    """The shipped recipe until half of the episodes succeed: 10 to 30 steps. Random actions succeed in 5 %."""
-    steps = ["runner.stop_at=0.5", "runner.save_interval=-1"]
+    """The first third of the shipped recipe, at its rates; three seeds reached 84 to 94 % there, random actions 5 %."""
+    steps = ["runner.max_steps=40", "actor.lr_sched.lr_decay_iters=120"]
+    steps += ["runner.val_check_interval=-1", "runner.save_interval=-1"]
     done = subprocess.run(
         [sys.executable, "train.py", "experiment=push_cube_ppo", f"runner.output_dir={tmp_path}", *steps],
         cwd=Path(__file__).parents[2],
@@ -326,5 +327,5 @@ def test_ppo_learns_to_push_from_scratch(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    last = max(tmp_path.glob("*/*/eval_step_*/eval.json"))
-    assert json.loads(last.read_text())["overall"]["pc_success"] >= 50
+    (report,) = tmp_path.glob("*/*/eval_step_000040/eval.json")
+    assert json.loads(report.read_text())["overall"]["pc_success"] >= 50

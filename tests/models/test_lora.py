@@ -26,7 +26,7 @@ from tests.configs import config_of
 from tests.models.small import MODELS, fresh, inputs, logprobs, model_config, settings, shaken
 
 assert_same = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
-"""On some CPUs a matrix product's last bit depends on where in memory its operands are."""
+"""On an AMD EPYC, one thread, a Linear gave other last bits (5e-7) for equal weights and inputs, alike strided."""
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -56,7 +56,7 @@ def test_only_adapters_and_the_value_head_are_trained(model: str) -> None:
 
     with adapters_off(policy):
         assert_same(logprobs(policy, model), plain)
-    assert_same(logprobs(policy, model), changed)
+    assert torch.equal(logprobs(policy, model), changed)
 
 
 def test_the_scale_is_alpha_over_rank_or_its_root() -> None:
@@ -130,7 +130,7 @@ def from_folder(path: Path, model: str = "causal_lm", **fields: Any) -> Policy:
 def test_adapters_of_a_folder_are_what_was_saved(model: str, tmp_path: Path) -> None:
     policy, path = folder_of(tmp_path, model, use_rslora=True)
     again = from_folder(path, model)
-    assert_same(logprobs(again, model), logprobs(policy, model))
+    assert torch.equal(logprobs(again, model), logprobs(policy, model))
     assert not torch.equal(logprobs(fresh(model), model), logprobs(policy, model))
     trained = [{name for name, p in each.named_parameters() if p.requires_grad} for each in (again, policy)]
     assert trained[0] == trained[1]
