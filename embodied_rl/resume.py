@@ -117,6 +117,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config: Config) -> str | None:
     if key not in before and not key.startswith("model.params."):  # it is new here, and did nothing before
         return None
+    if key == "model.path" and _moved(before[key], now.get(key)):
+        return None
     for fixed, why in _FIXED.items():
         if (key == fixed or key.startswith(f"{fixed}.")) and key not in _FREE:
             return why
@@ -127,6 +129,15 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
     if key in _OF_REFERENCE and config.algorithm.kl_beta > 0:
         return "the reference policy (algorithm.kl_beta) would be another"
     return None
+
+
+def _moved(before: Any, now: Any) -> bool:
+    """Whether a folder is at another place than it was: the same name, there, and nothing where it was."""
+    if not (isinstance(before, str) and isinstance(now, str)):
+        return False
+    old, new = Path(before), Path(now)
+    # Not absolute: a name on a hub, or of another working directory; neither says that something is gone.
+    return old.is_absolute() and old.name == new.name and new.is_dir() and not old.exists()
 
 
 def _value_head(flat: Mapping[str, Any]) -> str:

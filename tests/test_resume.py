@@ -71,6 +71,40 @@ def test_another_estimator_with_the_same_head_is_allowed(tmp_path: Path) -> None
     resume.check(checkpoint, changes(checkpoint, "actor.seed=7"))
 
 
+def test_a_model_folder_may_move(tmp_path: Path) -> None:
+    """Otherwise no run from weights that ship with the project would survive a move of the checkout."""
+    checkpoint = saved(tmp_path, f"model.path={tmp_path}/old/weights")
+    (tmp_path / "new/weights").mkdir(parents=True)
+    found = changes(checkpoint, f"model.path={tmp_path}/new/weights")
+    assert [c.key for c in found] == ["model.path"], "and it is shown"
+    resume.check(checkpoint, found)
+
+
+@pytest.mark.parametrize("now", ["new/others", "elsewhere/weights", "null"])
+def test_another_model_folder_is_refused(tmp_path: Path, now: str) -> None:
+    checkpoint = saved(tmp_path, f"model.path={tmp_path}/old/weights")
+    (tmp_path / "new/others").mkdir(parents=True)
+    path = now if now == "null" else f"{tmp_path}/{now}"
+    with pytest.raises(CheckpointError, match=r"model\.path: "):
+        resume.check(checkpoint, changes(checkpoint, f"model.path={path}"))
+
+
+def test_a_folder_does_not_pass_for_a_name_on_a_hub(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, "model.path=somebody/weights")
+    (tmp_path / "weights").mkdir()
+    with pytest.raises(CheckpointError, match=r"model\.path: "):
+        resume.check(checkpoint, changes(checkpoint, f"model.path={tmp_path}/weights"))
+
+
+def test_a_copy_of_a_model_folder_is_refused_while_the_first_is_there(tmp_path: Path) -> None:
+    """Two folders of one name are two models until somebody has compared them."""
+    checkpoint = saved(tmp_path, f"model.path={tmp_path}/old/weights")
+    for place in ("old", "new"):
+        (tmp_path / place / "weights").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"model\.path: "):
+        resume.check(checkpoint, changes(checkpoint, f"model.path={tmp_path}/new/weights"))
+
+
 def test_keys_that_are_new_since_are_no_obstacle(tmp_path: Path) -> None:
     content = asdict(config_of(*BASE))
     del content["model"]["lora"]
