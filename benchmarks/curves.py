@@ -1,7 +1,7 @@
 """Learning curves over several seeds: success or held-out accuracy against training step and wall time.
 
-    python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short | runs RUN...
-        [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [key=value ...]
+    python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short | libero_10
+        | runs RUN... [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [key=value ...]
     python -m benchmarks.curves compare FOLDER FOLDER...
 
 Every seed is trained by the documented commands, one after another. ``curve.csv`` and ``curve.png`` show each seed, the
@@ -119,6 +119,12 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=10),
+    ),
+    "libero_10": Recipe(
+        title="a task of libero_10: PPO from shipped weights",
+        commands=(("experiment=libero_10_ppo", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),),
+        quick=_LIBERO_QUICK,
+        line=Line(goal=0.75, minutes=20),
     ),
 }
 
