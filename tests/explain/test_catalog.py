@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import fields
 
 import pytest
 import yaml
 
 from embodied_rl.cli import FREE_FORM, GROUPS
+from embodied_rl.envs.registry import ADAPTERS, adapter_class
 from embodied_rl.explain.catalog import STATUSES, SYSTEMS, _entry, expand_braces, load_entries
+from embodied_rl.models.registry import MODELS, policy_class
 from embodied_rl.schema import TASKS
 from embodied_rl.validation import known_keys
 
@@ -59,6 +62,36 @@ def test_notes_name_only_keys_of_ours_that_exist() -> None:
             key = word.strip(".,;:").partition("=")[0]
             if "." in key and key.partition(".")[0] in sections and not key.startswith(FREE_FORM):
                 assert key in known, f"{entry.capability}: {key}"
+
+
+OPTIONS = {
+    "env.init_params": {f.name for name in ADAPTERS for f in fields(adapter_class(name).Params)},
+    "model.params": {f.name for name in MODELS for f in fields(policy_class(name).Params)},
+}
+"""Free-form section -> the options of all who read it."""
+
+
+def test_notes_name_only_options_that_exist() -> None:
+    named = [
+        match
+        for entry in load_entries()
+        for match in re.findall(r"(env\.init_params|model\.params)\.(\w+)", entry.note)
+    ]
+    assert {"center_crop", "camera_heights"} <= {option for _, option in named}
+    assert not [f"{section}.{option}" for section, option in named if option not in OPTIONS[section]]
+
+
+def test_what_is_planned_does_not_exist() -> None:
+    """A key of the same section and name, or a model's option, would be it."""
+    ours = {".".join(key.split(".")[-2:]) for schema in TASKS.values() for key in known_keys(schema) if "." in key}
+    for entry in load_entries():
+        if entry.status == "planned":
+            for key in (key for system in SYSTEMS for key in entry.keys(system)):
+                assert ".".join(key.split(".")[-2:]) not in ours, f"{entry.capability}: {key}"
+                assert key.split(".")[-1] not in OPTIONS["model.params"], f"{entry.capability}: {key}"
+            assert not re.search(r"\b[Cc]omes? (with|later)\b", entry.note), (
+                f"{entry.capability}: stale once that is there"
+            )
 
 
 def test_braces_expand_as_in_a_shell() -> None:
