@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -42,6 +45,12 @@ USAGE_ERROR = 2
 """Exit status of a command line or configuration that is wrong."""
 WORKER_ERROR = 1
 """Exit status of a run in which a worker failed or died."""
+_UNCHECKED = {
+    *("-h", "--help", "--hydra-help", "--version"),
+    *("-m", "--multirun"),
+    *("-cn", "--config-name", "-cp", "--config-path"),
+}
+"""Options with which Hydra composes no single configuration, or one of the user's own."""
 
 register_resolvers()
 
@@ -102,10 +111,12 @@ def config_of(*overrides: str) -> Config:
 
     Raises:
         ConfigError: naming every problem found.
+        UserError: the folder of ``--config-dir`` does not exist.
     """
+    given, folders = _own_folders(overrides)
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        composed = compose("train", overrides=_understood(overrides))
-    return from_hydra(composed, _value_keys(overrides))
+        composed = compose("train", overrides=[*_understood(given), *folders])
+    return from_hydra(composed, _value_keys(given))
 
 
 def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
@@ -137,18 +148,41 @@ def _value_keys(arguments: Sequence[str]) -> list[str]:
     return [o.key_or_group for o in _parse(arguments) if "." in o.key_or_group and "@" not in o.key_or_group]
 
 
+def _own_folders(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without those that name folders of the user's own YAML, and the one override that names these.
+
+    Raises:
+        UserError: the folder of ``--config-dir`` does not exist.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    options, rest = parser.parse_known_args(arguments)
+    searchpath = [o for o in _parse(rest) if o.key_or_group == "hydra.searchpath"]
+    values: list[Any] = [override.value() for override in searchpath]
+    folders = [folder for value in values if isinstance(value, list) for folder in value]
+    if options.config_dir is not None:
+        if not options.config_dir.is_dir():
+            raise UserError(f"--config-dir {options.config_dir}: no such directory")
+        folders.insert(0, f"file://{options.config_dir.resolve()}")
+    others = [text for text in rest if text not in [override.input_line for override in searchpath]]
+    return others, [f"hydra.searchpath={json.dumps(folders, ensure_ascii=False)}"] if folders else []
+
+
 def _problems(arguments: Sequence[str]) -> list[str]:
     """Everything that is wrong with the command line, where Hydra would stop at the first and suggest nothing."""
-    if any(text in ("-h", "--help", "--hydra-help", "--version", "-m", "--multirun") for text in arguments):
+    if any(text.partition("=")[0] in _UNCHECKED for text in arguments):
         return []
-    overrides = [o for o in _parse(arguments) if not o.key_or_group.startswith("hydra")]
+    given, folders = _own_folders(arguments)
+    overrides = [o for o in _parse(given) if not o.key_or_group.startswith("hydra")]
     choices = [o for o in overrides if o.key_or_group in GROUPS]
     problems: list[str] = []
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             for choice in choices:
-                options = [name for name in loader.get_group_options(choice.key_or_group) if name != "base"]
+                options = [
+                    name for name in loader.get_group_options(choice.key_or_group, overrides=folders) if name != "base"
+                ]
                 value = choice.value()
                 if value is None and not choice.is_delete():
                     problems.append(
@@ -162,7 +196,7 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                     )
             if problems:
                 return problems
-            groups_only = compose("train", overrides=[o.input_line for o in choices if o.input_line])
+            groups_only = compose("train", overrides=[*folders, *(o.input_line for o in choices if o.input_line)])
             known = []
             for override in overrides:
                 key = override.key_or_group
@@ -173,7 +207,7 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                     problems.append(foreign_section(key, task) or unknown_key(key, [*_all_keys(groups_only), *GROUPS]))
                 elif override.input_line:
                     known.append(override.input_line)
-            from_hydra(compose("train", overrides=known), _value_keys(known))
+            from_hydra(compose("train", overrides=[*folders, *known]), _value_keys(known))
     except HydraException:
         return problems  # Hydra says it better, in the real run
     except ConfigError as error:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from embodied_rl.cli import _problems as problems_of
+from tests.configs import embodied as config_of
+
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -50,6 +53,75 @@ def test_a_mistake_is_one_message(argument: str, message: str, tmp_path: Path) -
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir()), "nothing is left of a run that never was"
+
+
+@pytest.fixture
+def own_files(tmp_path: Path) -> Path:
+    """A folder of YAML of one's own, outside of the checkout: an env and an experiment."""
+    for group, name, text in (
+        ("env", "mine", "defaults: [dummy, _self_]\nname: mine\ntrain: {total_num_envs: 32}\n"),
+        (
+            "experiment",
+            "ours",
+            "# @package _global_\ndefaults: [{override /env: mine}, _self_]\nrunner: {max_steps: 7}\n",
+        ),
+    ):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+        (tmp_path / "conf" / group / f"{name}.yaml").write_text(text)
+    return tmp_path / "conf"
+
+
+WAYS = ("--config-dir {}", "--config-dir={}", "-cd {}", "hydra.searchpath=[file://{}]", "hydra.searchpath=[{}]")
+"""How Hydra is told of a folder."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_yaml_of_ones_own(way: str, own_files: Path) -> None:
+    """The checks before a run must see what Hydra will compose."""
+    place = way.format(own_files).split(" ")
+    assert config_of("env=mine", *place).env.train.total_num_envs == 32
+    config = config_of(*place, "experiment=ours", "env.train.total_num_envs=16")
+    assert (config.runner.max_steps, config.env.name, config.env.train.total_num_envs) == (7, "mine", 16)
+    assert not problems_of([*place, "env=mine", "env.train.total_num_envs=16"])
+    [problem] = problems_of([*place, "env=mien"])
+    assert "libero_spatial, maniskill_pick_cube" in problem and "Did you mean 'mine'?" in problem
+    [problem] = problems_of([*place, "env=mine", "env.train.total_num_env=16"])
+    assert "Did you mean 'env.train.total_num_envs'?" in problem
+
+
+def test_yaml_of_ones_own_with_a_mistake(own_files: Path) -> None:
+    (own_files / "env/mine.yaml").write_text("defaults: [dummy, _self_]\ntrain: {total_num_env: 3}\n")
+    [problem] = problems_of(["--config-dir", str(own_files), "env=mine"])
+    assert problem == "env.train.total_num_env: no such key. Did you mean 'env.train.total_num_envs'?"
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[3]])
+def test_a_run_with_yaml_of_ones_own(way: str, own_files: Path, tmp_path: Path) -> None:
+    place = way.format(own_files).split(" ")
+    run = (
+        "experiment=ours",
+        "cluster=serial",
+        "runner.max_steps=1",
+        "runner.eval_at_end=false",
+        "runner.save_interval=-1",
+    )
+    result = train(*place, *run, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    [config] = tmp_path.glob("results/*/*/config.yaml")
+    assert "name: mine" in config.read_text()
+
+
+def test_help_lists_yaml_of_ones_own(own_files: Path) -> None:
+    result = train("--config-dir", str(own_files), "--help")
+    assert result.returncode == 0, result.stderr
+    assert "mine" in result.stdout and "ours" in result.stdout
+
+
+def test_a_folder_of_yaml_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+    result = train("--config-dir", str(tmp_path / "none"), "env=mine")
+    assert result.returncode != 0
+    assert str(tmp_path / "none") in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_mistake_in_a_value_is_found_without_torch() -> None:

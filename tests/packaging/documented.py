@@ -19,7 +19,7 @@ PAGES = tuple(page.relative_to(ROOT) for page in (ROOT / "README.md", *sorted((R
 SHELL = ("bash", "console")
 """Languages of blocks that hold commands; in a ``console`` those after a prompt, each with its output."""
 
-_BLOCK = re.compile(r"((?:^<!--.*-->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"((?:^<!--[^\n]*-->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"^<!-- (\w+):? ?(.*?) ?-->$", re.MULTILINE)
 _MARKS = {"run", "needs"}
 _INLINE = re.compile(r"`((?:python|embodied-rl) [^`\n…]+)`")

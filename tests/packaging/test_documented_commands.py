@@ -26,9 +26,9 @@ from embodied_rl.models.registry import policy_class
 from embodied_rl.params import parse_params
 from tests.packaging.documented import PAGES, ROOT, SHELL, Block, blocks, inline
 
-ELSEWHERE = ("apt-get", "echo", "export", "ls", "python3.11", "source")
+ELSEWHERE = ("apt-get", "echo", "export", "ls", "printf", "python3.11", "source")
 """Programs that are not ours: nothing of theirs is checked."""
-RUNNABLE = ("python", "embodied-rl", "echo", "ls")
+RUNNABLE = ("python", "embodied-rl", "ls", "printf")
 """All that a block which is run may call: nothing that installs."""
 PRELUDE = """
 set -euo pipefail
@@ -62,6 +62,12 @@ def test_commands_are_right(page: Path, monkeypatch: pytest.MonkeyPatch) -> None
                     check(block, words, monkeypatch)
                 except (AssertionError, HydraException, UserError) as error:
                     pytest.fail(f"{page}:{block.line}: {shlex.join(words)}\n{error}", pytrace=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_block_is_lost(page: Path) -> None:
+    fences = re.findall(r"^ *```", (ROOT / page).read_text(), flags=re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(page))
 
 
 def test_commands_are_in_blocks() -> None:
