@@ -103,6 +103,7 @@ def run(config: Config) -> None:
             run_dir=run_dir,
             first_step=first_step,
             checkpoint=loaded.name if loaded else None,
+            resumed=None if config.runner.only_eval else resumed,
             logger=logger,
             progress=progress,
             console=console,

@@ -5,7 +5,7 @@ See docs/environments.md for the semantics in words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, EnvObs, EpisodeRecord
 from embodied_rl.envs.base import SimEnv, SimObs
+from embodied_rl.envs.open_episodes import OpenEpisode
 
 NextResetState = Callable[[int, int], int | None]
-"""(env id, k) -> the initial state of the env's episode k >= 1 since the reset, or None for no further episode. It must
-give all envs of a group the same answer for the same k; then they share starts however long their episodes last."""
+"""(env id, k) -> the initial state of the env's episode k, counted from 0, or None for no further episode. It must give
+all envs of a group the same answer for the same k; then they share starts however long their episodes last."""
 
 
 class FrameRecorder(Protocol):
@@ -94,6 +95,8 @@ class ChunkedEnv:
         self._episode = np.zeros(n, dtype=np.int64)
         self._reset_state = np.zeros(n, dtype=np.int64)
         self._steps = np.zeros(n, dtype=np.int64)
+        # Of the present episodes, for whoever has to play them again.
+        self._actions = np.zeros((n, max_episode_steps if auto_reset else 0, sim.action_dim), dtype=np.float32)
         self._level = np.zeros(n, dtype=np.float32)
         self._return = np.zeros(n, dtype=np.float64)
         self._succeeded = np.zeros(n, dtype=np.bool_)
@@ -109,13 +112,29 @@ class ChunkedEnv:
         """No env has anything left to do until the next reset."""
         return bool(self._done.all())
 
-    def reset(self, reset_state_ids: Sequence[int | None], next_reset_state: NextResetState | None = None) -> EnvObs:
+    @property
+    def started(self) -> bool:
+        """There has been a :meth:`reset` or :meth:`resume`."""
+        return self._started
+
+    def current_obs(self) -> EnvObs:
+        """What the policy sees now: the last ``next_obs``, to go on from."""
+        return self._env_obs(range(len(self._done)))
+
+    def reset(
+        self,
+        reset_state_ids: Sequence[int | None],
+        next_reset_state: NextResetState | None = None,
+        *,
+        first_episode: int = 0,
+    ) -> EnvObs:
         """Start an episode in every env; unfinished ones are dropped without a record.
 
         Args:
             reset_state_ids: N ids. None leaves an env idle, that is done from the start, with observations of zeros
                 (for the last, partly filled wave of an evaluation).
             next_reset_state: with auto-reset, and only then: where an env's further episodes start.
+            first_episode: the number of these episodes, from which further ones are counted.
         """
         n = len(self._done)
         if len(reset_state_ids) != n:
@@ -126,7 +145,7 @@ class ChunkedEnv:
         self._next_reset_state = next_reset_state
         self._started = True
         self._done[:] = True
-        self._episode[:] = 0
+        self._episode[:] = first_episode
         for buffer in (self._state, *self._images.values()):
             buffer[:] = 0
         starts = {slot: state for slot, state in enumerate(reset_state_ids) if state is not None}
@@ -173,6 +192,66 @@ class ChunkedEnv:
             final_obs=_concatenate(final_obs) if final_obs else None,
         )
 
+    def open_episodes(self) -> list[OpenEpisode]:
+        """With auto-reset: the episodes that go on with the next chunk, enough of them for :meth:`resume`."""
+        return [
+            OpenEpisode(
+                env_id=int(self._env_ids[slot]),
+                number=int(self._episode[slot]),
+                reset_state_id=int(self._reset_state[slot]),
+                actions=self._actions[slot, : self._steps[slot]].copy(),
+                state=self._state[slot].copy(),
+            )
+            for slot in np.flatnonzero(~self._done).tolist()
+        ]
+
+    def resume(
+        self,
+        episodes: Sequence[OpenEpisode],
+        next_reset_state: NextResetState,
+        *,
+        report_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[int]:
+        """Bring every env to where :meth:`open_episodes` found it: its actions are taken again from the reset.
+
+        Nothing is rendered on the way, and no record made.
+
+        Args:
+            episodes: one for each env.
+            next_reset_state: as in :meth:`reset`.
+            report_progress: told how many of how many envs stand where they are to.
+
+        Returns:
+            The ids of envs that did not come to the state where they were: another machine or version of the simulator
+            rounds otherwise. They go on from where the actions led, or with their next episode if those ended this one.
+
+        Raises:
+            ValueError: the episodes are not those of this env.
+        """
+        n = len(self._done)
+        by_env = {episode.env_id: episode for episode in episodes}
+        if sorted(by_env) != sorted(self._env_ids.tolist()) or len(episodes) != n:
+            raise ValueError(f"resume: got episodes of envs {sorted(by_env)}, expected {self._env_ids.tolist()}")
+        for episode in episodes:
+            steps, action_dim = episode.actions.shape
+            if action_dim != self._sim.action_dim or steps >= self._max_episode_steps:
+                raise ValueError(
+                    f"resume: got {steps} actions of {action_dim} components for env {episode.env_id}, expected fewer "
+                    f"than {self._max_episode_steps} of {self._sim.action_dim}"
+                )
+        self._next_reset_state, self._started = next_reset_state, True
+        replayed = [by_env[int(env_id)] for env_id in self._env_ids]
+        self._episode[:] = [episode.number for episode in replayed]
+        astray: list[int] = []
+        for block in self._blocks(list(range(n))):
+            self._replay({slot: replayed[slot] for slot in block})
+            self._observe(block)
+            astray += [s for s in block if self._done[s] or not np.array_equal(self._state[s], replayed[s].state)]
+            self._restart([slot for slot in block if self._done[slot]])
+            report_progress(block[-1] + 1, n)
+        self._finished = []
+        return [int(self._env_ids[slot]) for slot in astray]
+
     def drain_episodes(self) -> list[EpisodeRecord]:
         """The episodes that ended since the last call."""
         finished, self._finished = self._finished, []
@@ -189,15 +268,28 @@ class ChunkedEnv:
             return [slots] if slots else []
         return [[slot] for slot in slots]
 
+    def _replay(self, episodes: Mapping[int, OpenEpisode]) -> None:
+        """Take the actions of episodes, by slot, from their resets; all end with the same step, since a batched
+        simulator may move slots that wait."""
+        for left in range(max(len(e.actions) for e in episodes.values()), -1, -1):
+            if starting := {s: e.reset_state_id for s, e in episodes.items() if len(e.actions) == left}:
+                self._begin(list(starting), list(starting.values()))
+            alive = [s for s, e in episodes.items() if len(e.actions) >= left > 0 and not self._done[s]]
+            if alive:
+                self._step(alive, np.stack([episodes[s].actions[-left] for s in alive]))
+
     def _start(self, slots: list[int], reset_state_ids: list[int]) -> None:
+        self._begin(slots, reset_state_ids)
+        self._observe(slots)
+        self._record_frames(slots, np.zeros(len(slots), np.float32), np.zeros(len(slots), np.bool_))
+
+    def _begin(self, slots: list[int], reset_state_ids: list[int]) -> None:
         self._sim.reset(slots, reset_state_ids)
         for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
             self._tasks[slot] = self._sim.task(reset_state_id)
         self._reset_state[slots] = reset_state_ids
         for array in (self._done, self._steps, self._level, self._return, self._succeeded):
             array[slots] = 0
-        self._observe(slots)
-        self._record_frames(slots, np.zeros(len(slots), np.float32), np.zeros(len(slots), np.bool_))
 
     def _restart(self, slots: list[int]) -> list[EnvObs]:
         """Start the next episodes of ended envs; returns the last observations of those that have one."""
@@ -216,6 +308,8 @@ class ChunkedEnv:
         self, slots: list[int], actions: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_]]:
         """One control step: (rewards, terminated, truncated), each [len(slots)]."""
+        if self._auto_reset:
+            self._actions[slots, self._steps[slots]] = actions
         outcome = self._sim.step(slots, actions)
         for name, array in (("rewards", outcome.rewards), ("success", outcome.success)):
             if array.shape != (len(slots),):

@@ -88,9 +88,9 @@ def train_reset_states(
         tasks: from :func:`task_ranges`.
         fixed: draw from ``seed`` alone and so keep the same states for the whole run; else draw anew for each
             (step, rollout_epoch, episode).
-        step: training step.
-        rollout_epoch: which of the step's rollouts.
-        episode: how many episodes the env has finished since this rollout's reset; above 0 only with auto-reset.
+        step: training step; 0 with auto-reset, whose episodes belong to none.
+        rollout_epoch: which of the step's rollouts; 0 with auto-reset.
+        episode: how many episodes the env has finished in the whole run; above 0 only with auto-reset.
     """
     key = () if fixed else (step, rollout_epoch, episode)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

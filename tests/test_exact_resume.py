@@ -9,13 +9,52 @@ from pathlib import Path
 import pytest
 
 from embodied_rl.contracts import Trajectory
+from embodied_rl.envs.open_episodes import FILE
 from embodied_rl.launch import run
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from tests.configs import embodied
 from tests.test_end_to_end import assert_equal, metrics_of, only_run, weights_of
 
+GOING_ON = ["algorithm=ppo", "env.train.auto_reset=true"]
 SMALL = {
     "dummy": ["env=dummy", "env.train.max_episode_steps=16", "env.train.total_num_envs=16"],
+    # Episodes of up to four rollouts: the interruption falls into the middle of them.
+    "dummy, going on": [
+        "env=dummy",
+        *GOING_ON,
+        "env.train.max_episode_steps=16",
+        "env.train.max_steps_per_rollout_epoch=4",
+        "env.train.total_num_envs=16",
+        "++env.init_params.success_radius=0.6",
+        "++env.init_params.step_size=0.4",
+        "algorithm.rollout_epoch=2",
+    ],
+    "maniskill, going on": [
+        "env=maniskill_push_cube",
+        *GOING_ON,
+        "model.num_action_chunks=2",
+        "env.train.max_episode_steps=10",
+        "env.train.max_steps_per_rollout_epoch=4",
+        "env.train.total_num_envs=4",
+    ],
+    "robosuite, going on": [
+        "env=robosuite_lift",
+        *GOING_ON,
+        "env.train.max_episode_steps=20",
+        "env.train.max_steps_per_rollout_epoch=8",
+        "env.train.total_num_envs=4",
+    ],
+    "libero_10, going on": [
+        "env=libero_10",
+        "model=tiny_vla",
+        *GOING_ON,
+        "env.init_params.draft=true",
+        "env.task_ids=[0, 3]",
+        "env.train.total_num_envs=4",
+        "env.train.max_episode_steps=24",
+        "env.train.max_steps_per_rollout_epoch=16",
+        "rollout.pipeline_stage_num=1",
+    ],
     "libero_10": [
         "env=libero_10",
         "model=tiny_vla",
@@ -50,12 +89,22 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Trajectory]]:
 LONG = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("env", ["dummy", pytest.param("libero_10", marks=LONG)])
+@pytest.mark.parametrize(
+    "env",
+    [
+        "dummy",
+        "dummy, going on",
+        pytest.param("libero_10", marks=LONG),
+        pytest.param("libero_10, going on", marks=LONG),
+        pytest.param("maniskill, going on", marks=LONG),
+        pytest.param("robosuite, going on", marks=LONG),
+    ],
+)
 def test_trajectories_metrics_and_weights_are_the_same(
     tmp_path: Path, env: str, trained_on: dict[int, list[Trajectory]]
 ) -> None:
-    if env != "dummy":
-        pytest.importorskip("libero", reason="the libero extra is not installed")
+    if module := {"libero_10": "libero", "maniskill": "mani_skill", "robosuite": "robosuite"}.get(env.split(",")[0]):
+        pytest.importorskip(module, reason=f"the extra for {env} is not installed")
 
     def train(name: str, *overrides: str) -> Path:
         config = embodied(
@@ -77,6 +126,8 @@ def test_trajectories_metrics_and_weights_are_the_same(
     train("parts", "runner.max_steps=1")
     parts = train("parts", f"runner.max_steps={STEPS}", "runner.resume_dir=auto")
 
+    going_on = "env.train.auto_reset=true" in SMALL[env]
+    assert (parts / "checkpoints/global_step_1" / FILE).exists() == going_on
     assert sorted(trained_on) == sorted(expected) == list(range(STEPS))
     for step, trajectories in expected.items():
         for one, other in zip(trajectories, trained_on[step], strict=True):

@@ -42,6 +42,8 @@ class TrainingLoop(Generic[C]):
     progress: Progress
     console: Console
     first_step: int = 0
+    resumed: Path | None = None
+    """The checkpoint that the run goes on from."""
     saver: CheckpointSaver = field(init=False)
     _version: int | None = field(default=None, init=False)
     """Of the weights that the rollout workers hold, or take before they begin anything new."""
@@ -64,6 +66,7 @@ class TrainingLoop(Generic[C]):
             actor=self.actor,
             finished=self.first_step,
             saved=self.first_step or None,
+            also=self.save_state,
         )
 
     def run(self) -> None:
@@ -73,6 +76,8 @@ class TrainingLoop(Generic[C]):
         if cfg.only_eval:
             self.evaluate(self.first_step)
             return
+        if self.resumed is not None:
+            self.restore(self.resumed)
         if cfg.val_before_train:
             self.evaluate(self.first_step)
         for step in range(self.first_step, cfg.max_steps):
@@ -127,6 +132,12 @@ class TrainingLoop(Generic[C]):
     def train_step(self, step: int) -> dict[str, float]:
         """Do training step ``step`` and return its metrics."""
         raise NotImplementedError
+
+    def save_state(self, directory: Path) -> None:
+        """Write into a checkpoint what of the finished training steps the actor does not hold."""
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take up what :meth:`save_state` wrote."""
 
     def evaluate(self, step: int) -> float:
         """Evaluate and report the weights after ``step`` training steps; returns their success rate or accuracy."""

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.evaluation.success import success_table
 from embodied_rl.runners.base import TrainingLoop
+from embodied_rl.runners.episodes import changes, reportable, settings_of
 from embodied_rl.runners.reporting import EvalReporter, Rollout, longest, train_metrics, warning
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, groups_per_step
@@ -56,6 +58,10 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     """Of evaluations."""
     train_video_dir: Path
     reporter: EvalReporter
+    _open_episodes: list[OpenEpisode] = field(default_factory=list, init=False)
+    """With auto-reset: where the finished training steps left the envs."""
+    _unreported: list[EpisodeRecord] = field(default_factory=list, init=False)
+    """Episodes that ended and are in no metric yet."""
 
     def start_rollout(self, step: int, number: int = 0) -> RolloutCalls:
         """Start a rollout of all envs: of the step's rounds the one with this number."""
@@ -75,7 +81,61 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         self.run_ahead(step)
         updates = self.update(step)
         sync_s = self.sync_if_due(step + 1)
-        return train_metrics(rollouts, updates, rollout_s=rollout_s, sync_s=sync_s, step_s=time.perf_counter() - start)
+        # Only now, so that a checkpoint of the step before, saved on SIGTERM, has the state of that step.
+        episodes = self._ended(rollouts)
+        self._open_episodes = [episode for report in rollouts[-1].envs for episode in report.open_episodes]
+        return train_metrics(
+            rollouts,
+            updates,
+            episodes=episodes,
+            unfinished=len(self._open_episodes),
+            rollout_s=rollout_s,
+            sync_s=sync_s,
+            step_s=time.perf_counter() - start,
+        )
+
+    def _ended(self, rollouts: Sequence[Rollout]) -> Sequence[EpisodeRecord]:
+        """The episodes that the step's metrics are made of: all that ended since the last ones that were."""
+        ended = [*self._unreported, *(e for rollout in rollouts for report in rollout.envs for e in report.episodes)]
+        report = reportable(ended, self.config.env.train.total_num_envs)
+        self._unreported = [] if report else ended
+        return ended if report else []
+
+    def save_state(self, directory: Path) -> None:
+        """With auto-reset the episodes under way."""
+        if self._open_episodes:
+            state = EnvState(
+                episodes=self._open_episodes, unreported=self._unreported, settings=settings_of(self.config)
+            )
+            write(directory, state)
+
+    def restore(self, checkpoint: Path) -> None:
+        """With auto-reset bring the envs to where the checkpoint found them; say so where that cannot be."""
+        if not self.config.env.train.auto_reset:
+            return
+        self.progress.describe("resuming envs")
+        state = read(checkpoint)
+        if state is None:
+            self._say(f"every env starts a new episode: {checkpoint.name} was saved without env.train.auto_reset")
+            return
+        if changed := changes(state.settings, settings_of(self.config)):
+            self._say(f"every env starts a new episode, as other settings make other ones: {'; '.join(changed)}")
+            first = 1 + max(episode.number for episode in state.episodes)
+            self.env.call(EnvWorker.resume, [], first_episode=first).wait()
+            return
+        resumed: list[list[int]] = self.env.call(EnvWorker.resume, state.episodes, first_episode=0).wait()
+        astray = sum(len(env_ids) for env_ids in resumed)
+        self._unreported = list(state.unreported)
+        self._open_episodes = list(state.episodes)
+        if astray:
+            self._say(
+                f"{astray} of {len(state.episodes)} envs did not come to the very state where the checkpoint left "
+                "them when their actions were repeated, as on another machine or version of the simulator: they go on "
+                "from where that led"
+            )
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
     def _roll_out(self, step: int) -> list[Rollout]:
         """Fill the actor's batch: in several rounds where groups are filtered and may be drawn again."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from embodied_rl.runners.embodied import EmbodiedRunner
 from embodied_rl.runners.reporting import longest
@@ -65,6 +66,9 @@ class EmbodiedSftRunner(EmbodiedRunner):
             "time/data_wait": data_s,
             "time/update": longest(updates, "update"),
         }
+
+    def restore(self, checkpoint: Path) -> None:
+        """Its envs evaluate only, and begin with every evaluation."""
 
     def warning(self, metrics: Mapping[str, float]) -> None:
         """Every demonstration teaches something."""

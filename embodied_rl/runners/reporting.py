@@ -12,6 +12,7 @@ from typing import Protocol
 from rich.console import Console
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.evaluation.report import SuccessReport, write_eval_json
 from embodied_rl.evaluation.success import SuccessTable
 from embodied_rl.schema import Config, EmbodiedConfig
@@ -42,13 +43,19 @@ def train_metrics(
     rollouts: Sequence[Rollout],
     updates: Sequence[UpdateReport],
     *,
+    episodes: Sequence[EpisodeRecord],
+    unfinished: int,
     rollout_s: float,
     sync_s: float,
     step_s: float,
 ) -> dict[str, float]:
-    """A training step's metrics. ``time/`` values are wall seconds, of the slowest of the workers that did the same."""
+    """A training step's metrics. ``time/`` values are wall seconds, of the slowest of the workers that did the same.
+
+    Args:
+        episodes: what ``env/success_once``, ``return`` and ``episode_len`` are the means of.
+        unfinished: envs whose episode goes on in the next step.
+    """
     envs = [report for rollout in rollouts for report in rollout.envs]
-    episodes = [episode for report in envs for episode in report.episodes]
     env_steps = sum(report.env_steps for report in envs)
 
     def env_time(phase: str) -> float:
@@ -57,7 +64,11 @@ def train_metrics(
     def policy_time(phase: str) -> float:
         return sum(longest(rollout.policies, phase) for rollout in rollouts)
 
-    metrics = {"env/episodes": float(len(episodes)), "env/steps": float(env_steps)}
+    metrics = {
+        "env/episodes": float(len(episodes)),
+        "env/unfinished": float(unfinished),
+        "env/steps": float(env_steps),
+    }
     if episodes:
         count = len(episodes)
         metrics |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class CheckpointSaver:
     """Training steps whose result the actor holds."""
     saved: int | None
     """Training steps in the newest checkpoint that was begun; None: there is none."""
+    also: Callable[[Path], None] = lambda directory: None
+    """Writes what the finished steps left beside the actor's state into the checkpoint."""
     updating: bool = False
     """The actor may hold part of a step."""
     _began: float = field(default_factory=lambda: time.monotonic(), init=False)
@@ -59,6 +62,7 @@ class CheckpointSaver:
                 max_keep=self.config.max_keep,
             )
             self._unpublished, self.saved, self._began = publication, self.finished, time.monotonic()
+            self.also(publication.scratch)
             contents = tuple(self.config.save_contents)
             if self.config.save_async:
                 writing = self.actor.call(ActorWorker.begin_save, publication, contents=contents)

@@ -33,6 +33,8 @@ class RunContext:
     """Finished training steps of the weights that the run starts with."""
     checkpoint: str | None
     """Where the weights came from, relative to its run's directory; None: trained here or initialised."""
+    resumed: Path | None
+    """The checkpoint that the run goes on from, weights, optimiser and all; None: it starts, or only evaluates."""
     logger: MetricLogger
     progress: Progress
     console: Console

@@ -96,4 +96,5 @@ def loop_arguments(config: EmbodiedConfig, groups: tuple[WorkerGroup, ...], cont
             checkpoint=context.checkpoint,
         ),
         "first_step": context.first_step,
+        "resumed": context.resumed,
     }

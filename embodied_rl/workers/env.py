@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import ActionChunk, Delivery, EpisodeRecord, PolicyRequest, RolloutEnd, Spaces
 from embodied_rl.data.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
+from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.evaluation.video import VideoRecorder
@@ -35,6 +38,8 @@ class EnvReport:
     env_steps: int
     """Simulator steps taken."""
     videos: list[Path]
+    open_episodes: list[OpenEpisode]
+    """With auto-reset: where the envs go on in the next rollout."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +53,8 @@ class _Stage:
     recorder: VideoRecorder | None = None
     builder: TrajectoryBuilder | None = None
     running: bool = False
+    next_reset_state: NextResetState | None = None
+    """With auto-reset."""
 
 
 class EnvWorker(Worker):
@@ -89,6 +96,8 @@ class EnvWorker(Worker):
         self._env_steps = 0
         self._train: list[_Stage] = []
         self._eval: list[_Stage] = []
+        self._reset_states: Callable[[int, int, int], NDArray[np.int64]]
+        """(step, rollout epoch, episode) -> the initial states of all training envs."""
 
     def setup(self, *, train: bool) -> Spaces:
         """Build the training envs, or those of evaluation alone, and say what they take and give."""
@@ -101,44 +110,53 @@ class EnvWorker(Worker):
             stage.env.close()
         self._train, self._eval = [], []
 
+    def resume(self, episodes: Sequence[OpenEpisode], *, first_episode: int) -> list[int]:
+        """Bring the training envs, with auto-reset, to where a checkpoint found them.
+
+        Args:
+            episodes: of all envs of the run, or none: then every env starts its episode number ``first_episode``.
+
+        Returns:
+            As :meth:`ChunkedEnv.resume`.
+        """
+        astray: list[int] = []
+        for stage in self._train:
+            own = [episode for episode in episodes if episode.env_id in stage.env_ids]
+            with self._timer.phase("reset"):
+                if own:
+                    astray += stage.env.resume(
+                        own,
+                        self._episode_start,
+                        report_progress=lambda done, total: self.context.report_progress("resuming envs", done, total),
+                    )
+                else:
+                    stage.env.reset(
+                        [self._episode_start(env_id, first_episode) for env_id in stage.env_ids],
+                        self._episode_start,
+                        first_episode=first_episode,
+                    )
+        return astray
+
     async def interact(self, *, step: int, first_epoch: int = 0, video_dir: Path | None = None) -> EnvReport:
         """Roll out a training step and send the trajectories to the actor.
 
         Args:
-            step: decides, with the seed, which initial states the envs start from.
+            step: decides, with the seed, which initial states the envs start from. With auto-reset they go on where
+                they are, and the number of an env's episode decides.
             first_epoch: the number of the first rollout epoch, where the step has had some already.
             video_dir: where videos go, if the config wants any.
         """
         cfg = self._config.train
         num_chunks = math.ceil((cfg.max_steps_per_rollout_epoch or cfg.max_episode_steps) / self._chunk)
-        tasks = task_ranges(self._train[0].sim, self._config.task_ids)
-        tasks = after_evaluation(tasks, skip=cfg.skip_states, key="env.train.skip_states")
         num_groups = cfg.total_num_envs // self._group_size
         videos: list[Path] = []
         for epoch in range(first_epoch, first_epoch + self._rollout_epochs):
-
-            def starts(episode: int, epoch: int = epoch) -> np.ndarray:
-                return train_reset_states(
-                    tasks,
-                    num_groups=num_groups,
-                    group_size=self._group_size,
-                    seed=self._config.seed,
-                    fixed=cfg.use_fixed_reset_state_ids,
-                    step=step,
-                    rollout_epoch=epoch,
-                    episode=episode,
-                )
-
-            reset_states = starts(0)
-            again: NextResetState | None = (lambda env_id, k: int(starts(k)[env_id])) if cfg.auto_reset else None
             for stage in self._train:
                 ids = torch.arange(stage.env_ids.start, stage.env_ids.stop)
                 groups = epoch * num_groups + ids // self._group_size
                 stage.builder = TrajectoryBuilder(ids, groups, epoch)
                 stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, self._group_size)
-            await self._roll(
-                self._train, [[int(reset_states[i]) for i in s.env_ids] for s in self._train], num_chunks, again
-            )
+            await self._roll(self._train, self._train_starts(step, epoch), num_chunks)
             for stage in self._train:
                 assert stage.builder is not None
                 trajectory = stage.builder.build()
@@ -168,7 +186,7 @@ class EnvWorker(Worker):
             starts = [w[wave] if wave < len(w) else [None] * len(s.env_ids) for s, w in zip(stages, waves, strict=True)]
             for stage in stages:
                 stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, group_size=1)
-            await self._roll(stages, starts, num_chunks, None)
+            await self._roll(stages, starts, num_chunks)
             videos += self._finish_videos(stages, video_dir, f"eval_wave{wave}")
         await self._end()
         return self._report(stages, videos)
@@ -176,15 +194,18 @@ class EnvWorker(Worker):
     async def _roll(
         self,
         stages: Sequence[_Stage],
-        starts: Sequence[Sequence[int | None]],
+        starts: Sequence[Sequence[int | None] | None],
         num_chunks: int,
-        again: NextResetState | None,
     ) -> None:
-        """Drive all stages, in turns, until each has done ``num_chunks`` chunks or none of its envs goes on."""
+        """Drive all stages, in turns, until each has done ``num_chunks`` chunks or none of its envs goes on.
+
+        Args:
+            starts: for each stage the initial states of its envs, or None: they go on where they are.
+        """
         for stage, states in zip(stages, starts, strict=True):
             stage.env.recorder = stage.recorder
             with self._timer.phase("reset"):
-                obs = stage.env.reset(states, again)
+                obs = stage.env.current_obs() if states is None else stage.env.reset(states, stage.next_reset_state)
             stage.running = not stage.env.all_done
             first = PolicyRequest(obs=obs) if stage.running else RolloutEnd(final=False)
             await self._requests.put(first, key=stage.lane)
@@ -209,6 +230,17 @@ class EnvWorker(Worker):
                     await self._requests.put(RolloutEnd(final=False), key=stage.lane)
             self.context.report_progress("rollout", chunk_index + 1, num_chunks)
 
+    def _train_starts(self, step: int, epoch: int) -> list[Sequence[int | None] | None]:
+        """What :meth:`_roll` takes. With auto-reset only the run's first rollout begins the envs' episodes."""
+        if self._config.train.auto_reset:
+            return [None if s.env.started else [self._episode_start(i, 0) for i in s.env_ids] for s in self._train]
+        states = self._reset_states(step, epoch, 0)
+        return [[int(states[i]) for i in stage.env_ids] for stage in self._train]
+
+    def _episode_start(self, env_id: int, number: int) -> int:
+        """With auto-reset: the initial state of an env's episode."""
+        return int(self._reset_states(0, 0, number)[env_id])
+
     async def _answer(self, stage: _Stage) -> ActionChunk:
         with self._timer.phase("wait"):
             chunk: ActionChunk = await self._answers.get(key=stage.lane)
@@ -226,6 +258,26 @@ class EnvWorker(Worker):
         self._train = self._build(
             cfg.total_num_envs, cfg.max_episode_steps, auto_reset=cfg.auto_reset, ignore=cfg.ignore_terminations
         )
+        tasks = task_ranges(self._train[0].sim, self._config.task_ids)
+        tasks = after_evaluation(tasks, skip=cfg.skip_states, key="env.train.skip_states")
+
+        @functools.lru_cache(maxsize=16)
+        def reset_states(step: int, epoch: int, episode: int) -> NDArray[np.int64]:
+            return train_reset_states(
+                tasks,
+                num_groups=cfg.total_num_envs // self._group_size,
+                group_size=self._group_size,
+                seed=self._config.seed,
+                fixed=cfg.use_fixed_reset_state_ids,
+                step=step,
+                rollout_epoch=epoch,
+                episode=episode,
+            )
+
+        self._reset_states = reset_states
+        if cfg.auto_reset:
+            for stage in self._train:
+                stage.next_reset_state = self._episode_start
         return self._train
 
     def _build_eval(self) -> list[_Stage]:
@@ -280,7 +332,13 @@ class EnvWorker(Worker):
     def _report(self, stages: Sequence[_Stage], videos: list[Path]) -> EnvReport:
         episodes = [episode for stage in stages for episode in stage.env.drain_episodes()]
         env_steps, self._env_steps = self._env_steps, 0
-        return EnvReport(episodes=episodes, seconds=self._timer.drain(), env_steps=env_steps, videos=videos)
+        return EnvReport(
+            episodes=episodes,
+            seconds=self._timer.drain(),
+            env_steps=env_steps,
+            videos=videos,
+            open_episodes=[e for stage in stages if stage.next_reset_state for e in stage.env.open_episodes()],
+        )
 
 
 def _waves(episodes: list[int], width: int) -> list[list[int | None]]:

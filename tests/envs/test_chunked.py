@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -396,6 +396,88 @@ def test_adapter_that_breaks_the_protocol_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"WrongState\.observe"):
         chunked(WrongState(1, [NEVER]), 1, 1).reset([0])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.booleans(), st.integers(1, 4), st.integers(0, 8))
+def test_a_resumed_env_goes_on_as_the_one_it_takes_the_place_of(
+    data: st.DataObject, batched: bool, n: int, before: int
+) -> None:
+    scripts = [NEVER, *(succeeds_at(data.draw(st.integers(1, 9))) for _ in range(4))]
+
+    def env() -> ChunkedEnv:
+        sim = ScriptedSim(n, scripts, batched=batched)
+        return chunked(sim, n, 2, auto_reset=True, max_episode_steps=7, use_rel_reward=True, reward_coef=0.3)
+
+    def starts(env_id: int, k: int) -> int:
+        return (env_id + k) % len(scripts)
+
+    first, second = env(), env()
+    first.reset([starts(100 + slot, 0) for slot in range(n)], starts)
+    for _ in range(before):
+        first.chunk_step(numbered_actions(n, 2))
+    first.drain_episodes()
+    assert second.resume(first.open_episodes(), starts) == []
+    assert second.drain_episodes() == []
+    assert second.current_obs().state.equal(first.current_obs().state)
+    for _ in range(5):
+        results = [env.chunk_step(numbered_actions(n, 2)) for env in (first, second)]
+        for name in ("rewards", "terminated", "truncated", "valid"):
+            assert getattr(results[0], name).equal(getattr(results[1], name))
+        assert results[0].next_obs.state.equal(results[1].next_obs.state)
+    assert first.drain_episodes() == second.drain_episodes()
+
+
+def test_a_batched_simulator_resumes_with_all_envs_at_their_last_step_together() -> None:
+    """It may move what waits, as ManiSkill's batch does, so nothing may wait after its last step."""
+    sim = ScriptedSim(2, [succeeds_at(3), NEVER], batched=True)
+    env = chunked(sim, 2, 1, auto_reset=True)
+    env.reset([0, 1], lambda env_id, k: 1)
+    for _ in range(5):
+        env.chunk_step(numbered_actions(2, 1))
+    again = ScriptedSim(2, [succeeds_at(3), NEVER], batched=True)
+    chunked(again, 2, 1, auto_reset=True).resume(env.open_episodes(), lambda env_id, k: 1)
+    assert again.calls == [
+        ("reset", (1,)),
+        *[("step", (1,))] * 3,
+        ("reset", (0,)),
+        *[("step", (0, 1))] * 2,
+        ("observe", (0, 1)),
+    ]
+
+
+def test_envs_that_come_elsewhere_are_named_and_go_on() -> None:
+    def starts(env_id: int, k: int) -> int:
+        return 0
+
+    env = chunked(ScriptedSim(3, [NEVER]), 3, 1, auto_reset=True)
+    env.reset([0, 0, 0], starts)
+    for _ in range(3):
+        env.chunk_step(numbered_actions(3, 1))
+    left = env.open_episodes()
+    left[1] = replace(left[1], state=left[1].state + 1)
+    assert chunked(ScriptedSim(3, [NEVER]), 3, 1, auto_reset=True).resume(left, starts) == [101]
+    changed = chunked(ScriptedSim(3, [succeeds_at(2)]), 3, 1, auto_reset=True)
+    assert changed.resume(left, starts) == [100, 101, 102]
+    assert [(e.number, len(e.actions)) for e in changed.open_episodes()] == [(1, 0)] * 3, "the next episodes"
+    assert changed.drain_episodes() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"env_id": 7}, r"got episodes of envs \[7, 101\], expected \[100, 101\]"),
+        ({"actions": np.zeros((50, 2), np.float32)}, "got 50 actions of 2 components for env 100, expected fewer"),
+        ({"actions": np.zeros((1, 3), np.float32)}, "got 1 actions of 3 components for env 100"),
+    ],
+)
+def test_episodes_of_other_envs_are_refused(change: dict[str, Any], message: str) -> None:
+    env = chunked(ScriptedSim(2, [NEVER]), 2, 1, auto_reset=True)
+    env.reset([0, 0], lambda env_id, k: 0)
+    left = env.open_episodes()
+    left[0] = replace(left[0], **change)
+    with pytest.raises(ValueError, match=message):
+        env.resume(left, lambda env_id, k: 0)
 
 
 def test_close_closes_the_simulator() -> None:

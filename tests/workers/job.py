@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, EpisodeRecord, Trajectory
 from embodied_rl.envs.chunked import ChunkedEnv
+from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.launch import connect, make_backend
 from embodied_rl.models.base import Policy
 from embodied_rl.runtime.serial import SerialGroup
@@ -88,6 +89,11 @@ class Job:
         received.wait()
         trajectories = sorted(self.actor._received, key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
         return trajectories, reports, rollouts
+
+    def resume(self, episodes: Sequence[OpenEpisode]) -> list[int]:
+        """Bring the training envs to where ``episodes`` were left; the envs that came elsewhere."""
+        astray: list[list[int]] = self._env.call(EnvWorker.resume, episodes, first_episode=0).wait()
+        return [env_id for env_ids in astray for env_id in env_ids]
 
     def update(self, step: int = 0) -> dict[str, float]:
         """Train on the last rollout; the metrics."""

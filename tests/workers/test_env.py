@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -135,6 +136,83 @@ def test_auto_reset_fills_the_rollout_with_episodes() -> None:
     assert sum(len(report.episodes) for report in reports) == ended > 2 * 16
     for trajectory in trajectories:
         assert trajectory.valid[:, :, 0].all(), "the next episode starts at the next chunk"
+
+
+GOING_ON = ("algorithm=ppo", "env.train.auto_reset=true", "env.train.max_episode_steps=40")
+
+
+def test_with_auto_reset_episodes_go_on_in_the_next_rollout() -> None:
+    """Forty steps an episode, eight a rollout: states beyond the eighth step are met, and failures counted."""
+    config = small(*GOING_ON, "env.train.max_steps_per_rollout_epoch=8", "algorithm.rollout_epoch=2", *layout(2, 2))
+    config = easy(config, 0.35)
+    with Job(config) as job:
+        rolled = [job.roll(step) for step in range(5)]
+    seen = {env_id: [] for env_id in range(16)}
+    for trajectories, _, _ in rolled:
+        for t in trajectories:
+            for place, env_id in enumerate(t.env_ids.tolist()):
+                seen[env_id].append((t, place))
+    for rollouts in seen.values():
+        assert len(rollouts) == 10
+        steps, lengths = 0, []
+        for t, place in rollouts:
+            for valid, ended in zip(t.valid[:, place], (t.terminated | t.truncated)[:, place], strict=True):
+                steps += int(valid.sum())
+                if ended.any():
+                    lengths.append(steps)
+                    steps = 0
+        assert sum(lengths) + steps == sum(int(t.valid[:, place].sum()) for t, place in rollouts)
+        assert max([*lengths, steps]) > 8, "an episode went on"
+        # Whatever was met first in a rollout is what the one before it ended with, or a start.
+        for (before, place), (t, same) in itertools.pairwise(rollouts):
+            if not (before.terminated | before.truncated)[-1, place].any():
+                moved = t.replay_inputs["state"][0, same] - before.replay_inputs["state"][-1, place]
+                assert not moved[2:].any(), "the goal is that of the same episode"
+    episodes = [e for _, reports, _ in rolled for report in reports for e in report.episodes]
+    ended = sum(int((t.terminated | t.truncated).sum()) for trajectories, _, _ in rolled for t in trajectories)
+    assert len(episodes) == ended, "each once"
+    assert any(not e.success and e.episode_length == 40 for e in episodes)
+    assert any(e.success for e in episodes)
+
+
+@pytest.mark.parametrize("horizon", [4, 8, 40])
+def test_rollouts_are_cut_anywhere(horizon: int) -> None:
+    """The same policy, whose actions are the greedy ones, plays the same episodes in rollouts of any length."""
+    found = []
+    for steps, rollouts in ((8, 10), (80, 1)):
+        options = (*GOING_ON, f"env.train.max_episode_steps={horizon}", "algorithm.sampling_params.temperature=1e-30")
+        config = easy(small(*options, f"env.train.max_steps_per_rollout_epoch={steps}"))
+        with Job(config) as job:
+            reports = [report for step in range(rollouts) for report in job.roll(step)[1]]
+        found.append(sorted((e.env_id, e.reset_state_id, e.episode_length, e.success, e.episode_return)
+                            for report in reports for e in report.episodes))  # fmt: skip
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_an_evaluation_in_between_disturbs_nothing() -> None:
+    found = []
+    for evaluates in (False, True):
+        with Job(easy(small(*GOING_ON, "env.train.max_steps_per_rollout_epoch=8"))) as job:
+            first, _, _ = job.roll(0)
+            if evaluates:
+                job.evaluate()
+            found.append([t.replay_inputs["state"] for t in (*first, *job.roll(1)[0])])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_envs_are_resumed_by_another_number_of_workers() -> None:
+    options = (*GOING_ON, "env.train.max_steps_per_rollout_epoch=8")
+    with Job(easy(small(*options, *layout(2, 2)), 0.4)) as job:
+        open_episodes = [e for report in [*job.roll(0)[1], *job.roll(1)[1]][-2:] for e in report.open_episodes]
+    assert [e.env_id for e in open_episodes] == list(range(16))
+    assert len({len(e.actions) for e in open_episodes}) > 1
+    for env_workers, stages in ((1, 1), (4, 1)):
+        with Job(easy(small(*options, *layout(env_workers, stages)), 0.4)) as job:
+            assert job.resume(open_episodes) == []
+            first = starts(job.roll(2)[0])
+        assert {e.env_id: e.state.tolist() for e in open_episodes} == first
 
 
 LAYOUTS = [
