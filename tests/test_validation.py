@@ -172,8 +172,22 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], "cannot share its one ratio"),
         (["actor.global_batch_size=8"], "set exactly one of them, the other to null"),
         (["env.train.auto_reset=true"], "adv_type=grpo scores one whole episode per env"),
-        (["env.train.max_steps_per_rollout_epoch=64"], "nothing starts a second episode; set env.train"),
-        (["env.train.max_steps_per_rollout_epoch=16"], "episodes would be dropped unfinished"),
+        (
+            ["algorithm=ppo", "env.train.auto_reset=true", "algorithm.filter_rewards=true"],
+            "filter_rewards=true scores one whole episode per env",
+        ),
+        (
+            ["algorithm=ppo", "env.train.auto_reset=true", "algorithm.positive_nll_coef=0.1"],
+            "positive_nll_coef=0.1 scores one whole episode per env",
+        ),
+        (
+            ["algorithm=ppo", "env.train.max_steps_per_rollout_epoch=64"],
+            "nothing starts a second episode; set it to null, or env.train.auto_reset=true",
+        ),
+        (
+            ["algorithm=ppo", "env.train.max_steps_per_rollout_epoch=16"],
+            "episodes would be dropped unfinished; set it to null, or env.train.auto_reset=true",
+        ),
         (
             ["algorithm=ppo", "env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=50"],
             "not a multiple of model.num_action_chunks=4",
@@ -204,6 +218,20 @@ def test_several_broken_rules_are_reported_together() -> None:
 )
 def test_what_cannot_be_is_refused_with_a_remedy(overrides: list[str], message: str) -> None:
     assert any(message in text for text in problems(*overrides)), problems(*overrides)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("steps", [16, 64])
+def test_auto_reset_is_recommended_where_it_is_allowed(algorithm: str, steps: int) -> None:
+    options = [f"algorithm={algorithm}", f"env.train.max_steps_per_rollout_epoch={steps}"]
+    [problem] = problems(*options)
+    try:
+        config_of(*options, "env.train.auto_reset=true")
+        allowed = True
+    except ConfigError:
+        allowed = False
+    assert ("env.train.auto_reset=true" in problem) == allowed
+    assert "set it to null" in problem
 
 
 @pytest.mark.parametrize(

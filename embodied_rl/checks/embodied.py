@@ -84,24 +84,31 @@ def lane_problems(c: EmbodiedConfig, placement: Placement, totals: Mapping[str, 
 
 
 def _episode_problems(c: EmbodiedConfig) -> Iterator[str]:
-    train = c.env.train
-    estimator = ADVANTAGES.get(c.algorithm.adv_type)
-    if estimator and estimator.scores_episodes and train.auto_reset:
+    train, algorithm = c.env.train, c.algorithm
+    estimator = ADVANTAGES.get(algorithm.adv_type)
+    scored = {
+        f"adv_type={algorithm.adv_type}": estimator is not None and estimator.scores_episodes,
+        "filter_rewards=true": algorithm.filter_rewards,
+        f"positive_nll_coef={algorithm.positive_nll_coef}": algorithm.positive_nll_coef is not None,
+    }
+    scorers = [name for name, scores in scored.items() if scores]
+    if train.auto_reset and scorers:
         yield (
-            f"env.train.auto_reset: adv_type={c.algorithm.adv_type} scores one whole episode per env, and auto_reset "
-            "would mix several into a score; set env.train.auto_reset=false, or use algorithm=ppo"
+            f"env.train.auto_reset: {' and '.join(scorers)} scores one whole episode per env, and with auto_reset a "
+            "rollout holds pieces of several, begun at different times; set env.train.auto_reset=false and "
+            "env.train.max_steps_per_rollout_epoch=null, or use algorithm=ppo"
         )
     steps = train.max_steps_per_rollout_epoch
+    mend = "set it to null" + ("" if scorers else ", or env.train.auto_reset=true: episodes then go on in the next one")
     if steps is not None and steps > train.max_episode_steps and not train.auto_reset:
         yield (
             f"env.train.max_steps_per_rollout_epoch: got {steps}, more than max_episode_steps="
-            f"{train.max_episode_steps}, but nothing starts a second episode; set env.train.auto_reset=true"
+            f"{train.max_episode_steps}, but nothing starts a second episode; {mend}"
         )
     if steps is not None and steps < train.max_episode_steps and not train.auto_reset:
         yield (
             f"env.train.max_steps_per_rollout_epoch: got {steps}, less than max_episode_steps="
-            f"{train.max_episode_steps}: episodes would be dropped unfinished; set it to null, or "
-            "env.train.auto_reset=true"
+            f"{train.max_episode_steps}: episodes would be dropped unfinished; {mend}"
         )
     if steps is not None and steps % c.model.num_action_chunks:
         yield (
