@@ -180,6 +180,10 @@ class Policy(nn.Module):
         """Parameters of the layer that gives the actions' distribution: adapters leave it out unless asked for."""
         return []
 
+    def unread_modules(self) -> list[nn.Module]:
+        """Parts that published weights have and no computation reads: they stay as they are, without adapters."""
+        return []
+
     def adapter_root(self) -> nn.Module:
         """Where adapters are put: the module whose names a checkpoint of adapters uses."""
         return self

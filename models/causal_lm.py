@@ -41,7 +41,8 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
 from embodied_rl.models.character_tokenizer import character_tokenizer
-from embodied_rl.models.pretrained import VALUE_HEAD_FILE, read_tensors, write_tensors
+from embodied_rl.models.hugging_face import LOADING_ERRORS, load_model
+from embodied_rl.models.pretrained import VALUE_HEAD_FILE, load_head, write_tensors
 
 _FAMILIES: Mapping[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -114,9 +115,8 @@ class CausalLMPolicy(Policy):
     @classmethod
     def from_pretrained(cls, path: str, spec: PolicySpec, params: CausalLMParams) -> Self:
         policy = cls(spec, params, path)
-        saved = Path(path) / VALUE_HEAD_FILE
-        if policy.value_head is not None and saved.exists():
-            policy.value_head.load_state_dict(read_tensors(saved))
+        if policy.value_head is not None:
+            load_head(policy.value_head, Path(path) / VALUE_HEAD_FILE)
         return policy
 
     @classmethod
@@ -237,8 +237,8 @@ def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
     if path is not None:
         # An architecture may be given, too: that of the model=tiny_lm whose export the folder is.
         try:
-            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-        except (OSError, ValueError) as error:
+            return load_model(AutoModelForCausalLM, path, dtype=dtype)
+        except LOADING_ERRORS as error:
             raise UserError(
                 f"model.path={path}: not a causal language model's folder, nor one on the hub: {_first_line(error)}"
             ) from error

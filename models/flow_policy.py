@@ -35,7 +35,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.models import flow
 from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.lerobot_folder import ACTION, STATE, LerobotFolder, camera_map, normalizer, prompt_tokens
-from embodied_rl.models.pretrained import VALUE_HEAD_FILE, read_tensors, write_tensors
+from embodied_rl.models.pretrained import VALUE_HEAD_FILE, load_head, write_tensors
 
 NOISE_HEAD_FILE = "noise_head.safetensors"
 _VALUE_WIDTHS = (512, 256, 128)
@@ -306,8 +306,8 @@ class FlowPolicy(Policy):
 
     def _read_heads(self, directory: Path) -> None:
         for file, head in ((VALUE_HEAD_FILE, self.value_head), (NOISE_HEAD_FILE, self.noise_head)):
-            if head is not None and (directory / file).exists():
-                head.load_state_dict(read_tensors(directory / file))
+            if head is not None:
+                load_head(head, directory / file)
 
     def _write_heads(self, directory: Path) -> None:
         for file, head in ((VALUE_HEAD_FILE, self.value_head), (NOISE_HEAD_FILE, self.noise_head)):

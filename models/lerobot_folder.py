@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.models.pretrained import CONFIG_FILE, WEIGHTS_FILE, read_json, read_tensors, write_tensors
+from embodied_rl.models.pretrained import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_fit,
+    read_json,
+    read_tensors,
+    write_tensors,
+)
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"
 STATE, ACTION = "observation.state", "action"
@@ -260,17 +267,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], dtype: torch.d
     Raises:
         UserError: some are missing or too many, or have another shape.
     """
-    own = model.state_dict()
-    problems = [f"{name} is missing" for name in sorted(own.keys() - weights.keys())]
-    problems += [f"{name} is unexpected" for name in sorted(weights.keys() - own.keys())]
-    problems += [
-        f"{name} is {list(weights[name].shape)}, expected {list(own[name].shape)}"
-        for name in sorted(own.keys() & weights.keys())
-        if own[name].shape != weights[name].shape
-    ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise UserError(f"model.path={path}: the weights do not fit the model: {'; '.join(problems[:3])}{more}")
+    check_fit(model.state_dict(), weights, f"model.path={path}")
     model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()}, assign=True)
 
 

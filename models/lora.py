@@ -17,8 +17,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.adapter_folder import AdapterFolder, copy_into, read_folder, write_folder
+from embodied_rl.models.adapter_folder import KEY, AdapterFolder, copy_into, read_folder, write_folder
 from embodied_rl.models.base import Policy
+from embodied_rl.models.pretrained import VALUE_HEAD_FILE, check_fit
 from embodied_rl.schema import LoraSettings
 
 ADAPTER = "default"
@@ -28,16 +29,20 @@ _VALUE_HEAD = "value_head."
 def add_adapters(policy: Policy, settings: LoraSettings) -> None:
     """Put adapters into the policy's linear layers; they, the value head and ``modules_to_save`` stay trainable.
 
+    What nothing reads stays as it is: adapters of ``path`` that are of such layers are left out.
+
     Raises:
-        UserError: ``target_modules`` or ``modules_to_save`` name nothing in this model, or the adapters of ``path`` do
-            not fit it.
+        UserError: ``target_modules`` or ``modules_to_save`` name nothing in this model, or nothing that is read, or the
+            adapters of ``path`` do not fit it.
     """
     root = policy.adapter_root()
     folder = None if settings.path is None else read_folder(settings.path)
     if folder is not None:
         _check_layers(policy, root, folder)
         settings = _as_in(folder, settings)
-    config = _peft_config(settings, _targets(policy, root, settings))
+    targets = _targets(policy, root, settings)
+    config = _peft_config(settings, targets)
+    unread = {id(p) for module in policy.unread_modules() for p in module.parameters()}
     policy.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")  # the head is no target
@@ -48,12 +53,19 @@ def add_adapters(policy: Policy, settings: LoraSettings) -> None:
         found = [p for key, p in root.named_parameters() if name in key.split(".") and ".lora_" not in key]
         if not found:
             raise UserError(f"model.lora.modules_to_save: got {name!r}, which is no part of {_parts(root)}")
-        for parameter in found:
+        read = [p for p in found if id(p) not in unread]
+        if not read:
+            raise UserError(
+                f"model.lora.modules_to_save: got {name!r}, which nothing reads in this model: leave it out"
+            )
+        for parameter in read:
             parameter.requires_grad_(True)
     if folder is not None:
-        copy_into(lambda name: root.get_parameter(f"{name}.{ADAPTER}.weight"), folder.weights, folder.path)
-        if policy.value_parameters():
-            copy_into(lambda name: policy.get_parameter(f"{_VALUE_HEAD}{name}"), folder.value_head, folder.path)
+        weights = {name: tensor for name, tensor in folder.weights.items() if name.rpartition(".")[0] in targets}
+        copy_into(lambda name: root.get_parameter(f"{name}.{ADAPTER}.weight"), weights, folder.path)
+        if folder.value_head and (own := _value_head(policy)):
+            check_fit(own, folder.value_head, f"{KEY}={folder.path}: {VALUE_HEAD_FILE}")
+            copy_into(own.__getitem__, folder.value_head, folder.path)
 
 
 def described(settings: LoraSettings) -> LoraSettings:
@@ -87,9 +99,7 @@ def save_adapters(policy: Policy, settings: LoraSettings, base: str, directory: 
     weights = {name.removesuffix(end): p for name, p in root.named_parameters() if ".lora_" in name}
     config = _peft_config(settings, sorted({name.rpartition(".")[0] for name in weights}))
     config.base_model_name_or_path, config.inference_mode = base, True
-    own = {id(p) for p in policy.value_parameters()}
-    head = {name.removeprefix(_VALUE_HEAD): p for name, p in policy.named_parameters() if id(p) in own}
-    write_folder(directory, config, weights, head)
+    write_folder(directory, config, weights, _value_head(policy))
 
 
 def base_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
@@ -124,6 +134,12 @@ def adapters_off(policy: Policy) -> Iterator[None]:
             layer.set_scale(ADAPTER, 1.0)
 
 
+def _value_head(policy: Policy) -> dict[str, nn.Parameter]:
+    """Parameters by their names in the head."""
+    own = {id(p) for p in policy.value_parameters()}
+    return {name.removeprefix(_VALUE_HEAD): p for name, p in policy.named_parameters() if id(p) in own}
+
+
 def _peft_config(settings: LoraSettings, targets: list[str]) -> LoraConfig:
     return LoraConfig(
         r=settings.rank,
@@ -149,7 +165,7 @@ def _as_in(folder: AdapterFolder, settings: LoraSettings) -> LoraSettings:
 
 def _check_layers(policy: Policy, root: nn.Module, folder: AdapterFolder) -> None:
     """Refuse adapters of another model, or not whole, saying how they differ."""
-    linear, kept = _linear_layers(policy, root), {id(p) for p in policy.head_parameters()}
+    linear, left_out = _linear_layers(policy, root), _left_out(policy, root, head=True)
     problems = [f"{name} is no linear layer of this model" for name in folder.layers if name not in linear]
     problems += [
         f"{name}.{part} is missing"
@@ -157,8 +173,9 @@ def _check_layers(policy: Policy, root: nn.Module, folder: AdapterFolder) -> Non
         for part in ("lora_A", "lora_B")
         if f"{name}.{part}" not in folder.weights
     ]
-    inner = {name for name in linear if id(root.get_submodule(name).weight) not in kept}
-    problems += [f"{name} has no adapter, which its configuration asks for" for name in folder.lacking(inner)]
+    problems += [
+        f"{name} has no adapter, which its configuration asks for" for name in folder.lacking(linear - left_out)
+    ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise UserError(
@@ -177,9 +194,9 @@ def _linear_layers(policy: Policy, root: nn.Module) -> set[str]:
 
 
 def _targets(policy: Policy, root: nn.Module, settings: LoraSettings) -> list[str]:
-    linear, kept = _linear_layers(policy, root), {id(p) for p in policy.head_parameters()}
+    linear = _linear_layers(policy, root)
     if settings.target_modules == "all-linear":
-        return sorted(name for name in linear if id(root.get_submodule(name).weight) not in kept)
+        return sorted(linear - _left_out(policy, root, head=True))
     wanted = [settings.target_modules] if isinstance(settings.target_modules, str) else settings.target_modules
     targets: set[str] = set()
     for pattern in wanted:
@@ -190,7 +207,20 @@ def _targets(policy: Policy, root: nn.Module, settings: LoraSettings) -> list[st
                 f"all-linear or some of {_parts(root, linear)}"
             )
         targets |= found
-    return sorted(targets)
+    read = targets - _left_out(policy, root, head=False)
+    if not read:
+        raise UserError(
+            f"model.lora.target_modules: got {', '.join(wanted)}, layers that nothing reads in this model, so adapters "
+            "there would never be trained; expected all-linear or other layers"
+        )
+    return sorted(read)
+
+
+def _left_out(policy: Policy, root: nn.Module, *, head: bool) -> set[str]:
+    """Names of the linear layers that nothing reads, and with ``head`` that of the output head."""
+    parameters = [p for module in policy.unread_modules() for p in module.parameters()]
+    own = {id(p) for p in [*parameters, *(policy.head_parameters() if head else [])]}
+    return {name for name in _linear_layers(policy, root) if id(root.get_submodule(name).weight) in own}
 
 
 def _parts(root: nn.Module, names: set[str] | None = None) -> str:

@@ -1,13 +1,14 @@
 """Folders of weights in the project's own layout, for models that have no published one.
 
 ``config.json`` says which policy the weights are of, and with which parameters and spaces; ``model.safetensors`` holds
-them. Also what other layouts share: reading all weights of a folder, whole or in shards.
+them. Also what other layouts share: reading all weights of a folder, whole or in shards, and refusing those that do
+not fit.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 VALUE_HEAD_FILE = "value_head.safetensors"
 """Beside published layouts, which have no value head."""
+_VALUE_HEAD = "value_head."
+_SHOWN = 5
+"""Differing tensors that a message lists."""
 
 
 def write(policy: nn.Module, params: Any, spec: Any, directory: Path) -> None:
@@ -61,12 +65,25 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     Raises:
         UserError: neither is there, or a file is damaged.
     """
-    index = directory / INDEX_FILE
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else [WEIGHTS_FILE]
     tensors: dict[str, Tensor] = {}
-    for name in names:
+    for name in weight_files(directory):
         tensors |= read_tensors(directory / name)
     return tensors
+
+
+def weight_files(directory: Path, *, key: str = "model.path") -> list[str]:
+    """Names of the files that hold a folder's weights; ``key`` is the config's that named it.
+
+    Raises:
+        UserError: the index of shards is damaged.
+    """
+    index = directory / INDEX_FILE
+    if not index.exists():
+        return [WEIGHTS_FILE]
+    places = read_json(index, key=key).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{key}: {index} has no weight_map, which says where each tensor is; copy it again")
+    return sorted(set(places.values()))
 
 
 def read_tensors(path: Path, *, key: str = "model.path") -> dict[str, Tensor]:
@@ -101,25 +118,59 @@ def read_json(path: Path, *, key: str = "model.path") -> dict[str, Any]:
 
 
 def load_strictly(policy: nn.Module, weights: Mapping[str, Tensor], directory: Path) -> None:
-    """Load a whole state dict. A value head may be missing (it then is fresh), or too many.
+    """Load a whole state dict. A value head may be missing as a whole (it then is fresh), or too many.
 
     Raises:
         UserError: other weights are missing or too many, or have another shape.
     """
     own = policy.state_dict()
-    ours = {name for name in own if not name.startswith("value_head.")}
-    theirs = {name for name in weights if not name.startswith("value_head.")}
-    problems = [f"{name} is missing" for name in sorted(ours - theirs)]
-    problems += [f"{name} is unexpected" for name in sorted(theirs - ours)]
+    in_both = [any(name.startswith(_VALUE_HEAD) for name in names) for names in (own, weights)]
+    if not all(in_both):
+        own, weights = _without_value_head(own), _without_value_head(weights)
+    check_fit(own, weights, f"model.path={directory}")
+    policy.load_state_dict(weights, strict=False)
+
+
+def load_head(head: nn.Module, path: Path) -> None:
+    """Give a head the weights of its own file; without that file it stays fresh.
+
+    Raises:
+        UserError: they are damaged, or not exactly the head's.
+    """
+    if path.exists():
+        weights = read_tensors(path)
+        check_fit(head.state_dict(), weights, f"model.path: {path}")
+        head.load_state_dict(weights)
+
+
+def check_fit(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights that are not exactly the expected ones.
+
+    Args:
+        where: the folder or file and the configuration's key of it, for the message.
+
+    Raises:
+        UserError: tensors are missing or too many, or have another shape.
+    """
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is unexpected" for name in found if name not in expected]
     problems += [
-        f"{name} is {list(weights[name].shape)}, expected {list(own[name].shape)}"
-        for name in sorted(own.keys() & weights.keys())
-        if own[name].shape != weights[name].shape
+        f"{name} is {list(found[name].shape)}, expected {list(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
     ]
+    refuse_misfit(problems, where)
+
+
+def refuse_misfit(problems: Sequence[str], where: str) -> None:
+    """Raises UserError: there are problems."""
     if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise UserError(f"model.path={directory}: the weights do not fit the model: {'; '.join(problems[:3])}{more}")
-    policy.load_state_dict({name: tensor for name, tensor in weights.items() if name in own}, strict=False)
+        more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise UserError(f"{where}: the weights do not fit the model: {'; '.join(problems[:_SHOWN])}{more}")
+
+
+def _without_value_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(_VALUE_HEAD)}
 
 
 def _contents(directory: Path) -> str:

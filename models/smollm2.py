@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from embodied_rl.errors import UserError
 
@@ -35,8 +35,11 @@ def convert(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+    from embodied_rl.models.hugging_face import load_model
+
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    options = {"gguf_file": source.name, "dtype": torch.float32}
+    quantised: Any = load_model(AutoModelForCausalLM, str(source.parent), **options)
     # The configuration would say that the weights are still quantised.
     values = quantised.config.to_dict()
     for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):

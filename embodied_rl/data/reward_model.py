@@ -11,6 +11,7 @@ from pydantic import Field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.hugging_face import LOADING_ERRORS, load_model
 from embodied_rl.params import parse_params
 
 if TYPE_CHECKING:
@@ -42,20 +43,19 @@ class RewardModel:
         self._params, self._device = params, device
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(params.path, truncation_side="left", padding_side="right")
-            # A language model would get a head of random weights, and only be warned of.
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                params.path, dtype=getattr(torch, params.dtype), num_labels=1, output_loading_info=True
+            model: Any = load_model(
+                AutoModelForSequenceClassification,
+                params.path,
+                key="reward.params.path",
+                expected="trained reward model with one label",
+                dtype=getattr(torch, params.dtype),
+                num_labels=1,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except LOADING_ERRORS as error:
             raise UserError(
                 f"reward.params.path={params.path}: no sequence classifier with one label and a tokenizer: "
                 f"{(str(error).strip().splitlines() or [type(error).__name__])[0]}"
             ) from error
-        if missing := sorted(report["missing_keys"]):
-            raise UserError(
-                f"reward.params.path={params.path}: the folder has no weights for {', '.join(missing[:3])}; expected a "
-                "trained reward model, with one label"
-            )
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         model.config.get_text_config().pad_token_id = self._tokenizer.pad_token_id

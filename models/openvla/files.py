@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.pretrained import (
@@ -38,8 +38,6 @@ TOKENIZER_FILE = "tokenizer.json"
 PARTS = ("action_head", "proprio_projector")
 SHARD_BYTES = 5 * 2**30
 _COMPANIONS = ("*.json", "*.model", "*.py")
-_SHOWN = 5
-"""Differing tensors that a message lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,29 +134,6 @@ def read_part(directory: Path, name: str) -> dict[str, Tensor]:
         return {key.removeprefix("module."): tensor for key, tensor in state.items()}
     except Exception as error:
         raise UserError(f"model.path: {path} cannot be read ({str(error).splitlines()[0]}); copy it again") from error
-
-
-def check_fit(module: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Refuse weights that are not exactly the module's.
-
-    Raises:
-        UserError: tensors are missing or too many, or have another shape.
-    """
-    own = module.state_dict()
-    problems = [f"{name} is missing" for name in own if name not in weights]
-    problems += [f"{name} is unexpected" for name in weights if name not in own]
-    problems += [
-        f"{name} is {list(weights[name].shape)}, expected {list(own[name].shape)}"
-        for name in own
-        if name in weights and own[name].shape != weights[name].shape
-    ]
-    if problems:
-        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise UserError(
-            f"{where}: the weights do not fit the model ({len(own)} tensors expected, {len(weights)} found): "
-            + "; ".join(problems[:_SHOWN])
-            + more
-        )
 
 
 def write_folder(

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, PolicyOutput, PolicySpec
-from embodied_rl.models.openvla.files import check_fit, find_part, read_part
+from embodied_rl.models.openvla.files import find_part, read_part
 from embodied_rl.models.openvla.heads import L1ActionHead, ProprioProjector
 from embodied_rl.models.openvla.policy import OpenVlaBase, OpenVlaParams, entropy_of
 from embodied_rl.models.openvla.prompts import EOS
 from embodied_rl.models.openvla.tiny import write_tiny
+from embodied_rl.models.pretrained import check_fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,10 @@ class OpenVlaOftPolicy(OpenVlaBase):
         self.action_head: L1ActionHead | None = None
         if _wanted(None if params.action_head is None else params.action_head == "l1", folder, "action_head"):
             self.action_head = L1ActionHead(width, spec.action_dim)
-            self.network.language_model.lm_head.requires_grad_(False)  # nothing reads it
+            self.network.language_model.lm_head.requires_grad_(False)
         for name, part in self._modules_of_parts().items():
             state = read_part(folder, name)
-            check_fit(part, state, f"model.path={folder}: {name}")
+            check_fit(part.state_dict(), state, f"model.path={folder}: {name}")
             part.load_state_dict(state)
             part.to(dtype)
 
@@ -145,6 +146,10 @@ class OpenVlaOftPolicy(OpenVlaBase):
         normalized = self.codec.from_env(actions.to(self.network.device))
         chosen = {"tokens": self.codec.tokens(normalized)} if self.action_head is None else {"targets": normalized}
         return {**self._inputs(obs), **chosen}
+
+    def unread_modules(self) -> list[nn.Module]:
+        head = [] if self.action_head is None else [self.network.language_model.lm_head]
+        return [*super().unread_modules(), *head]
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
         inputs = super()._inputs(obs)

@@ -16,12 +16,12 @@ from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.models.base import Policy, PolicySpec
 from embodied_rl.models.openvla.actions import ActionCodec, choose_statistics
-from embodied_rl.models.openvla.files import check_fit, read_folder, write_folder
+from embodied_rl.models.openvla.files import read_folder, write_folder
 from embodied_rl.models.openvla.heads import ValueHead
 from embodied_rl.models.openvla.images import ImageProfile, normalize
 from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork
 from embodied_rl.models.openvla.prompts import PAD, PromptTokenizer, trim
-from embodied_rl.models.pretrained import VALUE_HEAD_FILE, read_tensors, read_weights, write_tensors
+from embodied_rl.models.pretrained import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class OpenVlaBase(Policy):
         with torch.device("meta"):
             self.network = OpenVlaNetwork(files.config)
         weights = read_weights(folder)
-        check_fit(self.network, weights, f"model.path={folder}")
+        check_fit(self.network.state_dict(), weights, f"model.path={folder}")
         self.network.materialize(weights, getattr(torch, params.dtype))
         key = choose_statistics(files.norm_stats, unnorm_key=params.unnorm_key, suite=params.suite)
         self.codec = ActionCodec(files.norm_stats[key], self.network.first_action_token + NUM_ACTION_TOKENS)
@@ -94,11 +94,7 @@ class OpenVlaBase(Policy):
         self.value_head: ValueHead | None = None
         if spec.values_per_chunk:
             self.value_head = ValueHead(self.network.width, spec.values_per_chunk)
-            saved = folder / VALUE_HEAD_FILE
-            if saved.exists():
-                state = read_tensors(saved)
-                check_fit(self.value_head, state, f"model.path: {saved}")
-                self.value_head.load_state_dict(state)
+            load_head(self.value_head, folder / VALUE_HEAD_FILE)
             self.value_head.to(self.network.dtype)
 
     @classmethod
@@ -121,6 +117,10 @@ class OpenVlaBase(Policy):
 
     def head_parameters(self) -> list[nn.Parameter]:
         return list(self.network.language_model.lm_head.parameters())
+
+    def unread_modules(self) -> list[nn.Module]:
+        vision = self.network.vision_backbone
+        return [*vision.featurizer.unread_modules(), *vision.fused_featurizer.unread_modules()]
 
     def adapter_root(self) -> nn.Module:
         return self.network

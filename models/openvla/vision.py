@@ -65,9 +65,11 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(width, eps=EPS)
         self.attn_pool = _AttentionPool(shape) if shape.attention_pool else None
-        for unused in (self.blocks[-1], self.norm, self.attn_pool):
-            if unused is not None:
-                unused.requires_grad_(False)
+        for unread in self.unread_modules():
+            unread.requires_grad_(False)
+
+    def unread_modules(self) -> list[nn.Module]:
+        return [part for part in (self.blocks[-1], self.norm, self.attn_pool) if part is not None]
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.patch_embed(images) + self.pos_embed

@@ -11,13 +11,12 @@ from torch import nn
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.openvla.files import (
-    check_fit,
     find_part,
     read_folder,
     read_part,
     write_shards,
 )
-from embodied_rl.models.pretrained import read_weights
+from embodied_rl.models.pretrained import check_fit, read_weights
 from embodied_rl.models.registry import build_policy
 from tests.models.openvla.published import ACTION, spec, write_checkpoint
 
@@ -69,10 +68,10 @@ def test_which_part(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit() -> None:
     layer = nn.Linear(2, 3)
     with pytest.raises(UserError) as error:
-        check_fit(layer, {"weight": torch.zeros(2, 3), "other": torch.zeros(1)}, "model.path=here")
+        check_fit(layer.state_dict(), {"weight": torch.zeros(2, 3), "other": torch.zeros(1)}, "model.path=here")
     assert str(error.value) == (
-        "model.path=here: the weights do not fit the model (2 tensors expected, 2 found): bias is missing; other is "
-        "unexpected; weight is [2, 3], expected [3, 2]"
+        "model.path=here: the weights do not fit the model: bias is missing; other is unexpected; weight is [2, 3], "
+        "expected [3, 2]"
     )
 
 
