@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -400,3 +401,19 @@ class EpisodeRecord:
     """Sum of the (scaled) rewards."""
     episode_length: int
     """Simulator steps."""
+    max_reward: float | None = None
+    """Largest (scaled) reward of a step; None: nobody kept it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedEpisode(EpisodeRecord):
+    """An episode of an evaluation, and where it can be seen. Producer: env worker. Consumer: ``eval.json``."""
+
+    init_state: int
+    """Number of the initial state within its task, from 0."""
+    policy_version: int
+    """Of the weights that acted."""
+    video: Path | None
+    """The file that shows it, if one does."""
+    tile: int | None
+    """Which tile of that video: row by row, from 0 at the top left."""

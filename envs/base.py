@@ -49,6 +49,10 @@ class SimEnv(Protocol):
 
     Construct as ``Adapter(num_slots, params, seed)`` where ``params`` is the adapter's own ``Params`` dataclass, built
     from the config's ``env.init_params``.
+
+    Two class attributes may be left out; ``eval.json`` tells by them which evaluations had the same episodes:
+    ``packages``, the names of the distributions whose versions change what an episode is (none), and
+    ``states_need_seed``, whether an initial state depends on ``seed`` beside its number (True).
     """
 
     Params: ClassVar[type]

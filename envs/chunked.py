@@ -99,6 +99,7 @@ class ChunkedEnv:
         self._actions = np.zeros((n, max_episode_steps if auto_reset else 0, sim.action_dim), dtype=np.float32)
         self._level = np.zeros(n, dtype=np.float32)
         self._return = np.zeros(n, dtype=np.float64)
+        self._max_reward = np.zeros(n, dtype=np.float32)
         self._succeeded = np.zeros(n, dtype=np.bool_)
         self._tasks = [sim.task(0)] * n
         self._state = np.zeros((n, sim.state_dim), dtype=np.float32)
@@ -290,6 +291,7 @@ class ChunkedEnv:
         self._reset_state[slots] = reset_state_ids
         for array in (self._done, self._steps, self._level, self._return, self._succeeded):
             array[slots] = 0
+        self._max_reward[slots] = -np.inf
 
     def _restart(self, slots: list[int]) -> list[EnvObs]:
         """Start the next episodes of ended envs; returns the last observations of those that have one."""
@@ -321,6 +323,7 @@ class ChunkedEnv:
         self._level[slots] = levels
         self._steps[slots] += 1
         self._return[slots] += rewards
+        self._max_reward[slots] = np.maximum(self._max_reward[slots], rewards)
         self._succeeded[slots] |= outcome.success
 
         terminated = np.zeros_like(outcome.success) if self._ignore_terminations else outcome.success
@@ -339,6 +342,7 @@ class ChunkedEnv:
             success=bool(self._succeeded[slot]),
             episode_return=float(self._return[slot]),
             episode_length=int(self._steps[slot]),
+            max_reward=float(self._max_reward[slot]),
         )
 
     def _record_frames(self, slots: list[int], rewards: NDArray[np.float32], success: NDArray[np.bool_]) -> None:

@@ -54,6 +54,7 @@ class DummyEnv:
     """
 
     Params: ClassVar[type] = DummyParams
+    states_need_seed = False
     batched = True
     control_hz = 10.0
     action_dim = 2

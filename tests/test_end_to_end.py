@@ -128,6 +128,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, algorithm: st
 def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     run(tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1"))
     options = ("runner.only_eval=true", "runner.resume_dir=auto", "env.eval.video_cfg.save_video=true")
+    options += ("env.eval.video_cfg.max_videos=null",)
     evaluation = tiny_run(tmp_path, "cluster=serial", *options)
     run(evaluation)
     run(evaluation)
@@ -140,6 +141,16 @@ def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     assert tables[0] == tables[1]
     assert tables[0]["overall"]["n_episodes"] == 8
     assert [row["n_episodes"] for row in tables[0]["per_task"]] == [2, 2, 2, 2]
+    episodes = tables[0]["episodes"]
+    assert [(e["task_id"], e["init_state"], e["reset_state_id"]) for e in episodes] == [
+        (task, state, 64 * task + state) for task in range(4) for state in range(2)
+    ]
+    assert {e["policy_version"] for e in episodes} == {1}
+    assert sum(e["success"] for e in episodes) == tables[0]["overall"]["n_successes"]
+    # Two workers with two stages of two envs each: four files, two tiles each, every episode in a tile of its own.
+    shown = [(e["video"]["file"], e["video"]["tile"]) for e in episodes]
+    assert {file for file, _ in shown} == set(tables[0]["overall"]["video_paths"])
+    assert sorted(set(shown)) == [(file, tile) for file in sorted({file for file, _ in shown}) for tile in (0, 1)]
     videos = list((tmp_path / "videos").rglob("*.mp4"))
     assert len(videos) == 2 * len(tables[0]["overall"]["video_paths"]) > 0
 

@@ -62,6 +62,12 @@ def test_two_steps_in_one_process_and_in_several(tmp_path: Path, capsys: pytest.
     report = json.loads((one / "eval_step_000002" / "eval.json").read_text())
     assert report["overall"]["n_completions"] == 8
     assert report["meta"]["policy_version"] == 2
+    listed = report["completions"]
+    assert [(entry["prompt"], entry["policy_version"]) for entry in listed] == [(i, 2) for i in range(8)]
+    assert len({entry["prompt_id"] for entry in listed}) == 8
+    assert sum(entry["correct"] for entry in listed) == report["overall"]["n_solved"]
+    before = json.loads((one / "eval_step_000000" / "eval.json").read_text())["completions"]
+    assert [entry["prompt_id"] for entry in before] == [entry["prompt_id"] for entry in listed]
     assert len(samples_of(one / "eval_step_000002" / "samples.jsonl")) == 8
     assert (one / "eval_step_000000" / "eval.json").is_file()
     [first, *_] = metrics_of(one)

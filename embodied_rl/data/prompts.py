@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -52,6 +54,13 @@ class Problem:
     """Where the problem comes from: an evaluation counts each source by itself."""
     metadata: str = ""
     """For reward functions that take it."""
+
+
+def problem_id(problem: Problem) -> str:
+    """16 hexadecimal digits that tell problems apart by their prompt and answer."""
+    prompt = problem.prompt
+    turns = prompt if isinstance(prompt, str) else [[message.role, message.content] for message in prompt]
+    return hashlib.sha256(json.dumps([turns, problem.answer]).encode()).hexdigest()[:16]
 
 
 class PromptDataset:

@@ -22,6 +22,8 @@ class CompletionRecord:
     completion: str
     """Without its end token."""
     answer: str
+    prompt_id: str = ""
+    """Of the problem as the data set gives it: the same under any chat template."""
     source: str = ""
     """Where the problem comes from."""
     score: float | None

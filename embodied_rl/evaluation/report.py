@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from embodied_rl.contracts import EvaluatedEpisode
+from embodied_rl.evaluation.eval_file import EPISODES, SCHEMA_VERSION, number_or_null, write_json
 from embodied_rl.evaluation.success import SuccessRow, SuccessTable
 
 _CHART_CELLS = 21
@@ -75,7 +74,13 @@ def _interval_chart(row: SuccessRow) -> Text:
 
 
 def eval_report(
-    table: SuccessTable, *, meta: Mapping[str, Any], eval_s: float | None = None, video_paths: Sequence[Path] = ()
+    table: SuccessTable,
+    episodes: Sequence[EvaluatedEpisode],
+    *,
+    meta: Mapping[str, Any],
+    seed: int | None = None,
+    eval_s: float | None = None,
+    video_paths: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """The content of eval.json. Everything but ``timing`` is the same for the same results.
 
@@ -84,6 +89,8 @@ def eval_report(
     """
     overall = table.overall
     report: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": EPISODES,
         "meta": dict(meta),
         "overall": {
             **_numbers(overall),
@@ -92,6 +99,7 @@ def eval_report(
             "video_paths": [Path(path).as_posix() for path in video_paths],
         },
         "per_task": [{"task_id": row.task_id, "instruction": row.instruction, **_numbers(row)} for row in table.tasks],
+        "episodes": [_episode(episode, seed) for episode in sorted(episodes, key=_place)],
     }
     if eval_s is not None:
         report["timing"] = {"eval_s": round(eval_s, 3), "eval_ep_s": round(eval_s / overall.episodes, 3)}
@@ -101,40 +109,48 @@ def eval_report(
 def write_eval_json(
     path: Path,
     table: SuccessTable,
+    episodes: Sequence[EvaluatedEpisode],
     *,
     meta: Mapping[str, Any],
+    seed: int | None = None,
     eval_s: float | None = None,
     video_paths: Sequence[Path] = (),
 ) -> None:
     """Write :func:`eval_report` to ``path`` in one atomic step.
 
     Args:
-        meta: what was evaluated: checkpoint, policy version, suite, seed, config digest. JSON types only.
+        episodes: those of the table, in any order; their videos relative to where videos are kept.
+        meta: what was evaluated, and under what: ``conditions.py``, checkpoint, policy version. JSON types only.
+        seed: what the initial states are functions of, beside their number; None where the number is enough.
         eval_s: wall seconds of the evaluation; None leaves the timing section out.
 
     Raises:
         TypeError, ValueError: ``meta`` holds something that JSON has no word for.
     """
-    write_json(path, eval_report(table, meta=meta, eval_s=eval_s, video_paths=video_paths))
+    write_json(path, eval_report(table, episodes, meta=meta, seed=seed, eval_s=eval_s, video_paths=video_paths))
 
 
-def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """Write ``report`` to ``path`` in one atomic step, with the directories above it.
-
-    Raises:
-        TypeError, ValueError: it holds something that JSON has no word for.
-    """
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+def _place(episode: EvaluatedEpisode) -> tuple[int, int]:
+    return episode.task_id, episode.reset_state_id
 
 
-def number_or_null(value: float, digits: int = 6) -> float | None:
-    """A rounded number; None, which JSON has a word for, where it is not finite."""
-    return round(value, digits) if math.isfinite(value) else None
+def _episode(episode: EvaluatedEpisode, seed: int | None) -> dict[str, Any]:
+    video = None
+    if episode.video is not None:
+        video = {"file": episode.video.as_posix(), "tile": episode.tile}
+    return {
+        "task_id": episode.task_id,
+        "instruction": episode.instruction,
+        "init_state": episode.init_state,
+        "reset_state_id": episode.reset_state_id,
+        "seed": seed,
+        "success": episode.success,
+        "return": number_or_null(episode.episode_return),
+        "max_reward": number_or_null(episode.max_reward),
+        "length": episode.episode_length,
+        "policy_version": episode.policy_version,
+        "video": video,
+    }
 
 
 def _numbers(row: SuccessRow) -> dict[str, Any]:

@@ -145,6 +145,11 @@ class VideoRecorder:
         self._spool.seek(moment.offset)
         return Image.open(io.BytesIO(self._spool.read(moment.size))).convert("RGB")
 
+    @property
+    def tiles(self) -> dict[int, int]:
+        """Env index -> its tile's number, in the order in which tiles stand; envs without room are left out."""
+        return {env_index: place for place, env_index in enumerate(sorted(self._moments))}
+
     def finish(self, path: Path | str) -> Path | None:
         """Write what was recorded as H.264 (yuv420p, plays in browsers) and forget it.
 

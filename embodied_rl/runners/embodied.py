@@ -28,11 +28,11 @@ from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.evaluation.success import success_table
 from embodied_rl.runners.base import TrainingLoop
 from embodied_rl.runners.episodes import changes, reportable, settings_of
-from embodied_rl.runners.reporting import EvalReporter, Rollout, longest, train_metrics, warning
+from embodied_rl.runners.reporting import EvalReporter, Rollout, eval_name, longest, train_metrics, warning
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, groups_per_step
 from embodied_rl.workers.actor import ActorWorker
-from embodied_rl.workers.env import EnvReport, EnvWorker
+from embodied_rl.workers.env import EnvWorker, EvalReport
 from embodied_rl.workers.rollout import RolloutWorker
 
 
@@ -156,16 +156,13 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
         start = time.perf_counter()
         self.progress.describe("evaluation")
-        name = f"eval_step_{step:06d}"
-        video_dir = self.video_dir / name if self.config.env.eval.video_cfg.save_video else None
+        video_dir = self.video_dir / eval_name(step) if self.config.env.eval.video_cfg.save_video else None
         served = self.rollout.call(RolloutWorker.serve, mode="eval", step=step)
-        reports: list[EnvReport] = self.env.call(EnvWorker.evaluate, video_dir=video_dir).wait()
+        reports: list[EvalReport] = self.env.call(EnvWorker.evaluate, video_dir=video_dir).wait()
         served.wait()
-        episodes: Sequence[EpisodeRecord] = [episode for report in reports for episode in report.episodes]
-        table = success_table(episodes)
+        table = success_table(episode for report in reports for episode in report.episodes)
         seconds = time.perf_counter() - start
-        videos = [path for report in reports for path in report.videos]
-        self.reporter.report(table, step=step, seconds=seconds, videos=videos, name=name)
+        self.reporter.report(table, reports, step=step, seconds=seconds)
         self.logger.log(
             step,
             {
@@ -178,7 +175,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             },
             prefix="eval",
         )
-        for path in videos:
+        for path in (path for report in reports for path in report.videos):
             self.logger.log_video(step, f"eval/{path.stem}", path)
         return table.overall.success_rate
 

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
-from embodied_rl.evaluation.report import number_or_null, write_json
-from embodied_rl.runners.reporting import actor_metrics, gap_warning, longest
+from embodied_rl.evaluation.conditions import completion_conditions
+from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null, write_json
+from embodied_rl.runners.reporting import actor_metrics, eval_name, gap_warning, longest
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import UpdateReport
 from embodied_rl.workers.generation import GenerationReport
@@ -129,22 +130,22 @@ class MathReporter:
         if len(evaluation.sources) > 1:
             self.console.print(source_table(evaluation))
         self.console.print(summary(evaluation.overall), highlight=False)
-        directory = self.run_dir / f"eval_step_{step:06d}"
+        directory = self.run_dir / eval_name(step)
         meta = {
-            "data": config.data.name,
-            "dataset": config.data.dataset,
-            "params": config.data.params,
-            "reward": config.reward.function,
+            **completion_conditions(config),
             "policy_version": step,
             "checkpoint": self.checkpoint,
             "model_type": config.model.model_type,
-            "max_new_tokens": config.rollout.max_new_tokens,
-            "temperature": config.algorithm.sampling_params.temperature_eval,
-            "completions_per_prompt": config.data.eval_completions,
         }
         self.write_samples(directory / "samples.jsonl", records)
-        write_json(directory / "eval.json", eval_report(evaluation, meta=meta, seconds=seconds))
-        self.console.print(f"table:  {directory / 'eval.json'}", highlight=False, soft_wrap=True)
+        path = directory / FILE_NAME
+        write_json(
+            path,
+            eval_report(
+                evaluation, records, meta=meta, threshold=config.reward.success_threshold, step=step, seconds=seconds
+            ),
+        )
+        self.console.print(f"table:  {path}", highlight=False, soft_wrap=True)
 
     def write_samples(self, path: Path, records: Sequence[CompletionRecord]) -> None:
         """Every completion as a line of JSON."""
@@ -152,13 +153,45 @@ class MathReporter:
         path.write_text("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records))
 
 
-def eval_report(evaluation: Evaluation, *, meta: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The content of eval.json. ``pc_`` values are percentages of the verified completions, lengths are tokens."""
+def eval_report(
+    evaluation: Evaluation,
+    records: Sequence[CompletionRecord],
+    *,
+    meta: Mapping[str, Any],
+    threshold: float,
+    step: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of eval.json. ``pc_`` values are percentages of the verified completions, lengths are tokens.
+
+    Args:
+        records: all completions, by their number; their texts are in ``samples.jsonl``.
+        threshold: the score from which on a completion counts as solved.
+    """
+    per_prompt = evaluation.overall.per_prompt
     return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": COMPLETIONS,
         "meta": dict(meta),
         "overall": _row(evaluation.overall),
         "sources": {name: _row(accuracy) for name, accuracy in evaluation.sources.items()},
+        "completions": [_completion(record, threshold, per_prompt, step) for record in records],
         "timing": {"eval_s": round(seconds, 3)},
+    }
+
+
+def _completion(record: CompletionRecord, threshold: float, per_prompt: int, step: int) -> dict[str, Any]:
+    return {
+        "prompt_id": record.prompt_id,
+        "prompt": record.number // per_prompt,
+        "completion": record.number % per_prompt,
+        "source": record.source,
+        "verified": record.score is not None,
+        "correct": None if record.score is None else record.score >= threshold,
+        "score": number_or_null(record.score),
+        "truncated": record.finish_reason == "length",
+        "length": record.length,
+        "policy_version": step,
     }
 
 

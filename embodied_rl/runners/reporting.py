@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.contracts import EpisodeRecord, EvaluatedEpisode
+from embodied_rl.evaluation.conditions import episode_conditions, episode_seed
+from embodied_rl.evaluation.eval_file import FILE_NAME
 from embodied_rl.evaluation.report import SuccessReport, write_eval_json
 from embodied_rl.evaluation.success import SuccessTable
 from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
-from embodied_rl.workers.env import EnvReport
+from embodied_rl.workers.env import EnvReport, EvalReport
 from embodied_rl.workers.rollout import RolloutReport
 
 
@@ -136,7 +138,7 @@ def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReporter:
-    """Shows an evaluation's table and writes it to ``<run>/<name>/eval.json``."""
+    """Shows an evaluation's table and writes it to ``<run>/eval_step_<n>/eval.json``."""
 
     config: EmbodiedConfig
     run_dir: Path
@@ -145,28 +147,43 @@ class EvalReporter:
     checkpoint: str | None
     """Where the weights came from, relative to its run's directory; None: trained here or initialised."""
 
-    def report(self, table: SuccessTable, *, step: int, seconds: float, videos: Sequence[Path], name: str) -> None:
-        cfg = self.config.env
+    def report(self, table: SuccessTable, reports: Sequence[EvalReport], *, step: int, seconds: float) -> None:
+        """Show and write what the workers found; ``table`` sums it up."""
+        config, cfg = self.config, self.config.env
         title = f"{cfg.name} after {step} training steps, episodes of at most {cfg.eval.max_episode_steps} env steps"
         self.console.print(SuccessReport(table, title=title))
-        path = self.run_dir / name / "eval.json"
+        path = self.run_dir / eval_name(step) / FILE_NAME
+        task_ids = [row.task_id for row in table.tasks if row.task_id is not None]
         meta = {
-            "env": cfg.name,
-            "env_type": cfg.env_type,
+            **episode_conditions(config, image_shapes=reports[0].image_shapes, task_ids=task_ids),
             "policy_version": step,
             "checkpoint": self.checkpoint,
-            "model_type": self.config.model.model_type,
-            "episodes_per_task": cfg.eval.episodes_per_task,
-            "max_episode_steps": cfg.eval.max_episode_steps,
-            "temperature": self.config.algorithm.sampling_params.temperature_eval,
-            "seed": cfg.seed,
-            "digest": _digest(self.config),
+            "model_type": config.model.model_type,
+            "digest": _digest(config),
         }
-        names = [video.relative_to(self.video_dir) for video in videos]
-        write_eval_json(path, table, meta=meta, eval_s=seconds, video_paths=names)
+        videos = [video for report in reports for video in report.videos]
+        write_eval_json(
+            path,
+            table,
+            [self._relative(episode) for report in reports for episode in report.episodes],
+            meta=meta,
+            seed=episode_seed(config),
+            eval_s=seconds,
+            video_paths=[video.relative_to(self.video_dir) for video in videos],
+        )
         self.console.print(f"table:  {path}", highlight=False, soft_wrap=True)
         for video in videos:
             self.console.print(f"video:  {video}", highlight=False, soft_wrap=True)
+
+    def _relative(self, episode: EvaluatedEpisode) -> EvaluatedEpisode:
+        if episode.video is None:
+            return episode
+        return replace(episode, video=episode.video.relative_to(self.video_dir))
+
+
+def eval_name(step: int) -> str:
+    """The folder of an evaluation, in its run's directory and among its videos."""
+    return f"eval_step_{step:06d}"
 
 
 def _digest(config: EmbodiedConfig) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import ActionChunk, Delivery, EpisodeRecord, PolicyRequest, RolloutEnd, Spaces
+from embodied_rl.contracts import (
+    ActionChunk,
+    Delivery,
+    EpisodeRecord,
+    EvaluatedEpisode,
+    PolicyRequest,
+    RolloutEnd,
+    Spaces,
+)
 from embodied_rl.data.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
@@ -32,7 +40,7 @@ from embodied_rl.workers.lanes import Lane, Lanes
 class EnvReport:
     """What an env worker tells the runner about a rollout."""
 
-    episodes: list[EpisodeRecord]
+    episodes: Sequence[EpisodeRecord]
     seconds: dict[str, float]
     """Phase -> wall seconds."""
     env_steps: int
@@ -40,6 +48,15 @@ class EnvReport:
     videos: list[Path]
     open_episodes: list[OpenEpisode]
     """With auto-reset: where the envs go on in the next rollout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport(EnvReport):
+    """What an env worker tells the runner about its share of an evaluation."""
+
+    episodes: Sequence[EvaluatedEpisode]
+    image_shapes: Mapping[str, tuple[int, int]]
+    """Camera -> (height, width) of the policy's images."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +72,8 @@ class _Stage:
     running: bool = False
     next_reset_state: NextResetState | None = None
     """With auto-reset."""
+    policy_version: int = -1
+    """Of the last answer."""
 
 
 class EnvWorker(Worker):
@@ -166,7 +185,7 @@ class EnvWorker(Worker):
         await self._end()
         return self._report(self._train, videos)
 
-    async def evaluate(self, *, video_dir: Path | None = None) -> EnvReport:
+    async def evaluate(self, *, video_dir: Path | None = None) -> EvalReport:
         """Run this worker's share of the evaluation: every task's first initial states, once each.
 
         Each lane has a fixed run of neighbouring episodes, in waves as wide as it has envs, so the result depends on
@@ -180,6 +199,7 @@ class EnvWorker(Worker):
         waves = [_waves(shares[self._lanes.index(s.lane)].tolist(), len(s.env_ids)) for s in stages]
         num_chunks = math.ceil(cfg.max_episode_steps / self._chunk)
         videos: list[Path] = []
+        episodes: list[EvaluatedEpisode] = []
         total = max(len(w) for w in waves)
         for wave in range(total):
             self.context.report_progress(f"evaluation wave {wave + 1}/{total}", wave, total)
@@ -187,9 +207,23 @@ class EnvWorker(Worker):
             for stage in stages:
                 stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, group_size=1)
             await self._roll(stages, starts, num_chunks)
-            videos += self._finish_videos(stages, video_dir, f"eval_wave{wave}")
+            for stage in stages:
+                tiles = stage.recorder.tiles if stage.recorder else {}
+                video = self._finish_video(stage, video_dir, f"eval_wave{wave}")
+                videos += [video] if video else []
+                episodes += [
+                    _evaluated(record, tasks[record.task_id], stage.policy_version, video, tiles)
+                    for record in stage.env.drain_episodes()
+                ]
         await self._end()
-        return self._report(stages, videos)
+        return EvalReport(
+            episodes=episodes,
+            seconds=self._timer.drain(),
+            env_steps=self._drain_env_steps(),
+            videos=videos,
+            open_episodes=[],
+            image_shapes=dict(stages[0].sim.image_shapes),
+        )
 
     async def _roll(
         self,
@@ -244,6 +278,7 @@ class EnvWorker(Worker):
     async def _answer(self, stage: _Stage) -> ActionChunk:
         with self._timer.phase("wait"):
             chunk: ActionChunk = await self._answers.get(key=stage.lane)
+        stage.policy_version = chunk.policy_version
         if stage.builder is not None:
             stage.builder.bootstrap(chunk)
         return chunk
@@ -320,25 +355,42 @@ class EnvWorker(Worker):
         return VideoRecorder(fps=stage.sim.control_hz, group_size=group_size, info_on_video=cfg.info_on_video)
 
     def _finish_videos(self, stages: Sequence[_Stage], video_dir: Path | None, name: str) -> list[Path]:
-        paths = []
-        for stage in stages:
-            if stage.recorder is not None and video_dir is not None:
-                with self._timer.phase("video"):
-                    path = stage.recorder.finish(video_dir / f"{name}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4")
-                paths += [path] if path else []
-                stage.recorder = None
-        return paths
+        return [path for stage in stages if (path := self._finish_video(stage, video_dir, name))]
+
+    def _finish_video(self, stage: _Stage, video_dir: Path | None, name: str) -> Path | None:
+        recorder, stage.recorder = stage.recorder, None
+        if recorder is None or video_dir is None:
+            return None
+        with self._timer.phase("video"):
+            return recorder.finish(video_dir / f"{name}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4")
 
     def _report(self, stages: Sequence[_Stage], videos: list[Path]) -> EnvReport:
         episodes = [episode for stage in stages for episode in stage.env.drain_episodes()]
-        env_steps, self._env_steps = self._env_steps, 0
         return EnvReport(
             episodes=episodes,
             seconds=self._timer.drain(),
-            env_steps=env_steps,
+            env_steps=self._drain_env_steps(),
             videos=videos,
             open_episodes=[e for stage in stages if stage.next_reset_state for e in stage.env.open_episodes()],
         )
+
+    def _drain_env_steps(self) -> int:
+        env_steps, self._env_steps = self._env_steps, 0
+        return env_steps
+
+
+def _evaluated(
+    record: EpisodeRecord, states: range, policy_version: int, video: Path | None, tiles: Mapping[int, int]
+) -> EvaluatedEpisode:
+    """``record`` with what only an evaluation knows: ``states`` are its task's, ``tiles`` the video's."""
+    tile = tiles.get(record.env_id)
+    return EvaluatedEpisode(
+        **{field.name: getattr(record, field.name) for field in fields(record)},
+        init_state=record.reset_state_id - states.start,
+        policy_version=policy_version,
+        video=None if tile is None else video,
+        tile=tile,
+    )
 
 
 def _waves(episodes: list[int], width: int) -> list[list[int | None]]:

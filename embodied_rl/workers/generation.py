@@ -10,7 +10,7 @@ from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import Delivery, Trajectory
 from embodied_rl.data.completions import completion_trajectory
 from embodied_rl.data.encoding import PromptEncoder
-from embodied_rl.data.prompts import Problem, build_dataset
+from embodied_rl.data.prompts import Problem, build_dataset, problem_id
 from embodied_rl.data.rewards import overlong_penalty
 from embodied_rl.data.scoring import Item, Scorer
 from embodied_rl.data.trajectory import split_by_rank
@@ -311,6 +311,7 @@ class GenerationWorker(Worker):
                 prompt=prompt.text,
                 completion=text,
                 answer=prompt.problem.answer,
+                prompt_id=problem_id(prompt.problem),
                 source=prompt.problem.source,
                 score=score,
                 length=len(completion.token_ids),

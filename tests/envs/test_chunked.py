@@ -292,6 +292,7 @@ def test_episode_record() -> None:
             success=True,
             episode_return=5.0,
             episode_length=3,
+            max_reward=5.0,
         )
     ]
     assert env.drain_episodes() == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.contracts import EvaluatedEpisode
 from embodied_rl.evaluation.report import SuccessReport, write_eval_json
 from embodied_rl.evaluation.success import SuccessTable, success_table
 
@@ -17,9 +17,9 @@ INSTRUCTIONS = (
 )
 
 
-def table(episode_return: float = 0.5) -> SuccessTable:
-    return success_table(
-        EpisodeRecord(
+def episodes(episode_return: float = 0.5) -> list[EvaluatedEpisode]:
+    return [
+        EvaluatedEpisode(
             env_id=i,
             task_id=i % 2,
             instruction=INSTRUCTIONS[i % 2],
@@ -27,9 +27,18 @@ def table(episode_return: float = 0.5) -> SuccessTable:
             success=i % 2 == 0 or i < 4,
             episode_return=episode_return,
             episode_length=100 + i,
+            max_reward=0.25,
+            init_state=i // 2,
+            policy_version=4,
+            video=Path("videos/a.mp4") if i < 2 else None,
+            tile=i if i < 2 else None,
         )
         for i in range(20)
-    )
+    ]
+
+
+def table(episode_return: float = 0.5) -> SuccessTable:
+    return success_table(episodes(episode_return))
 
 
 def render(width: int) -> list[str]:
@@ -61,7 +70,13 @@ def test_interval_chart_places_the_rate() -> None:
 def test_eval_json_content(tmp_path: Path) -> None:
     path = tmp_path / "new" / "eval.json"
     write_eval_json(
-        path, table(), meta={"suite": "spatial", "seed": 3}, eval_s=10.0, video_paths=[Path("videos/a.mp4")]
+        path,
+        table(),
+        episodes()[::-1],
+        meta={"suite": "spatial", "seed": 3},
+        seed=7,
+        eval_s=10.0,
+        video_paths=[Path("videos/a.mp4")],
     )
     report = json.loads(path.read_text())
     assert report["meta"] == {"suite": "spatial", "seed": 3}
@@ -73,12 +88,28 @@ def test_eval_json_content(tmp_path: Path) -> None:
     assert report["per_task"][1]["pc_success_ci95"] == pytest.approx([5.6682, 50.9838], abs=1e-3)
     assert report["per_task"][1]["n_successes"] == 2
     assert report["per_task"][1]["avg_success_length"] == 102.0
+    assert (report["schema_version"], report["kind"]) == (2, "episodes")
+    assert [(e["task_id"], e["init_state"]) for e in report["episodes"]] == [(t, i) for t in (0, 1) for i in range(10)]
+    assert report["episodes"][10] == {
+        "task_id": 1,
+        "instruction": INSTRUCTIONS[1],
+        "init_state": 0,
+        "reset_state_id": 1,
+        "seed": 7,
+        "success": True,
+        "return": 0.5,
+        "max_reward": 0.25,
+        "length": 101,
+        "policy_version": 4,
+        "video": {"file": "videos/a.mp4", "tile": 1},
+    }
+    assert report["episodes"][11]["video"] is None
     assert list(path.parent.iterdir()) == [path], "no partial file is left"
 
 
 def test_eval_json_is_the_same_but_for_timing(tmp_path: Path) -> None:
     for name, seconds in (("a", 1.0), ("b", 2.0), ("c", None), ("d", None)):
-        write_eval_json(tmp_path / name, table(), meta={"seed": 3}, eval_s=seconds)
+        write_eval_json(tmp_path / name, table(), episodes(), meta={"seed": 3}, eval_s=seconds)
     a, b, c, d = ((tmp_path / name).read_bytes() for name in "abcd")
     assert c == d
     assert a != b
@@ -87,14 +118,16 @@ def test_eval_json_is_the_same_but_for_timing(tmp_path: Path) -> None:
 
 
 def test_eval_json_nan_return_is_null(tmp_path: Path) -> None:
-    write_eval_json(tmp_path / "eval.json", table(math.nan), meta={})
-    assert json.loads((tmp_path / "eval.json").read_text())["overall"]["avg_sum_reward"] is None
+    write_eval_json(tmp_path / "eval.json", table(math.nan), episodes(math.nan), meta={})
+    report = json.loads((tmp_path / "eval.json").read_text())
+    assert report["overall"]["avg_sum_reward"] is None
+    assert report["episodes"][0]["return"] is None
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "eval.json"
-    write_eval_json(path, table(), meta={})
+    write_eval_json(path, table(), episodes(), meta={})
     before = path.read_bytes()
     with pytest.raises(TypeError):
-        write_eval_json(path, table(), meta={"policy": object()})
+        write_eval_json(path, table(), episodes(), meta={"policy": object()})
     assert path.read_bytes() == before

@@ -167,15 +167,26 @@ def test_tiles_of_other_sizes_are_fitted_into_the_first_ones_shape(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("group_size", "max_tiles", "kept"),
-    [(1, 3, [8, 9, 10]), (4, 6, [8, 9, 10, 11]), (4, 8, list(range(8, 16))), (4, 2, [8, 9])],
+    [
+        (1, 3, [8, 9, 10]),
+        (1, 7, list(range(8, 15))),
+        (4, 6, [8, 9, 10, 11]),
+        (4, 8, list(range(8, 16))),
+        (4, 2, [8, 9]),
+    ],
 )
 def test_max_tiles_keeps_whole_groups(tmp_path: Path, group_size: int, max_tiles: int, kept: list[int]) -> None:
     recorder = VideoRecorder(fps=10, tile_size=128, group_size=group_size, max_tiles=max_tiles)
     for env in range(8, 20):
         record(recorder, env, range(1, 3), flat(RED))
+    tiles = recorder.tiles
     path = recorder.finish(tmp_path / "a.mp4")
     assert path is not None
     grid = Layout(kept, group_size).grid
+    assert tiles == {env: place for place, env in enumerate(kept)}
+    if group_size == 1:  # numbered in reading order
+        boxes = grid.tiles
+        assert sorted(boxes, key=lambda env: (boxes[env][1], boxes[env][0])) == sorted(tiles, key=lambda e: tiles[e])
     assert read(path)[0].shape == (grid.height, grid.width, 3)
 
 

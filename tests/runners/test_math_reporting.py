@@ -18,6 +18,7 @@ def records(per_prompt: int = 2) -> list[CompletionRecord]:
     return [
         CompletionRecord(
             number=number,
+            prompt_id=f"id{number // per_prompt}",
             prompt=f"prompt {number // per_prompt}",
             completion=f"completion {number}\nline 2",
             answer="7",
@@ -50,6 +51,19 @@ def test_an_evaluation_with_several_completions_a_prompt(tmp_path: Path) -> None
     assert report["overall"]["ci_method"] == "normal"
     assert {name: row["pc_accuracy"] for name, row in report["sources"].items()} == {"first": 25.0, "second": 50.0}
     assert (report["meta"]["completions_per_prompt"], report["meta"]["temperature"]) == (2, 0.7)
+    assert (report["schema_version"], report["kind"], len(report["completions"])) == (2, "completions", 8)
+    assert report["completions"][5] == {
+        "prompt_id": "id2",
+        "prompt": 2,
+        "completion": 1,
+        "source": "second",
+        "verified": True,
+        "correct": True,
+        "score": 1.0,
+        "truncated": False,
+        "length": 6,
+        "policy_version": 3,
+    }
     assert len((tmp_path / "eval_step_000003" / "samples.jsonl").read_text().splitlines()) == 8
     metrics = eval_metrics(evaluation, seconds=1.0)
     assert metrics["pass_at_k"] == 0.5
