@@ -29,7 +29,7 @@ from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
-from embodied_rl.training.checkpoint_store import experiment_dir, find_checkpoint, find_initial, read_state
+from embodied_rl.training.checkpoint_store import experiment_dir, find_checkpoint, initial_weights, read_state, verify
 from embodied_rl.wiring.base import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
@@ -53,7 +53,7 @@ def run(config: Config) -> None:
     parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params")
     provide(config.model.path)
     resumed = find_checkpoint(config)
-    initial = None if resumed else find_initial(config)
+    initial = initial_weights(config)
     state = read_state(resumed) if resumed else None
     first_step = state.step if state else 0
     if not config.runner.only_eval and first_step >= config.runner.max_steps > 0:
@@ -63,6 +63,9 @@ def run(config: Config) -> None:
         )
     changes = resume.compare(resumed, config) if resumed and not config.runner.only_eval else []
     resume.check(resumed or Path(), changes or [])
+    for checkpoint in filter(None, (resumed, initial)):
+        console.print(f"comparing with its checksums: {checkpoint}", highlight=False, soft_wrap=True)
+        verify(checkpoint)
     run_dir = _run_directory(config, resumed)
     (run_dir / resume.CONFIG_FILE).write_text(yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)

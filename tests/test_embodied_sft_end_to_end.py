@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from embodied_rl.data.demonstrations import Demonstrations
 from embodied_rl.launch import run
@@ -16,6 +15,7 @@ from embodied_rl.models.base import ActionStatistics
 from embodied_rl.schema import EmbodiedConfig, EmbodiedSftConfig
 from tests.configs import embodied_sft, tiny_run
 from tests.demonstrations import record
+from tests.training.saved import saved_weights
 
 HELD_OUT = 4
 """Of each task's 64 initial states, the first: those that evaluations play."""
@@ -49,11 +49,6 @@ def quick(directory: Path, data: Path, *overrides: str) -> EmbodiedSftConfig:
 def run_dir(config: EmbodiedConfig) -> Path:
     [directory] = (Path(config.runner.output_dir) / config.runner.experiment_name).iterdir()
     return directory
-
-
-def weights_of(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
-    dcp_to_torch_save(checkpoint / "actor", scratch)
-    return torch.load(scratch, weights_only=False)["model"]
 
 
 def success(config: EmbodiedConfig, step: int) -> float:
@@ -100,8 +95,8 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, demonstrati
     for steps in (2, 6):
         part = quick(tmp_path / "b", demonstrations, *options, f"runner.max_steps={steps}", "runner.resume_dir=auto")
         run(part)
-    first = weights_of(run_dir(whole) / "checkpoints/global_step_6", tmp_path / "a.pt")
-    second = weights_of(run_dir(part) / "checkpoints/global_step_6", tmp_path / "b.pt")
+    first = saved_weights(run_dir(whole) / "checkpoints/global_step_6")
+    second = saved_weights(run_dir(part) / "checkpoints/global_step_6")
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
@@ -119,8 +114,7 @@ def test_two_actor_ranks_train_as_one_does(tmp_path: Path, demonstrations: Path)
     run(one)
     run(two)
     first, second = (
-        weights_of(run_dir(config) / "checkpoints/global_step_2", tmp_path / f"{name}.pt")
-        for name, config in (("a", one), ("b", two))
+        saved_weights(run_dir(config) / "checkpoints/global_step_2") for name, config in (("a", one), ("b", two))
     )
     for name, tensor in first.items():
         assert torch.allclose(tensor, second[name], atol=1e-6), name
@@ -142,7 +136,7 @@ def test_reinforcement_learning_goes_on_from_it(tmp_path: Path, pictures: Path, 
         "runner.experiment_name=sft",
     )
     run(sft)
-    saved = weights_of(run_dir(sft) / "checkpoints/global_step_2", tmp_path / "sft.pt")
+    saved = saved_weights(run_dir(sft) / "checkpoints/global_step_2")
     low, high = bin_range(ActionStatistics(**Demonstrations(pictures, chunk=8).action_statistics))  # type: ignore[arg-type]
     assert torch.equal(saved["action_low"], low)
     assert torch.equal(saved["action_high"], high)
@@ -165,7 +159,7 @@ def test_reinforcement_learning_goes_on_from_it(tmp_path: Path, pictures: Path, 
         "actor.optim.lr=1e-30",
     )
     run(rl)
-    after = weights_of(run_dir(rl) / "checkpoints/global_step_1", tmp_path / "rl.pt")
+    after = saved_weights(run_dir(rl) / "checkpoints/global_step_1")
     assert all(torch.allclose(tensor, after[name], rtol=0.0, atol=1e-12) for name, tensor in saved.items())
     assert any(name.startswith("value_head.") for name in after) == (algorithm == "ppo")
     assert success(rl, 0) == success(sft, 2)

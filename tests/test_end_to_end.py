@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import Trajectory
@@ -21,6 +20,7 @@ from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from embodied_rl.workers.rollout import RolloutWorker
 from tests.configs import tiny_run
+from tests.training.saved import saved_tensors, saved_weights
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:
@@ -28,11 +28,6 @@ def metrics_of(run_dir: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     timed = ("time/", "eval/seconds", "eval/wait_seconds", "rollout/env_steps_per_s")
     return [{key: value for key, value in line.items() if not key.startswith(timed)} for line in lines]
-
-
-def weights_of(checkpoint: Path, scratch: Path) -> dict[str, Any]:
-    dcp_to_torch_save(checkpoint / "actor", scratch)
-    return torch.load(scratch, weights_only=False)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -105,7 +100,7 @@ def test_serial_and_process_train_alike(tmp_path: Path) -> None:
         run(config)
         runs.append(only_run(config))
     assert metrics_of(runs[0]) == metrics_of(runs[1])
-    assert_equal(*[weights_of(r / "checkpoints/global_step_2", tmp_path / r.parent.name) for r in runs])
+    assert_equal(*[saved_tensors(r / "checkpoints/global_step_2") for r in runs])
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -120,8 +115,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, algorithm: st
     assert only_run(rest) == only_run(first), "a resumed run goes on in its directory"
     assert metrics_of(only_run(whole)) == metrics_of(only_run(rest))
     assert_equal(
-        weights_of(only_run(whole) / "checkpoints/global_step_4", tmp_path / "a"),
-        weights_of(only_run(rest) / "checkpoints/global_step_4", tmp_path / "b"),
+        saved_tensors(only_run(whole) / "checkpoints/global_step_4"),
+        saved_tensors(only_run(rest) / "checkpoints/global_step_4"),
     )
 
 
@@ -207,7 +202,7 @@ def test_two_actor_ranks_train_as_one(tmp_path: Path) -> None:
             "algorithm.n_minibatches=2",
         )
         run(config)
-        weights.append(flatten(weights_of(only_run(config) / "checkpoints/global_step_2", tmp_path / ranks)["model"]))
+        weights.append(saved_weights(only_run(config) / "checkpoints/global_step_2"))
     for name, value in weights[0].items():
         torch.testing.assert_close(value, weights[1][name], rtol=1e-5, atol=1e-6)
 

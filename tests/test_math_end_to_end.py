@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from embodied_rl.errors import UserError
 from embodied_rl.launch import run
 from embodied_rl.schema import MathConfig
 from tests.configs import tiny_math_run
+from tests.training.saved import saved_weights
 
 BY_TEXT = "reward.function=tests.data.scores:by_text"
 TIMED = ("time/", "eval/seconds", "rollout/tokens_per_s")
@@ -32,11 +32,6 @@ def metrics_of(directory: Path) -> list[dict[str, float]]:
 
 def samples_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def weights_of(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
-    dcp_to_torch_save(checkpoint / "actor", scratch)
-    return torch.load(scratch, weights_only=False)["model"]
 
 
 def assert_close(left: list[dict[str, float]], right: list[dict[str, float]]) -> None:
@@ -82,8 +77,8 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
     run(rest)
     one, other = run_dir(whole), run_dir(rest)
     assert samples_of(one / "samples/step_000003.jsonl") == samples_of(other / "samples/step_000003.jsonl")
-    left = weights_of(one / "checkpoints/global_step_3", tmp_path / "a.pt")
-    right = weights_of(other / "checkpoints/global_step_3", tmp_path / "b.pt")
+    left = saved_weights(one / "checkpoints/global_step_3")
+    right = saved_weights(other / "checkpoints/global_step_3")
     assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
@@ -16,6 +15,7 @@ from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
 from tests.configs import small_math, tiny_math_run
+from tests.training.saved import saved_weights
 from tests.workers.test_generation import LanguageJob, by_completion
 
 LENGTH = "rollout.max_new_tokens=12"  # "3+4+0=07;7" and its end
@@ -24,11 +24,6 @@ LENGTH = "rollout.max_new_tokens=12"  # "3+4+0=07;7" and its end
 def run_dir(config: MathConfig) -> Path:
     [directory] = (Path(config.runner.output_dir) / config.runner.experiment_name).iterdir()
     return directory
-
-
-def weights_of(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
-    dcp_to_torch_save(checkpoint / "actor", scratch)
-    return torch.load(scratch, weights_only=False)["model"]
 
 
 def test_demonstrations_reach_the_actor_with_their_end() -> None:
@@ -79,8 +74,8 @@ def test_the_likelihood_rises_and_math_goes_on_from_it(tmp_path: Path) -> None:
         "runner.val_before_train=true",
     )
     run(math)
-    first = weights_of(run_dir(sft) / "checkpoints/global_step_40", tmp_path / "a.pt")
-    last = weights_of(run_dir(math) / "checkpoints/global_step_1", tmp_path / "b.pt")
+    first = saved_weights(run_dir(sft) / "checkpoints/global_step_40")
+    last = saved_weights(run_dir(math) / "checkpoints/global_step_1")
     assert all(torch.equal(tensor, last[name]) for name, tensor in first.items())
     before = json.loads((run_dir(math) / "eval_step_000000" / "eval.json").read_text())
     after = json.loads((run_dir(sft) / "eval_step_000040" / "eval.json").read_text())

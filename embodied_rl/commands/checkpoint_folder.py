@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from embodied_rl.commands.findings import Finding, listed, ok, problem, warning
+from embodied_rl.commands.safetensors_header import DamagedError, TensorInfo, read_header
 from embodied_rl.errors import CheckpointError
 from embodied_rl.resume import CONFIG_FILE, read_config
-from embodied_rl.training.checkpoint_store import STATE_FILE, complete_checkpoints, read_state
+from embodied_rl.training.checkpoint_store import STATE_FILE, complete_checkpoints, read_state, verify
 
 _RECORD: Final = "policy.json"
 _ACTOR: Final = "actor"
@@ -19,7 +20,7 @@ _UNFINISHED: Final = ".global_step_*"
 
 
 def is_checkpoint(folder: Path) -> bool:
-    return (folder / STATE_FILE).is_file() or (folder / _ACTOR / ".metadata").is_file()
+    return (folder / STATE_FILE).is_file() or (folder / _ACTOR).is_dir()
 
 
 def is_run(folder: Path) -> bool:
@@ -50,8 +51,12 @@ def checkpoint_findings(checkpoint: Path) -> Iterator[Finding]:
     try:
         state = read_state(checkpoint)
         yield ok("checkpoint", f"{checkpoint.name}: after {state.step} training steps")
+        saved = verify(checkpoint)
+        size = sum(file.bytes for file in saved.values())
+        yield ok("files", f"{len(saved)}, {size / 2**20:,.1f} MiB, as they were saved (SHA-256)")
     except CheckpointError as error:
         yield problem("checkpoint", str(error))
+        return
     yield from _contents(checkpoint / _ACTOR)
     record = _record(checkpoint)
     if isinstance(record, Finding):
@@ -76,35 +81,22 @@ def checkpoint_findings(checkpoint: Path) -> Iterator[Finding]:
 
 
 def _contents(actor: Path) -> Iterator[Finding]:
-    """What the shards hold, and whether all of them are there."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    try:
-        metadata = FileSystemReader(str(actor)).read_metadata()
-    except Exception as error:  # unpickling raises anything
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        yield problem("contents", f"{actor.name}/ is no readable checkpoint: {said}", "use another one of the run")
-        return
-    ends: dict[str, int] = {}
-    for place in (metadata.storage_data or {}).values():
-        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
-    broken = [
-        name
-        for name, end in sorted(ends.items())
-        if not (actor / name).is_file() or (actor / name).stat().st_size < end
-    ]
-    if broken:
-        yield problem("contents", f"missing or cut off: {listed(broken)}", "use another checkpoint of the run")
-    tensors = {n: e for n, e in metadata.state_dict_metadata.items() if isinstance(e, TensorStorageMetadata)}
-    model = {name: entry for name, entry in tensors.items() if name.startswith("model.")}
-    optimizer = any(name.startswith("optimizer.") for name in tensors)
-    types = sorted({str(entry.properties.dtype).removeprefix("torch.") for entry in model.values()})
-    parameters = sum(entry.size.numel() for entry in model.values())
-    text = f"{parameters:,} numbers in {len(model)} tensors ({', '.join(types)}), in {len(ends)} file(s)"
+    """What the shards hold."""
+    files = sorted(actor.glob("*.safetensors"))
+    parts: list[tuple[str, TensorInfo]] = []
+    for file in files:
+        try:
+            parts += read_header(file).items()
+        except DamagedError as error:
+            yield problem("contents", f"{actor.name}/{file.name} is damaged: {error}", "use another one of the run")
+            return
+    model = [(name, part) for name, part in parts if name.startswith("model.")]
+    types = sorted({part.dtype for _, part in model})
+    parameters, tensors = sum(part.elements for _, part in model), {name for name, _ in model}
+    text = f"{parameters:,} numbers in {len(tensors)} tensors ({', '.join(types)}), in {len(files)} file(s)"
     if not model:
         yield problem("contents", "no weights", "use another checkpoint")
-    elif optimizer:
+    elif any(name.startswith("optimizer.") for name, _ in parts):
         yield ok("contents", f"model and optimiser: {text}")
     else:
         yield ok("contents", f"model alone: {text}", "no run goes on from it: to evaluate, export, or runner.init_from")

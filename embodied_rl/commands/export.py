@@ -21,7 +21,7 @@ from embodied_rl.commands.arguments import parse, wants_help
 from embodied_rl.commands.folders import new_folder, refuse_existing
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
-from embodied_rl.training.checkpoint_store import read_state, resolve
+from embodied_rl.training.checkpoint_store import read_state, resolve, verify
 
 if TYPE_CHECKING:
     from embodied_rl.models.base import Policy
@@ -80,6 +80,7 @@ def export(source: Path, output: Path, *, adapters_only: bool = False, base: str
     checkpoint = resolve(str(source), source, key="checkpoint")
     if checkpoint is None:
         raise CheckpointError(f"checkpoint={source}: holds no whole checkpoint")
+    verify(checkpoint)
     from embodied_rl.training.policy_record import PolicyRecord  # imports torch, so only for a checkpoint that is there
 
     record = PolicyRecord.read(checkpoint)

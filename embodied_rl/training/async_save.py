@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
+from embodied_rl.training.shard_files import ShardWriter
+
 
 class AsyncWriter:
     """One rank's side; all ranks call :meth:`begin` together. At most one checkpoint is on its way.
@@ -37,7 +39,7 @@ class AsyncWriter:
             group = dist.new_group(backend="gloo")
             assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
             self._group = group
-        future = async_save(dict(state), checkpoint_id=str(directory), process_group=self._group)
+        future = async_save(dict(state), storage_writer=ShardWriter(directory), process_group=self._group)
         assert not isinstance(future, AsyncSaveResponse)  # that is for stagers of one's own
         self._done.clear()
 

@@ -1,4 +1,7 @@
-"""What the actor saves: model and optimiser, sharded, with torch DCP. Where it goes is ``checkpoint_store.py``'s."""
+"""What the actor saves: model and optimiser, sharded, with torch DCP. Where it goes is ``checkpoint_store.py``'s.
+
+Only tensors are saved: learning rates and other hyperparameters are those of the run that goes on.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -23,6 +26,8 @@ from torch.optim import Optimizer
 
 from embodied_rl.errors import CheckpointError
 from embodied_rl.models.base import Policy
+from embodied_rl.training.checkpoint_store import refuse_strangers
+from embodied_rl.training.shard_files import ShardWriter, read_index
 
 ACTOR_DIR = "actor"
 _SHOWN = 8
@@ -40,7 +45,7 @@ def actor_state(
     """
     state: dict[str, Any] = {"model": get_model_state_dict(policy), "extra": dict(extra or {})}
     if optimizer is not None:
-        state["optimizer"] = _optimizer_state(policy, optimizer)
+        state["optimizer"] = {"state": _optimizer_state(policy, optimizer)["state"]}
     return state
 
 
@@ -48,7 +53,7 @@ def save_actor(
     policy: Policy, optimizer: Optimizer | None, directory: Path, extra: Mapping[str, torch.Tensor] | None = None
 ) -> None:
     """Write this rank's shards (a collective); the arguments are those of :func:`actor_state`."""
-    save(actor_state(policy, optimizer, extra), checkpoint_id=str(directory / ACTOR_DIR))
+    save(actor_state(policy, optimizer, extra), storage_writer=ShardWriter(directory / ACTOR_DIR))
 
 
 def write_error(error: BaseException, directory: Path) -> CheckpointError:
@@ -81,7 +86,7 @@ def load_weights(policy: Policy, directory: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant
-            load({"model": state}, checkpoint_id=str(directory / ACTOR_DIR), no_dist=True)
+            load({"model": state}, storage_reader=_reader(directory), no_dist=True)
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"{directory}: cannot be read, or not whole: {_cause(error)}. Use another checkpoint."
@@ -112,15 +117,18 @@ def load_actor(
         for name in [name for name in extra if f"extra.{name}" not in saved]:
             del extra[name]
         state["extra"] = extra
+    optimizer_state: dict[str, Any] = {}
     if optimizer is not None:
         if not any(name.startswith("optimizer.") for name in saved):
             raise CheckpointError(
                 f"{directory}: holds no optimiser, so no run can go on from it (it was saved with "
                 "runner.save_contents=[model]); start from its weights with runner.init_from, or use another checkpoint"
             )
-        state["optimizer"] = _optimizer_state(policy, optimizer)
+        optimizer_state = _optimizer_state(policy, optimizer)
+        _check_optimizer(saved, optimizer_state["state"], directory)
+        state["optimizer"] = {"state": optimizer_state["state"]}
     try:
-        load(state, checkpoint_id=str(directory / ACTOR_DIR))
+        load(state, storage_reader=_reader(directory))
     except (Exception, CheckpointException) as error:  # the latter is no Exception
         raise CheckpointError(
             f"{directory}: cannot be read, or not whole: {_cause(error)}. Use another checkpoint of the run."
@@ -128,7 +136,7 @@ def load_actor(
     set_model_state_dict(policy, state["model"])
     if optimizer is not None:
         configured = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        set_optimizer_state_dict(policy, optimizer, state["optimizer"])
+        set_optimizer_state_dict(policy, optimizer, optimizer_state)
         for group, options in zip(optimizer.param_groups, configured, strict=True):
             group.update(options)
 
@@ -155,13 +163,13 @@ def _optimizer_state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
     return get_optimizer_state_dict(policy, optimizer)
 
 
+def _reader(directory: Path) -> HuggingFaceStorageReader:
+    return HuggingFaceStorageReader(str(directory / ACTOR_DIR))
+
+
 def _saved_tensors(directory: Path) -> dict[str, TensorStorageMetadata]:
-    try:
-        metadata = FileSystemReader(str(directory / ACTOR_DIR)).read_metadata()
-    except Exception as error:
-        raise CheckpointError(f"{directory}: not a readable checkpoint: {_cause(error)}") from error
-    entries = metadata.state_dict_metadata.items()
-    return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+    refuse_strangers(directory)
+    return read_index(directory / ACTOR_DIR)
 
 
 def _check_model(saved: Mapping[str, TensorStorageMetadata], model_state: Mapping[str, Any], directory: Path) -> None:
@@ -183,6 +191,22 @@ def _check_model(saved: Mapping[str, TensorStorageMetadata], model_state: Mappin
         raise CheckpointError(
             f"{directory} holds another model than this run's:\n{shown}{more}\n"
             "Use the model, env and algorithm that it was saved with (config.yaml in its run directory)."
+        )
+
+
+def _check_optimizer(
+    saved: Mapping[str, TensorStorageMetadata], state: Mapping[str, Mapping[str, Any]], directory: Path
+) -> None:
+    """Refuse a checkpoint that lacks moments, which is no damage: it was saved without them."""
+    wanted = {f"optimizer.state.{parameter}.{name}" for parameter, entries in state.items() for name in entries}
+    if missing := sorted(wanted - saved.keys()):
+        shown = "\n".join(f"  {name}" for name in missing[:_SHOWN])
+        more = f"\n  and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise CheckpointError(
+            f"{directory} can be read, and lacks {len(missing)} of the {len(wanted)} tensors of this run's optimiser:\n"
+            f"{shown}{more}\n"
+            "They were not saved. Go on with the version and configuration that saved it (config.yaml in its run "
+            "directory), or start a new run from its weights with runner.init_from."
         )
 
 

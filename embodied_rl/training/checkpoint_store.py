@@ -2,24 +2,35 @@
 
 A run's checkpoints are ``<run>/checkpoints/global_step_<N>/``, each with ``actor/`` (see ``checkpoint.py``) and
 ``state.json``. A checkpoint is written to a hidden neighbour and renamed when complete, and renamed to a hidden
-neighbour before it is deleted: a directory that has the right name is whole, whenever the run was killed.
+neighbour before it is deleted: a directory that has the right name is whole, whenever the run was killed. Whether it
+still is what was saved, :func:`verify` says.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from embodied_rl.errors import CheckpointError
 from embodied_rl.schema import Config
+from embodied_rl.training.checkpoint_sums import FileSum, differences, is_former, strangers, sums
 
 STATE_FILE = "state.json"
 _NAME = re.compile(r"global_step_(\d+)")
 _HIDDEN = ".global_step_*"
+_SHOWN: Final = 3
+"""Files that a message lists."""
+_FORMER: Final = (
+    "it is of an earlier version, whose checkpoints are pickles. As reading them can run code, they were not opened. "
+    "If you trust it, export it with the version that wrote it (python train.py export), and use that as model.path"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +113,14 @@ def begin(directory: Path) -> Path:
 
 
 def publish(scratch: Path, directory: Path, state: RunState, *, max_keep: int | None) -> None:
-    """Complete a checkpoint: its state, then its name; then drop the oldest ones beyond ``max_keep``.
+    """Complete a checkpoint: its state and checksums, then its name; then drop the oldest ones beyond ``max_keep``.
 
     Checkpoints of later steps, from before the run was resumed at an earlier one, neither count nor are dropped.
     """
+    files = {path: asdict(saved) for path, saved in sums(scratch, without=STATE_FILE).items()}
+    content = {**asdict(state), "files": files}
     with (scratch / STATE_FILE).open("w") as file:
-        file.write(json.dumps(asdict(state), indent=2) + "\n")
+        file.write(json.dumps({**content, "sha256": _sum(content)}, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
     _remove(directory)
@@ -175,14 +188,73 @@ def read_state(directory: Path) -> RunState:
     """A checkpoint's :class:`RunState`.
 
     Raises:
-        CheckpointError: it is missing, torn, or not one.
+        CheckpointError: it is missing, torn, or not one, or :func:`refuse_strangers` finds some.
     """
+    return _read(directory)[0]
+
+
+def verify(directory: Path) -> Mapping[str, FileSum]:
+    """Compare a checkpoint's files with their checksums.
+
+    Every byte is read, about a gibibyte a second and file. Nothing that could run code is opened.
+
+    Returns:
+        Path -> size and checksum.
+
+    Raises:
+        CheckpointError: a file is damaged, missing or not of the checkpoint; all such files are named. Or the
+            checkpoint is of an earlier version.
+    """
+    _, saved = _read(directory)
+    if found := differences(directory, saved, without=STATE_FILE):
+        raise CheckpointError(
+            f"{directory} is not what was saved:\n"
+            + "\n".join(f"  {text}" for text in found)
+            + "\nUse another checkpoint of the run, or copy this one again."
+        )
+    return saved
+
+
+def refuse_strangers(directory: Path) -> None:
+    """See that there are no files among a checkpoint's that could run code when they are read.
+
+    Raises:
+        CheckpointError: there are; they are named, and were not opened.
+    """
+    names = strangers(directory)
+    if former := [name for name in names if is_former(name)]:
+        raise CheckpointError(f"{directory}: holds {_listed(former)}: {_FORMER}")
+    if names:
+        raise CheckpointError(
+            f"{directory}: holds {_listed(names)}, which is no part of a checkpoint (*.safetensors and *.json) and was "
+            "not opened, as reading it could run code; find out where it is from, and remove it"
+        )
+
+
+def _read(directory: Path) -> tuple[RunState, dict[str, FileSum]]:
+    """What :func:`publish` wrote into :data:`STATE_FILE`, which has a checksum of itself."""
+    refuse_strangers(directory)
     path = directory / STATE_FILE
+    advice = "use another checkpoint of the run"
     try:
-        fields = json.loads(path.read_text())
-        state = RunState(**fields)
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); use another checkpoint of the run") from error
-    if not all(type(value) is int for value in fields.values()):
-        raise CheckpointError(f"{path}: got {fields}, expected whole numbers; use another checkpoint of the run")
-    return state
+        content: dict[str, Any] = json.loads(path.read_text())
+        if isinstance(content, dict) and content.keys() == {"step", "policy_version"}:
+            raise CheckpointError(f"{path}: has no checksums: {_FORMER}")
+        expected = content.pop("sha256")
+        state = RunState(step=content["step"], policy_version=content["policy_version"])
+        files = {name: FileSum(**fields) for name, fields in content["files"].items()}
+    except KeyError as error:
+        raise CheckpointError(f"{path}: cannot be read (it has no {error}); {advice}") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); {advice}") from error
+    if _sum(content) != expected:
+        raise CheckpointError(f"{path}: is not what was saved (another SHA-256); {advice}")
+    return state, files
+
+
+def _sum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

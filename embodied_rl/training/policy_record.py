@@ -63,7 +63,7 @@ class PolicyRecord:
         """
         path = directory / RECORD_FILE
         try:
-            content = path.read_text()
+            content = path.read_bytes()
         except FileNotFoundError:
             raise CheckpointError(
                 f"{directory}: has no {RECORD_FILE}, so nothing says which policy its weights are of; it was saved "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -9,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import FSDPConfig, ModelConfig
 from embodied_rl.training.checkpoint import save_actor
-from embodied_rl.training.checkpoint_store import RunState, begin, checkpoint_dir, publish
+from embodied_rl.training.checkpoint_store import STATE_FILE, RunState, begin, checkpoint_dir, publish
 from embodied_rl.training.fsdp import shard
 from embodied_rl.training.policy_record import PolicyRecord
 from tests.configs import config_of
@@ -24,6 +25,15 @@ def save(policy: Policy, config: ModelConfig, run: Path, step: int = 3) -> Path:
     PolicyRecord.of(config, policy.spec).write(scratch)
     publish(scratch, directory, RunState(step=step, policy_version=step), max_keep=None)
     return directory
+
+
+def republish(checkpoint: Path) -> None:
+    """Checksums of what it holds now."""
+    content, scratch = json.loads((checkpoint / STATE_FILE).read_text()), checkpoint.with_name("again")
+    state = RunState(step=content["step"], policy_version=content["policy_version"])
+    (checkpoint / STATE_FILE).unlink()
+    checkpoint.rename(scratch)
+    publish(scratch, checkpoint, state, max_keep=None)
 
 
 def save_in_ranks(mesh: DeviceMesh, config: ModelConfig, directory: Path) -> None:

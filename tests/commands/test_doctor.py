@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +22,10 @@ from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.commands.safetensors_header import DamagedError, read_header
 from embodied_rl.errors import UserError
 from embodied_rl.models.lora import save_adapters
-from tests.commands.checkpoints import save
+from tests.commands.checkpoints import republish, save
 from tests.models.small import model_config, shaken
 
+SHARD = "actor/shard_00001.safetensors"
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -156,6 +158,7 @@ def test_our_own_checkpoints_runs_exports_and_adapters(tmp_path: Path, capsys: p
         said = found(folder)
         assert not problems(folder)
         assert "global_step_3: after 3 training steps" in said["checkpoint"]
+        assert re.search(r"2, .* MiB, as they were saved \(SHA-256\)", said["files"])
         assert "model alone" in said["contents"]
         assert "mlp, adapters of rank 4; 3×2 actions from 4 states, value head" in said["policy"]
         assert f"python train.py export {checkpoint} <folder>" in said["make a folder"]
@@ -178,10 +181,10 @@ def test_our_own_checkpoints_runs_exports_and_adapters(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda c: [file.unlink() for file in (c / "actor").glob("*.distcp")], "missing or cut off: __0_0.distcp"),
-        (lambda c: [file.write_bytes(b"") for file in (c / "actor").glob("*.distcp")], "missing or cut off"),
-        (lambda c: (c / "actor/.metadata").write_bytes(b"x"), "actor/ is no readable checkpoint"),
-        (lambda c: (c / "policy.json").write_text("{}"), "policy.json cannot be read"),
+        (lambda c: (c / SHARD).unlink(), f"{SHARD} is missing"),
+        (lambda c: (c / SHARD).write_bytes(b""), f"{SHARD} has 0 bytes"),
+        (lambda c: (c / "actor/.metadata").write_bytes(b"x"), "holds actor/.metadata: it is of an earlier version"),
+        (lambda c: (c / "policy.json").write_text("{}"), "policy.json has 2 bytes"),
         (lambda c: (c / "state.json").write_text("{"), "state.json: cannot be read"),
     ],
 )
@@ -203,6 +206,7 @@ def test_a_checkpoint_of_before_is_a_warning(tmp_path: Path) -> None:
     config = model_config("mlp")
     checkpoint = save(shaken(config), config, tmp_path)
     (checkpoint / "policy.json").unlink()
+    republish(checkpoint)
     assert not problems(checkpoint)
     assert "[warning] no policy.json" in found(checkpoint)["policy"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from embodied_rl.models.lora import merge_adapters
 from embodied_rl.models.registry import policy_of
 from embodied_rl.schema import ModelConfig
 from embodied_rl.training.checkpoint_store import RunState, publish
-from tests.commands.checkpoints import save, save_in_ranks
+from tests.commands.checkpoints import republish, save, save_in_ranks
 from tests.configs import tiny_run
 from tests.models.small import MODELS, inputs, model_config, shaken
 from tests.training.ranks import Ranks
@@ -83,7 +84,7 @@ def test_shards_of_two_ranks_become_one_folder(two_ranks: Ranks, tmp_path: Path)
     checkpoint = tmp_path / "run/checkpoints/global_step_7"
     checkpoint.parent.mkdir(parents=True)
     publish(tmp_path / "written", checkpoint, RunState(step=7, policy_version=7), max_keep=None)
-    assert len(list((checkpoint / "actor").glob("*.distcp"))) == 2
+    assert len(list((checkpoint / "actor").glob("*.safetensors"))) == 2
     assert export(tmp_path / "run", tmp_path / "out") == checkpoint
     policy = shaken(config)
     merge_adapters(policy)
@@ -242,12 +243,17 @@ def test_a_checkpoint_without_record_or_weights_is_refused(
 ) -> None:
     out = str(tmp_path / "out")
     damaged = tmp_path / "run/checkpoints/global_step_3"
-    (damaged / "actor").mkdir(parents=True)
-    (damaged / "state.json").write_text((checkpoint / "state.json").read_text())
+    shutil.copytree(checkpoint, damaged)
+    (damaged / "policy.json").unlink()
+    assert "policy.json is missing" in refusal(capsys, str(damaged), out)
+    republish(damaged)
     assert "has no policy.json, so nothing says which policy its weights are of" in refusal(capsys, str(damaged), out)
     (damaged / "policy.json").write_text("{}")
+    republish(damaged)
     assert "policy.json: cannot be used (model: Field required)" in refusal(capsys, str(damaged), out)
-    (damaged / "policy.json").write_text((checkpoint / "policy.json").read_text())
+    shutil.copy(checkpoint / "policy.json", damaged)
+    shutil.rmtree(damaged / "actor")
+    republish(damaged)
     assert "not a readable checkpoint" in refusal(capsys, str(damaged), out)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -259,13 +265,15 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     record = json.loads((checkpoint / "policy.json").read_text())
     record["spec"]["state_dim"] = 9
     (checkpoint / "policy.json").write_text(json.dumps(record))
+    republish(checkpoint)
     with pytest.raises(CheckpointError, match=r"policy\.0\.weight is \[16, 4\], expected \[16, 9\]"):
         export(checkpoint, tmp_path / "out")
 
 
 def test_a_checkpoint_without_the_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model_config("mlp")
-    monkeypatch.setattr("embodied_rl.training.checkpoint.get_model_state_dict", lambda _: {})
+    state = {"extra": {"kl_beta": torch.zeros(())}}
+    monkeypatch.setattr("embodied_rl.training.checkpoint.actor_state", lambda *_: state)
     checkpoint = save(shaken(config), config, tmp_path / "run")
     with pytest.raises(CheckpointError, match="holds no weights"):
         export(checkpoint, tmp_path / "out")

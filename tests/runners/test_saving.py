@@ -22,7 +22,8 @@ from embodied_rl.training.checkpoint_store import complete_checkpoints, read_sta
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from tests.configs import config_of, tiny_run
-from tests.test_end_to_end import assert_equal, metrics_of, only_run, weights_of
+from tests.test_end_to_end import assert_equal, metrics_of, only_run
+from tests.training.saved import saved_tensors
 
 QUICK = ("cluster=serial", "runner.eval_at_end=false")
 
@@ -41,7 +42,7 @@ def test_an_asynchronous_save_is_the_same_checkpoint(tmp_path: Path) -> None:
         assert steps(runs[-1]) == [2, 3], "the last is complete when the run ends"
         assert not list((runs[-1] / "checkpoints").glob(".*"))
     for step in (2, 3):
-        left, right = (weights_of(r / f"checkpoints/global_step_{step}", tmp_path / r.parent.name) for r in runs)
+        left, right = (saved_tensors(r / f"checkpoints/global_step_{step}") for r in runs)
         assert_equal(left, right)
 
 
@@ -49,7 +50,7 @@ def test_an_asynchronous_failure_ends_the_run(tmp_path: Path, monkeypatch: pytes
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystemWriter.write_data", full)
+    monkeypatch.setattr("embodied_rl.training.shard_files.ShardWriter.write_data", full)
     config = tiny_run(tmp_path, *QUICK, "runner.max_steps=1", "runner.save_async=true")
     with pytest.raises(CheckpointError, match=r"cannot be written: .*No space left on device"):
         run(config)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem
 from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.errors import CheckpointError
 from embodied_rl.training.async_save import AsyncWriter
 from embodied_rl.training.checkpoint import ACTOR_DIR, actor_state, load_actor, save_actor, write_error
+from embodied_rl.training.shard_files import ShardWriter
 from tests.training.learner import Learner, same, training_config
 from tests.training.ranks import Ranks
 
@@ -77,7 +77,7 @@ def test_a_failure_surfaces_once(mesh: DeviceMesh, tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(filesystem.FileSystemWriter, "write_data", full)
+        patch.setattr(ShardWriter, "write_data", full)
         writer.begin(actor_state(learner.policy, learner.optimizer), tmp_path / "a" / ACTOR_DIR, told.set)
         with pytest.raises(BaseException, match="No space left on device") as caught:
             writer.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -55,7 +54,7 @@ class Job:
     def __init__(self, config: EmbodiedConfig, initial: Path | None = None) -> None:
         """``initial``: the checkpoint whose weights it starts from."""
         if initial is not None:
-            (initial / STATE_FILE).write_text(json.dumps({"step": 1, "policy_version": 1}))
+            (initial / STATE_FILE).touch()  # only the launcher reads it
             config = replace(config, runner=replace(config.runner, init_from=str(initial)))
         self.config = config
         self._backend = make_backend(config)
