@@ -227,7 +227,7 @@ def _load_tokenizer(params: CausalLMParams, path: str | None) -> PreTrainedToken
         if get_tokenizer_config(path).get("tokenizer_class") in GENERIC_TOKENIZERS:
             # AutoTokenizer would go by the model's family instead, and cut texts as that family's tokenizer does.
             return PreTrainedTokenizerFast.from_pretrained(path)
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"model.path={path}: no tokenizer: {_first_line(error)}") from error
 

@@ -1,4 +1,5 @@
-"""Models of transformers with all of their weights: transformers itself fills what is missing with random numbers."""
+"""Models of transformers with all of their weights, and nothing that runs: transformers itself fills what is missing with
+random numbers, opens pickles, and asks on the console whether to run a folder's code."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from typing import Any, Final
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from embodied_rl.models.pretrained import refuse_misfit, weight_files
+from embodied_rl.errors import UserError
+from embodied_rl.models.pretrained import INDEX_FILE, WEIGHTS_FILE, refuse_misfit, weight_files
 
 LOADING_ERRORS: Final = (OSError, ValueError, SafetensorError)
 """What :func:`load_model` raises where there is no such model, or a file is damaged."""
+_PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 def load_model(
@@ -30,12 +33,17 @@ def load_model(
         options: of ``from_pretrained``.
 
     Raises:
-        UserError: a tensor is missing or too many, or has another shape, or the index of shards is damaged.
+        UserError: a tensor is missing or too many, or has another shape, the index of shards is damaged, or the weights
+            are pickles.
         OSError, ValueError, SafetensorError: there is no such model, or a file is damaged (:data:`LOADING_ERRORS`).
     """
+    refuse_pickled_weights(Path(path), key=key)
     weight_files(Path(path), key=key)
+    safe = {"use_safetensors": True, "trust_remote_code": False}
     # With ignore_mismatched_sizes shapes are reported like the rest; without, they are an error that names none.
-    model, report = auto_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    model, report = auto_class.from_pretrained(
+        path, output_loading_info=True, ignore_mismatched_sizes=True, **safe, **options
+    )
     problems = [f"{name} is missing" for name in sorted(report["missing_keys"])]
     problems += [f"{name} is unexpected" for name in sorted(report["unexpected_keys"])]
     problems += [
@@ -51,3 +59,19 @@ def load_model(
         ]
     refuse_misfit(problems, f"{key}={path}" if expected is None else f"{key}={path}: no {expected}")
     return model
+
+
+def refuse_pickled_weights(folder: Path, *, key: str = "model.path") -> None:
+    """See that a folder's weights are safetensors; a name on the hub is left to transformers.
+
+    Raises:
+        UserError: they are pickles, which are not opened.
+    """
+    if (folder / WEIGHTS_FILE).exists() or (folder / INDEX_FILE).exists():
+        return
+    if pickled := sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern)):
+        raise UserError(
+            f"{key}={folder}: has no {WEIGHTS_FILE}, only {', '.join(pickled[:3])}: reading a pickle can run code, so it "
+            "was not opened; use the weights as safetensors, or convert them where you trust the file "
+            "(torch.load(..., weights_only=True), then safetensors.torch.save_file)"
+        )

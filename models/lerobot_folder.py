@@ -313,7 +313,7 @@ def _read_tokenizer(directory: Path, chosen: str | None, published: str) -> PreT
         if chosen is None and (directory / "tokenizer.json").exists():
             # As the file says: AutoTokenizer would go by the model's family.
             return PreTrainedTokenizerFast.from_pretrained(directory)
-        return AutoTokenizer.from_pretrained(chosen or published)
+        return AutoTokenizer.from_pretrained(chosen or published, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(

@@ -42,7 +42,9 @@ class RewardModel:
     def __init__(self, params: RewardModelParams, device: str) -> None:
         self._params, self._device = params, device
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(params.path, truncation_side="left", padding_side="right")
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                params.path, truncation_side="left", padding_side="right", trust_remote_code=False
+            )
             model: Any = load_model(
                 AutoModelForSequenceClassification,
                 params.path,

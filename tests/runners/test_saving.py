@@ -18,7 +18,7 @@ import pytest
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import Terminated, run
 from embodied_rl.runners import saving
-from embodied_rl.training.checkpoint_store import complete_checkpoints, read_state
+from embodied_rl.training.checkpoint_store import complete_checkpoints, read_state, verify
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from tests.configs import config_of, tiny_run
@@ -29,7 +29,11 @@ QUICK = ("cluster=serial", "runner.eval_at_end=false")
 
 
 def steps(run_dir: Path) -> list[int]:
-    return [read_state(path).step for path in complete_checkpoints(run_dir / "checkpoints")]
+    """Of the whole checkpoints, which also are what was saved."""
+    checkpoints = complete_checkpoints(run_dir / "checkpoints")
+    for path in checkpoints:
+        assert {"policy.json", "actor/shard_00001.safetensors"} <= verify(path).keys()
+    return [read_state(path).step for path in checkpoints]
 
 
 def test_an_asynchronous_save_is_the_same_checkpoint(tmp_path: Path) -> None:

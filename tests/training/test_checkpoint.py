@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_saver import save as write
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from embodied_rl.errors import CheckpointError
-from embodied_rl.training.checkpoint import ACTOR_DIR, load_actor, save_actor
+from embodied_rl.training.checkpoint import ACTOR_DIR, actor_state, load_actor, save_actor
 from embodied_rl.training.optimizer import build_optimizer
+from embodied_rl.training.shard_files import ShardWriter
 from tests.data.rollouts import small_policy
 from tests.training.learner import Learner, distance, load_and_go_on, same, save_and_go_on, training_config
 from tests.training.ranks import Ranks
@@ -143,6 +145,31 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(CheckpointError, match=r"holds no \*\.safetensors"):
         load_actor(policy, None, tmp_path)
+
+
+def test_moments_that_were_not_saved_are_named_and_no_damage(mesh: DeviceMesh, tmp_path: Path) -> None:
+    """As when a parameter had no state at the save."""
+    learner = Learner(mesh, training_config("grpo"))
+    learner.train()
+    state = actor_state(learner.policy, learner.optimizer)
+    lost = ["policy.0.bias", "policy.2.weight"]
+    for name in lost:
+        del state["optimizer"]["state"][name]
+    write(state, storage_writer=ShardWriter(tmp_path / ACTOR_DIR))
+    before = learner.weights()
+    with pytest.raises(CheckpointError) as caught:
+        load_actor(learner.policy, learner.optimizer, tmp_path)
+    text = str(caught.value)
+    assert re.search(r"can be read, and lacks 6 of the \d+ tensors of this run's optimiser:\n", text)
+    for name in lost:
+        for moment in ("exp_avg", "exp_avg_sq", "step"):
+            assert f"  optimizer.state.{name}.{moment}\n" in text
+    assert "They were not saved." in text
+    assert "runner.init_from" in text
+    assert "damaged" not in text
+    assert "not whole" not in text
+    assert same(learner.weights(), before)
+    load_actor(learner.policy, None, tmp_path)
 
 
 def load_damaged(mesh: DeviceMesh, directory: Path) -> str:

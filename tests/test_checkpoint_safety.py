@@ -1,8 +1,7 @@
-"""A pickle in a checkpoint is refused by name wherever checkpoints are read, and never run."""
+"""Wherever checkpoints are read: a pickle is refused by name and never run, and a bit that flipped is noticed."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import shutil
@@ -21,20 +20,11 @@ from embodied_rl.training.checkpoint_store import STATE_FILE
 from tests.commands.checkpoints import republish
 from tests.configs import tiny_run
 from tests.data.rollouts import small_policy
+from tests.exploding import Exploding
 from tests.test_end_to_end import only_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 QUICK = ("cluster=serial", "algorithm=grpo", "runner.max_steps=1", "runner.eval_at_end=false")
-
-
-class Exploding:
-    """Makes a directory when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return os.mkdir, (str(self.marker),)
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +153,86 @@ def test_the_readers_refuse_it_by_themselves(
             with pytest.raises(CheckpointError, match=re.escape(name)):
                 read()
     assert not marker.exists(), "it ran"
+
+
+# What disks and copies do; each returns what must be said of it.
+
+
+def flipped(name: str, place: Callable[[bytes], int]) -> Callable[[Path], str]:
+    """One bit, in the byte at ``place``."""
+
+    def damage(checkpoint: Path) -> str:
+        content = bytearray((checkpoint / name).read_bytes())
+        content[place(bytes(content))] ^= 1
+        (checkpoint / name).write_bytes(content)
+        return f"{name}{': ' if name == STATE_FILE else ' '}is not what was saved"
+
+    return damage
+
+
+def shortened(name: str) -> Callable[[Path], str]:
+    def damage(checkpoint: Path) -> str:
+        content = (checkpoint / name).read_bytes()
+        (checkpoint / name).write_bytes(content[:-1])
+        return f"{name} has {len(content) - 1} bytes, {len(content)} were saved"
+
+    return damage
+
+
+def removed(name: str) -> Callable[[Path], str]:
+    def damage(checkpoint: Path) -> str:
+        (checkpoint / name).unlink()
+        return f"{name} is missing"
+
+    return damage
+
+
+def added(name: str) -> Callable[[Path], str]:
+    def damage(checkpoint: Path) -> str:
+        shutil.copy(checkpoint / SHARD, checkpoint / name)
+        return f"{name} was not saved with it"
+
+    return damage
+
+
+DAMAGES = {
+    "number in a shard": flipped(SHARD, lambda content: len(content) - 1),
+    "name in a shard": flipped(SHARD, lambda content: content.index(b"model.")),
+    "size of a shard's header": flipped(SHARD, lambda _: 0),
+    "record": flipped("policy.json", lambda content: content.index(b"mlp")),
+    "step": flipped(STATE_FILE, lambda content: content.index(b'"step": ') + len(b'"step": ')),
+    "checksum": flipped(STATE_FILE, lambda content: content.index(b'"sha256": "') + len(b'"sha256": "')),
+    "shortened shard": shortened(SHARD),
+    "shortened record": shortened("policy.json"),
+    "no shard": removed(SHARD),
+    "no record": removed("policy.json"),
+    "another shard": added("actor/shard_00002.safetensors"),
+    "another record": added("extra.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("read", READERS)
+def test_damage_is_noticed_and_its_file_named(read: Callable[[Path], str], damage: str, checkpoint: Path) -> None:
+    assert DAMAGES[damage](checkpoint) in read(checkpoint)
+
+
+def test_all_that_is_wrong_is_said_at_once(checkpoint: Path) -> None:
+    expected = [DAMAGES[damage](checkpoint) for damage in ("number in a shard", "no record", "another shard")]
+    said = resumed(checkpoint)
+    assert said.startswith(f"{checkpoint} is not what was saved:\n")
+    assert all(text in said for text in expected)
+    assert said.endswith("Use another checkpoint of the run, or copy this one again.")
+
+
+def test_the_reference_policy_is_compared_too(checkpoint: Path) -> None:
+    """A run that goes on reads the one that it started from, for its reference."""
+    options = (*QUICK, "algorithm.kl_beta=0.1")
+    start = checkpoint.parents[2] / "start"
+    shutil.copytree(checkpoint, start)
+    config = tiny_run(checkpoint.parents[2], *options, f"runner.init_from={start}", "runner.experiment_name=kl")
+    run(config)
+    said = DAMAGES["number in a shard"](start)
+    again = (f"runner.init_from={start}", "runner.experiment_name=kl", "runner.resume_dir=auto", "runner.max_steps=2")
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        run(tiny_run(checkpoint.parents[2], *options, *again))
