@@ -1,5 +1,8 @@
-"""Models of transformers with all of their weights, and nothing that runs: transformers itself fills what is missing with
-random numbers, opens pickles, and asks on the console whether to run a folder's code."""
+"""Models of transformers with all of their weights, from folders that cannot run code.
+
+transformers itself fills what is missing with random numbers, opens pickles, and asks on the console whether to run a
+folder's code.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def refuse_pickled_weights(folder: Path, *, key: str = "model.path") -> None:
         return
     if pickled := sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern)):
         raise UserError(
-            f"{key}={folder}: has no {WEIGHTS_FILE}, only {', '.join(pickled[:3])}: reading a pickle can run code, so it "
-            "was not opened; use the weights as safetensors, or convert them where you trust the file "
+            f"{key}={folder}: has no {WEIGHTS_FILE}, only {', '.join(pickled[:3])}: reading a pickle can run code, so "
+            "it was not opened; use the weights as safetensors, or convert them where you trust the file "
             "(torch.load(..., weights_only=True), then safetensors.torch.save_file)"
         )

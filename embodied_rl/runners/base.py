@@ -52,6 +52,7 @@ class TrainingLoop(Generic[C]):
     """Versions on their way to the rollout workers: the first training step whose rollout starts with it, the version,
     and the call to take it."""
     _warned: str | None = field(default=None, init=False)
+    _idle: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self._ahead = Lookahead(
@@ -158,7 +159,21 @@ class TrainingLoop(Generic[C]):
         """Let the actor train on what it has received."""
         self.progress.describe("update")
         self.saver.updating = True
-        return self.actor.call(ActorWorker.update, step=step).wait()
+        reports: list[UpdateReport] = self.actor.call(ActorWorker.update, step=step).wait()
+        self._warn_of_idle_parameters(step, reports[0].without_gradient)
+        return reports
+
+    def _warn_of_idle_parameters(self, step: int, names: tuple[str, ...]) -> None:
+        """Say so where parameters are to be trained that no loss reaches, once for as long as they are the same."""
+        if names and names != self._idle:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self.console.print(
+                f"step {step + 1}: no gradient for {', '.join(names[:3])}{more}: they stay as they are, since nothing "
+                "that the loss depends on reads them",
+                style="yellow",
+                highlight=False,
+            )
+        self._idle = names
 
     def sync_if_due(self, version: int) -> float:
         """As :meth:`sync`, each ``runner.weight_sync_interval`` versions; returns the seconds it took."""

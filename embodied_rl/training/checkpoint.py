@@ -141,25 +141,35 @@ def load_actor(
             group.update(options)
 
 
-def init_optimizer_state(policy: Policy, optimizer: Optimizer) -> None:
-    """Make the state of every parameter where there is none yet (a collective).
+def init_optimizer_state(optimizer: Optimizer) -> None:
+    """Make the state of every parameter that has none yet, and leave that of the others as it is.
 
-    torch makes it by a step with gradients of zero; its count is undone here, so that saving before the first optimiser
-    step (all groups were filtered) does not change the steps to come.
+    A parameter that never had a gradient has none, and a checkpoint holds the state of all: saving depends neither on
+    what was trained so far nor on whether a step was made. The optimiser makes it by a step with gradients and learning
+    rates of zero for those parameters alone; its count is undone.
     """
-    if optimizer.state:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    missing = [parameter for parameter in parameters if parameter not in optimizer.state]
+    if not missing:
         return
-    gradients = {parameter: parameter.grad for parameter in policy.parameters()}
-    optimizer.zero_grad(set_to_none=True)  # with gradients, torch would leave it as it is
-    get_optimizer_state_dict(policy, optimizer)
-    for moments in optimizer.state.values():
-        moments["step"].zero_()
-    for parameter, gradient in gradients.items():
+    gradients = [parameter.grad for parameter in parameters]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.zero_grad(set_to_none=True)
+    for parameter in missing:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for parameter in missing:
+        optimizer.state[parameter]["step"].zero_()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _optimizer_state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
-    init_optimizer_state(policy, optimizer)
+    init_optimizer_state(optimizer)
     return get_optimizer_state_dict(policy, optimizer)
 
 

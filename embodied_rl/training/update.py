@@ -60,6 +60,8 @@ class Updater:
         references = [] if reference is None else [reference.policy]
         self._left_out = self._seen = 0
         """Samples of this update's optimiser steps."""
+        self.without_gradient: dict[str, Tensor] = {}
+        """Trainable parameters, by name, that no loss of the last update reached: nothing reads them."""
         self._micro_batch = MicroBatch(
             actor.micro_batch_size, policy, *references, max_tokens=actor.max_tokens_per_micro_batch
         )
@@ -93,6 +95,7 @@ class Updater:
         self._left_out = self._seen = 0
         total = algorithm.update_epoch * min(count, len(all_ids))
         stopped = False
+        self.without_gradient = {name: p for name, p in self._policy.named_parameters() if p.requires_grad and total}
         for epoch in range(algorithm.update_epoch):
             for place in minibatches(all_ids, own_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count):
                 norm = self._optimizer_step(batch, trainable[place], diagnostics, context)
@@ -220,6 +223,7 @@ class Updater:
             self._policy.set_requires_gradient_sync(last or not self._actor.fsdp_config.enable_gradient_accumulation)
             # FSDP averages gradients over ranks; the loss's denominators are global already.
             (loss * self._world_size * loss_scale).backward()
+        self.without_gradient = {name: p for name, p in self.without_gradient.items() if p.grad is None}
         return diagnostics
 
     def _keep_value_gradients(self) -> None:
@@ -227,7 +231,7 @@ class Updater:
         of_value_head = {id(p) for p in self._policy.value_parameters()}
         if not of_value_head:
             return
-        init_optimizer_state(self._policy, self._optimizer)  # or a checkpoint saved now would lack the rest's
+        init_optimizer_state(self._optimizer)  # or a checkpoint saved now would lack the rest's
         for parameter in self._policy.parameters():
             if id(parameter) not in of_value_head:
                 parameter.grad = None

@@ -53,6 +53,8 @@ class UpdateReport:
     metrics: dict[str, float]
     seconds: dict[str, float]
     """Phase -> wall seconds."""
+    without_gradient: tuple[str, ...] = ()
+    """Trainable parameters that no loss of the update reached."""
 
 
 class ActorWorker(Worker):
@@ -249,7 +251,9 @@ class ActorWorker(Worker):
         """Train on what was received."""
         with self._state.on_device(self._timer) if self._state else contextlib.nullcontext():
             metrics = self._update(step)
-        return UpdateReport(metrics=metrics, seconds=self._timer.drain())
+        return UpdateReport(
+            metrics=metrics, seconds=self._timer.drain(), without_gradient=tuple(self._updater.without_gradient)
+        )
 
     def _update(self, step: int) -> dict[str, float]:
         reduce = sum_over_ranks(self.context.device)

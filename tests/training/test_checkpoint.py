@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from embodied_rl.errors import CheckpointError
-from embodied_rl.training.checkpoint import ACTOR_DIR, actor_state, load_actor, save_actor
+from embodied_rl.training.checkpoint import ACTOR_DIR, actor_state, init_optimizer_state, load_actor, save_actor
 from embodied_rl.training.optimizer import build_optimizer
 from embodied_rl.training.shard_files import ShardWriter
 from tests.data.rollouts import small_policy
@@ -62,6 +62,66 @@ def test_saving_does_not_disturb_training(mesh: DeviceMesh, tmp_path: Path) -> N
         save_actor(saving.policy, saving.optimizer, tmp_path / str(step + 1))
     assert same(plain.weights(), saving.weights())
     assert same(plain.weights(), loading.weights())
+
+
+def initialised(mesh: DeviceMesh) -> dict[str, dict[str, Tensor]]:
+    """Moments of a learner that never trained a bias: before, with those made, and after one more step of it all."""
+    learner = Learner(mesh, training_config("ppo", "actor.optim.weight_decay=0.01"))
+    biases = {name: p for name, p in learner.policy.named_parameters() if name.endswith("bias")}
+    weights = {name: p for name, p in learner.policy.named_parameters() if name not in biases}
+    for p in weights.values():
+        p.grad = torch.full_like(p, 0.5)
+    learner.optimizer.step()
+    before, held = moments(learner), learner.weights()
+    next(iter(biases.values())).grad = torch.ones_like(next(iter(biases.values())))
+    gradients = {name: p.grad for name, p in learner.policy.named_parameters()}
+    rates = [group["lr"] for group in learner.optimizer.param_groups]
+    init_optimizer_state(learner.optimizer)
+    assert same(learner.weights(), held)
+    assert [group["lr"] for group in learner.optimizer.param_groups] == rates
+    assert all(p.grad is gradients[name] for name, p in learner.policy.named_parameters())
+    return {"before": before, "after": moments(learner)}
+
+
+def check_initialised(outcome: dict[str, dict[str, Tensor]]) -> None:
+    before, after = outcome["before"], outcome["after"]
+    made = after.keys() - before.keys()
+    assert made
+    assert all(".bias." in name for name in made)
+    assert not any(".bias." in name for name in before)
+    assert {name.rpartition(".")[2] for name in made} == {"step", "exp_avg", "exp_avg_sq"}
+    assert not any(after[name].any() for name in made)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert any(before[name].any() for name in before)
+
+
+def test_state_is_made_where_it_is_missing_and_nowhere_else(mesh: DeviceMesh, two_ranks: Ranks) -> None:
+    check_initialised(initialised(mesh))
+    for outcome in two_ranks.run(initialised):
+        check_initialised(outcome)
+
+
+def test_a_parameter_that_never_had_a_gradient_is_saved(mesh: DeviceMesh, tmp_path: Path) -> None:
+    config = training_config("ppo")
+    saved, loaded = Learner(mesh, config), Learner(mesh, config)
+    for p in saved.policy.value_parameters():
+        p.grad = torch.ones_like(p)
+    saved.optimizer.step()
+    save_actor(saved.policy, saved.optimizer, tmp_path)
+    load_actor(loaded.policy, loaded.optimizer, tmp_path)
+    assert same(moments(loaded), moments(saved))
+    assert len(moments(loaded)) == 3 * len(loaded.weights())
+
+
+def test_a_checkpoint_of_a_run_that_trained_less_is_named(mesh: DeviceMesh, tmp_path: Path) -> None:
+    saved, loaded = (Learner(mesh, training_config("ppo")) for _ in range(2))
+    frozen = "policy.0.bias"
+    saved.policy.get_parameter(frozen).requires_grad_(False)
+    optimizer = build_optimizer(saved.policy, saved.config.actor.optim)
+    save_actor(saved.policy, optimizer, tmp_path)
+    with pytest.raises(CheckpointError, match=rf"lacks 3 of the \d+ tensors .*\n  optimizer.state.{frozen}.exp_avg\n"):
+        load_actor(loaded.policy, loaded.optimizer, tmp_path)
+    load_actor(loaded.policy, None, tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])

@@ -78,12 +78,17 @@ def test_adapters_on_the_output_head(tmp_path: Path) -> None:
     assert adapter.grad is not None and adapter.grad.any()
 
 
-def test_every_adapter_gets_a_gradient(policy: OpenVlaOftPolicy) -> None:
-    act = policy.act(observe(), greedy=True, temperature=1.0, generator=None)
-    outcome = policy(act.replay_inputs, temperature=1.0)
+@pytest.mark.parametrize(("model", "chunks"), [("openvla", 1), ("openvla_oft", 3), ("openvla_oft_l1", 3)])
+def test_every_adapter_gets_a_gradient(model: str, chunks: int, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, l1=model.endswith("_l1"))
+    policy = build_policy(model.removesuffix("_l1"), spec(chunks=chunks), {}, str(tmp_path))
+    add_adapters(policy, settings())
+    outcome = policy(policy.demonstration(observe(), torch.zeros(4, chunks, 7)), temperature=1.0)
     assert outcome.values is not None
     (outcome.logprobs.sum() + outcome.values.sum()).backward()
-    assert [name for name, p in policy.named_parameters() if p.requires_grad and p.grad is None] == []
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    assert trained
+    assert [name for name, p in trained.items() if p.grad is None] == []
 
 
 def publish(path: Path, rank: int = 4) -> None:
