@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 COMMANDS: Final[dict[str, str]] = {
+    "compare": "embodied_rl.commands.compare:main",
     "doctor": "embodied_rl.commands.doctor:main",
     "explain": "embodied_rl.explain:main",
     "export": "embodied_rl.commands.export:main",
