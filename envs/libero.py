@@ -51,8 +51,9 @@ class LiberoParams:
     """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as
     fast. For policies that were trained on them; published ones know LIBERO's own."""
     reward: str = "success"
-    """The reward level of a step. success: 1 while the goal holds, else 0, which is LIBERO's own. progress: how near
-    the goal is, from the simulator's privileged state (``envs/libero_progress.py``); 1 while it holds, too."""
+    """The reward level of a step. success: 1 while the goal holds, else 0, which is LIBERO's own. progress: how much
+    nearer the goal is than at the episode's start, from the simulator's privileged state
+    (``envs/libero_progress.py``)."""
     max_cached_scenes: int = 4
     """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
     a software renderer and 4 seconds to build."""
@@ -95,6 +96,8 @@ class _SuiteTask:
 class _Slot:
     spec: SceneSpec
     snapshot: Snapshot
+    first_progress: float
+    """Of the episode's start: a robot that does nothing has made none."""
 
 
 class LiberoEnv:
@@ -102,7 +105,7 @@ class LiberoEnv:
 
     Action [7] in [-1, 1], values outside are clipped: end-effector translation (3, ±1 is ±5 cm), rotation (3, ±1 is
     ±0.5 rad, axis-angle), gripper (negative opens, positive closes, 0 leaves it). State [8]: end-effector position (m),
-    axis-angle (rad), gripper joints (m). Reward level 1 while the goal holds, else 0. Observations are bit-identical to
+    axis-angle (rad), gripper joints (m). Reward level: ``LiberoParams.reward``. Observations are bit-identical to
     those of LIBERO's ``OffScreenRenderEnv``, its images turned by 180 degrees as published policies expect.
 
     Reset state ids count the tasks' initial states (50 each) in LIBERO's order. Nothing is random: an episode is
@@ -142,8 +145,10 @@ class LiberoEnv:
         for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
             task_id, trial = self._locate(reset_state_id)
             spec = self._scene_spec(self._tasks[task_id].bddl_file)
-            snapshot = self._scene(spec).start(self._tasks[task_id].init_states[trial], self._params.num_steps_wait)
-            self._slots[slot] = _Slot(spec, snapshot)
+            scene = self._scene(spec)
+            snapshot = scene.start(self._tasks[task_id].init_states[trial], self._params.num_steps_wait)
+            first = scene.progress_at(snapshot) if self._params.reward == "progress" else 0.0
+            self._slots[slot] = _Slot(spec, snapshot, first)
         self._warn_if_scenes_do_not_fit()
 
     def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
@@ -158,7 +163,8 @@ class LiberoEnv:
             state = self._state_of(slot)
             scene = self._scene(state.spec)
             state.snapshot, success[row] = scene.step(state.snapshot, action)
-            rewards[row] = scene.progress() if self._params.reward == "progress" else success[row]
+            dense = self._params.reward == "progress"
+            rewards[row] = scene.progress() - state.first_progress if dense else success[row]
         return SimStep(rewards=rewards, success=success)
 
     def observe(self, slots: Sequence[int]) -> SimObs:

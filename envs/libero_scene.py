@@ -172,6 +172,11 @@ class Scene:
         self._env._post_process()
         return self._save(view), success
 
+    def progress_at(self, snapshot: Snapshot) -> float:
+        """How near the goal is in ``snapshot``, 0 to 1."""
+        self.expose(snapshot)
+        return self.progress()
+
     def progress(self) -> float:
         """How near the goal is after the step that was just made, 0 to 1."""
         if self._progress is None:
