@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -23,6 +24,17 @@ def load_class(key: str, table: Mapping[str, str], name: str) -> type:
         UserError: no such name, module or class.
     """
     return _load(key, table, name, "class", lambda found: isinstance(found, type))
+
+
+def load_configurable(key: str, table: Mapping[str, str], name: str) -> type:
+    """As :func:`load_class`, for a class whose options are its dataclass ``Params``."""
+    found = load_class(key, table, name)
+    if not dataclasses.is_dataclass(getattr(found, "Params", None)):
+        raise UserError(
+            f"{key}: got {name!r}, but the class {found.__name__} has no dataclass Params, which says what options it "
+            "has; one without any will do"
+        )
+    return found
 
 
 def load_function(key: str, table: Mapping[str, str], name: str) -> Callable[..., Any]:

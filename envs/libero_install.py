@@ -27,7 +27,7 @@ _IMPORTED = (("libGL.so.1",), ("libglib-2.0.so.0",))
 
 
 class SimulatorMissingError(UserError, ImportError):
-    """LIBERO, or a graphics library that it needs, is not installed."""
+    """A simulator, or a graphics library that it needs, is not installed."""
 
 
 def import_libero() -> None:
@@ -60,33 +60,35 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explain_missing() -> Iterator[None]:
-    """Turn an import error, or what a missing graphics library causes, into one message with the command that helps."""
+def explain_missing(simulator: str = "LIBERO") -> Iterator[None]:
+    """Turn an import error, or what a missing graphics library causes, into one message with the command that helps.
+
+    Args:
+        simulator: its name; in lower case that of its package, extra and ``env_type``.
+    """
+    name = simulator.lower()
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "libero":
-            raise SimulatorMissingError(
-                f"LIBERO needs the Python package {error.name!r}, which is not installed: "
-                "pip install 'embodied_rl[libero]'"
-            ) from error
-        raise SimulatorMissingError(
-            "env_type 'libero' needs the LIBERO simulator, which is not installed: pip install 'embodied_rl[libero]'"
-        ) from error
+        if (error.name or "").partition(".")[0] == name:
+            needed = f"env_type {name!r} needs the simulator {simulator}"
+        else:
+            needed = f"{simulator} needs the Python package {error.name!r}"
+        raise SimulatorMissingError(f"{needed}, which is not installed: pip install 'embodied_rl[{name}]'") from error
     except Exception as error:
         # OpenCV reports a missing library as an ImportError, PyOpenGL as an AttributeError of None: look for ourselves.
         no_device = "EGL device display" in str(error)
         missing = _missing_libraries((_RENDERERS.get(_backend(), ()), *_IMPORTED))
         if missing or no_device:
-            raise _cannot_render(missing) from error
+            raise _cannot_render(simulator, missing) from error
         raise
 
 
-def require_renderer() -> None:
+def require_renderer(simulator: str = "LIBERO") -> None:
     """Raise SimulatorMissingError where nothing can be rendered, before a scene is built for nothing."""
     missing = _missing_libraries((_RENDERERS.get(_backend(), ()),))
     if missing:
-        raise _cannot_render(missing)
+        raise _cannot_render(simulator, missing)
 
 
 def _backend() -> str:
@@ -98,10 +100,10 @@ def _missing_libraries(needed: Iterable[tuple[str, ...]]) -> list[str]:
     return [names[0] for names in needed if names and not any(_loadable(name) for name in names)]
 
 
-def _cannot_render(missing: list[str]) -> SimulatorMissingError:
+def _cannot_render(simulator: str, missing: list[str]) -> SimulatorMissingError:
     reason = f"cannot load {', '.join(missing)}" if missing else "EGL finds no device to render on"
     return SimulatorMissingError(
-        f"LIBERO cannot render with MUJOCO_GL={_backend()}: {reason}. On Debian or Ubuntu: "
+        f"{simulator} cannot render with MUJOCO_GL={_backend()}: {reason}. On Debian or Ubuntu: "
         f"apt-get install -y --no-install-recommends {APT_PACKAGES.get(_backend(), APT_PACKAGES['egl'])}"
     )
 

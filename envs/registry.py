@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embodied_rl.envs.base import SimEnv
-from embodied_rl.registry import load_class
+from embodied_rl.registry import load_configurable
 
 ADAPTERS: dict[str, str] = {
     "dummy": "embodied_rl.envs.dummy:DummyEnv",
@@ -20,6 +20,6 @@ def adapter_class(env_type: str) -> type[SimEnv]:
     Importing an adapter needs neither torch nor its simulator; constructing it needs the simulator.
 
     Raises:
-        UserError: no such name, module or class.
+        UserError: no such name, module or class, or one without ``Params``.
     """
-    return load_class("env.env_type", ADAPTERS, env_type)
+    return load_configurable("env.env_type", ADAPTERS, env_type)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ INSTRUCTIONS = {
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand", "frontview": "frontview"}
 """Our camera name -> robosuite's."""
 
+_NAME: Final = "robosuite"
 _PositiveInt = Annotated[int, Field(ge=1)]
 
 
@@ -95,8 +96,7 @@ class RobosuiteEnv:
     def __init__(self, num_slots: int, params: RobosuiteParams, seed: int) -> None:
         self._suite = _import_robosuite()
         if params.cameras:
-            with _explain_missing():
-                require_renderer()
+            require_renderer(_NAME)
         self._params, self._seed = params, seed
         self.num_reset_states = params.num_reset_states
         self._task = Task(task_id=0, instruction=INSTRUCTIONS[params.task], suite="robosuite")
@@ -191,7 +191,7 @@ class RobosuiteEnv:
         buffer = sim.model._model.vis.global_
         buffer.offheight = max(params.camera_height, params.render_height)
         buffer.offwidth = max(params.camera_width, params.render_width)
-        with _explain_missing(), quiet():
+        with explain_missing(_NAME), quiet():
             from robosuite.utils.binding_utils import MjRenderContextOffscreen
 
             context = MjRenderContextOffscreen(sim, -1, max_width=buffer.offwidth, max_height=buffer.offheight)
@@ -207,14 +207,8 @@ def _import_robosuite() -> Any:
             os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", "0")
     # It greets every import with three warnings about a file of private settings that nobody needs.
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
-    try:
-        with _explain_missing(), quiet():
-            suite, mujoco = importlib.import_module("robosuite"), importlib.import_module("mujoco")
-    except ModuleNotFoundError as error:
-        raise SimulatorMissingError(
-            f"env_type 'robosuite' needs the Python package {error.name!r}, which is not installed: "
-            "pip install 'embodied_rl[robosuite]'"
-        ) from error
+    with explain_missing(_NAME), quiet():
+        suite, mujoco = importlib.import_module("robosuite"), importlib.import_module("mujoco")
     if _version(suite) >= (1, 5) and _version(mujoco) >= (3, 10):
         raise SimulatorMissingError(
             f"robosuite {suite.__version__} does not run with MuJoCo {mujoco.__version__}, only with 3.3 to 3.9: "
@@ -236,22 +230,6 @@ def _bridge(mujoco: Any) -> None:
         # mj_fullM took (model, matrix, data.qM); it takes (model, data, matrix).
         bindings.MjData.qM = property(lambda self: self._data)
         controllers.mujoco = SimpleNamespace(mj_fullM=lambda model, matrix, data: mujoco.mj_fullM(model, data, matrix))
-
-
-@contextlib.contextmanager
-def _explain_missing() -> Iterator[None]:
-    """LIBERO's messages about graphics libraries, in robosuite's name; which package is missing is told elsewhere."""
-    missing: ModuleNotFoundError | None = None
-    try:
-        with explain_missing():
-            try:
-                yield
-            except ModuleNotFoundError as error:
-                missing = error
-    except SimulatorMissingError as error:
-        raise SimulatorMissingError(str(error).replace("LIBERO", "robosuite")) from error
-    if missing is not None:
-        raise missing
 
 
 def _version(package: Any) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from embodied_rl.params import parse_params
-from embodied_rl.registry import load_class
+from embodied_rl.registry import load_configurable
 
 if TYPE_CHECKING:
     from embodied_rl.models.base import Policy, PolicySpec
@@ -30,9 +30,9 @@ def policy_class(model_type: str) -> type[Policy]:
     """The policy that ``model_type`` names: a key of :data:`MODELS`, or "some.module:Class" for one of your own.
 
     Raises:
-        UserError: no such name, module or class.
+        UserError: no such name, module or class, or one without ``Params``.
     """
-    return load_class("model.model_type", MODELS, model_type)
+    return load_configurable("model.model_type", MODELS, model_type)
 
 
 def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Policy], None] | None = None) -> Policy:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from embodied_rl.errors import ConfigError
 from embodied_rl.params import parse_params
-from embodied_rl.registry import load_class
+from embodied_rl.registry import load_configurable
 
 if TYPE_CHECKING:
     from embodied_rl.data.encoding import PromptEncoder
@@ -107,9 +107,9 @@ def dataset_class(name: str) -> type[PromptDataset]:
     """The data set that ``data.dataset`` names.
 
     Raises:
-        UserError: no such name, module or class.
+        UserError: no such name, module or class, or one without ``Params``.
     """
-    return load_class("data.dataset", DATASETS, name)
+    return load_configurable("data.dataset", DATASETS, name)
 
 
 def dataset_params(name: str, params: Mapping[str, Any], *, imitation: bool = False) -> Any:

@@ -17,7 +17,7 @@ from embodied_rl.cli import main
 from embodied_rl.commands import installation
 from embodied_rl.commands.doctor import folder_findings
 from embodied_rl.commands.export import export
-from embodied_rl.commands.findings import Finding
+from embodied_rl.commands.findings import Finding, ok
 from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.commands.safetensors_header import DamagedError, read_header
 from embodied_rl.errors import UserError
@@ -284,9 +284,23 @@ def test_a_simulator_that_is_not_installed_is_no_problem() -> None:
     assert "embodied_rl[nosuchsim]" in finding.advice
 
 
-def test_little_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = type("Usage", (), {"free": 60 * 2**20, "total": 64 * 2**20})
+def test_channels_need_no_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory is the kernel's, without a name: a container's 64 MB of ``/dev/shm`` are no problem."""
+    usage = type("Usage", (), {"free": 0, "total": 64 * 2**20})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    finding = installation.shared_memory()
-    assert (finding.status, finding.text) == ("warning", "0.06 GiB free of 0.06")
-    assert "--shm-size" in finding.advice
+    monkeypatch.setattr(installation, "simulator", lambda name, *_: ok(name, "takes seconds to try"))
+    findings = {finding.what: finding for finding in installation.installation_findings()}
+    assert findings["channels"].status == "ok"
+    assert "shared memory" not in findings
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), AttributeError("no attribute 'memfd_create'")])
+def test_a_system_without_memory_to_share_is_a_problem(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise error
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    finding = installation.channels()
+    assert finding.status == "problem"
+    assert str(error) in finding.text
+    assert "cluster=serial" in finding.advice

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from embodied_rl.envs.chunked import ChunkedEnv
+from embodied_rl.envs.libero_install import SimulatorMissingError, explain_missing
 from embodied_rl.envs.robosuite_env import RobosuiteEnv, RobosuiteParams
 from embodied_rl.errors import UserError
 from embodied_rl.params import parse_params
@@ -243,7 +245,10 @@ def test_is_silent() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ('sys.modules["robosuite"] = None', "pip install 'embodied_rl[robosuite]'"),
+        (
+            'sys.modules["robosuite"] = None',
+            "env_type 'robosuite' needs the simulator robosuite, which is not installed",
+        ),
         (
             'import robosuite, mujoco; robosuite.__version__ = "1.5.2"; mujoco.__version__ = "3.10.0"',
             "robosuite 1.5.2 does not run with MuJoCo 3.10.0, only with 3.3 to 3.9",
@@ -260,6 +265,12 @@ def test_what_is_missing_or_does_not_fit_is_named(setting: str, message: str) ->
         """
     )
     assert message in done.stderr.splitlines()[-1]
+
+
+def test_a_missing_package_keeps_its_name() -> None:
+    message = "robosuite needs the Python package 'LIBERO_tools', which is not installed: pip install 'embodied_rl[rob"
+    with pytest.raises(SimulatorMissingError, match=re.escape(message)), explain_missing("robosuite"):
+        raise ModuleNotFoundError(name="LIBERO_tools")
 
 
 def test_missing_graphics_library_is_named_with_the_command() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from embodied_rl.data.prompts import dataset_class
+from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.mlp import MlpPolicy
@@ -68,3 +70,19 @@ def test_import_under_the_folders_name_is_refused() -> None:
     run = subprocess.run([sys.executable, "-c", "import models"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode != 0
     assert "import embodied_rl.models" in run.stderr
+
+
+class NoParams:
+    pass
+
+
+def test_a_class_of_ones_own_without_params_is_named() -> None:
+    """Of all three kinds that have options; a bare AttributeError said nothing."""
+    name = f"{__name__}:NoParams"
+    for key, load in (
+        ("env.env_type", adapter_class),
+        ("model.model_type", policy_class),
+        ("data.dataset", dataset_class),
+    ):
+        with pytest.raises(UserError, match=rf"{key}: got '{name}', but .*NoParams has no dataclass Params"):
+            load(name)
