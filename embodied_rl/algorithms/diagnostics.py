@@ -1,7 +1,8 @@
 """Numbers about an update that combine exactly over micro-batches and ranks.
 
 A mean is kept as (sum, count) and a maximum as itself, so adding up parts gives what the whole would have given.
-Nothing is read from the device until :meth:`Diagnostics.result`.
+Nothing is read from the device until :meth:`Diagnostics.result`. Some numbers may lie on an accelerator and others on
+the CPU, where what is known before the first pass is counted.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class Diagnostics:
         for table, combine in ((self._means, reduce_sum), (self._maxima, reduce_max)):
             names = sorted(table)
             if names:
-                table.update(zip(names, combine(torch.stack([table[name] for name in names])), strict=True))
+                # The accelerator's, if any are there: one read of it then gives all.
+                device = max((table[name].device for name in names), key=lambda device: device.type != "cpu")
+                stacked = torch.stack([table[name].to(device) for name in names])
+                table.update(zip(names, combine(stacked), strict=True))
 
     def result(self) -> dict[str, float]:
         """Name -> number. A name without a single unit is left out: it has no value."""
@@ -81,7 +85,9 @@ class Diagnostics:
         return numbers
 
     def _add(self, name: str, pair: Tensor) -> None:
-        self._means[name] = self._means[name] + pair if name in self._means else pair
+        known = self._means.get(name)
+        self._means[name] = pair if known is None else known + pair.to(known.device)
 
     def _compete(self, name: str, value: Tensor) -> None:
-        self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+        known = self._maxima.get(name)
+        self._maxima[name] = value if known is None else torch.maximum(known, value.to(known.device))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from embodied_rl.algorithms.diagnostics import Diagnostics
+from tests.stand_in import stand_in_accelerator
 
 
 def part(units: list[float], mask: list[bool]) -> Diagnostics:
@@ -30,6 +31,21 @@ def test_reduce_over_ranks_uses_one_collective_each() -> None:
     mine.reduce(plus, lambda tensor: torch.maximum(tensor, torch.tensor([6.0], dtype=torch.float64)))
     assert mine.result() == {"mean": 3.0, "max": 6.0}
     assert calls == [(1, 2)]
+
+
+def test_numbers_of_the_cpu_and_of_an_accelerator_combine() -> None:
+    with stand_in_accelerator() as device:
+        diagnostics, on_device = part([1.0], [True]), Diagnostics()
+        diagnostics.add_mean("known before", torch.ones(1), torch.ones(1, dtype=torch.bool))
+        units, mask = torch.tensor([3.0, 8.0], device=device), torch.ones(2, dtype=torch.bool, device=device)
+        on_device.add_mean("found", units, mask)
+        on_device.add_mean("mean", units, mask)
+        on_device.add_max("max", units, mask)
+        on_device.add_max("largest", units, mask)
+        diagnostics.merge(on_device)
+        diagnostics.reduce(lambda tensor: tensor, lambda tensor: tensor)
+        assert diagnostics.pair("known before").device.type == device
+        assert diagnostics.result() == {"mean": 4.0, "known before": 1.0, "found": 5.5, "max": 8.0, "largest": 8.0}
 
 
 def test_nothing_valid_gives_no_number() -> None:

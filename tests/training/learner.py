@@ -29,6 +29,7 @@ from embodied_rl.training.scoring import Scorer
 from embodied_rl.training.update import Updater
 from tests.configs import config_of
 from tests.data.rollouts import CHUNK, rollout, small_policy
+from tests.stand_in import sharded
 
 GROUPS = 5
 
@@ -67,6 +68,8 @@ class Learner:
     config: Config
     make_optimizer: Callable[..., Optimizer] = build_optimizer
     make_policy: Callable[[int], Policy] = small_policy
+    device: str = "cpu"
+    """Or that of the stand-in accelerator."""
     progress: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -79,13 +82,13 @@ class Learner:
             compile_blocks(self.policy)
         if self.config.actor.gradient_checkpointing:
             checkpoint_blocks(self.policy)
-        shard(self.policy, self.mesh, self.config.actor.fsdp_config)
+        self._shard(self.policy)
         self.optimizer = self.make_optimizer(self.policy, self.config.actor.optim)
         self.reference: CopiedReference | None = None
         if self.config.algorithm.kl_beta > 0:
             # Not the policy that is trained: then there is a divergence from the start.
             other = small_policy(values_per_chunk(self.config), seed=2)
-            shard(other, self.mesh, self.config.actor.fsdp_config)
+            self._shard(other)
             self.reference = CopiedReference(other)
         self.scorer = Scorer(
             self.policy,
@@ -93,7 +96,7 @@ class Learner:
             algorithm=self.config.algorithm,
             recompute_logprobs=self.config.actor.recompute_logprobs,
             batch_size=self.config.actor.logprob_micro_batch_size or self.config.actor.micro_batch_size,
-            device="cpu",
+            device=self.device,
             report_progress=lambda *_: None,
         )
         self.updater = Updater(
@@ -101,19 +104,25 @@ class Learner:
             self.optimizer,
             actor=self.config.actor,
             algorithm=self.config.algorithm,
-            device="cpu",
+            device=self.device,
             world_size=self.world_size,
             report_progress=lambda _, done, total: self.progress.append((done, total)),
             reference=self.reference,
             longest_sequence=4,
         )
 
+    def _shard(self, policy: Policy) -> None:
+        if self.device == "cpu":
+            shard(policy, self.mesh, self.config.actor.fsdp_config)
+        else:
+            sharded(policy.to(self.device))
+
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """This rank's samples."""
         own = [split_by_rank(trajectory, self.world_size)[self.rank] for trajectory in trajectories]
         kept = self.scorer.score([part for part in own if part is not None], Diagnostics())
         algorithm = self.config.algorithm
-        return build_train_batch(kept, algorithm, kl_beta=algorithm.kl_beta, reduce=sum_over_ranks("cpu"))[0]
+        return build_train_batch(kept, algorithm, kl_beta=algorithm.kl_beta, reduce=sum_over_ranks(self.device))[0]
 
     def update(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
         """As the actor does."""
