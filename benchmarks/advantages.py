@@ -28,7 +28,7 @@ from benchmarks.peers import environment
 from benchmarks.peers.workload import ENVS, FUNCTIONS, GROUP, ROLLOUT, WORKLOADS, Workload, draw, measure
 from embodied_rl.algorithms.advantages import AdvantageInputs, gae, grpo
 from embodied_rl.algorithms.aggregation import aggregate
-from embodied_rl.algorithms.groups import rollout_scores
+from embodied_rl.algorithms.groups import rollout_returns
 from embodied_rl.algorithms.levels import RewardLevel
 from embodied_rl.algorithms.losses import ppo_policy_loss
 
@@ -68,7 +68,7 @@ def ppo(w: Workload) -> None:
 # What GRPO compares belongs to its cost, as with RLinf.
 OURS: dict[str, Callable[[Workload], object]] = {
     "gae": lambda w: gae(inputs(w, torch.zeros(ENVS)), gamma=0.99, gae_lambda=0.95),
-    "grpo": lambda w: grpo(inputs(w, rollout_scores(w.rewards, w.valid))),
+    "grpo": lambda w: grpo(inputs(w, rollout_returns(w.rewards, w.valid))),
     "ppo loss, forward and backward": ppo,
 }
 

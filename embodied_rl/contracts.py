@@ -146,6 +146,8 @@ class ChunkResult:
     """[N,C] bool: the episode ended at this step by its horizon, not by the task."""
     valid: Tensor
     """[N,C] bool: the step was taken, that is, up to and including the first done of the episode."""
+    success: Tensor
+    """[N,C] bool: the goal holds after this step; False where not valid."""
     next_obs: EnvObs
     """What the policy sees next; of a new episode where the env was reset at the chunk's end."""
     final_obs: EnvObs | None
@@ -153,7 +155,7 @@ class ChunkResult:
 
     def __post_init__(self) -> None:
         _check(self, "rewards", self.rewards, (len(self.next_obs), None), torch.float32)
-        for name in ("terminated", "truncated", "valid"):
+        for name in ("terminated", "truncated", "valid", "success"):
             _check(self, name, getattr(self, name), tuple(self.rewards.shape), torch.bool)
 
 
@@ -171,7 +173,11 @@ class Trajectory:
     rollout_epoch: int
     """Which of the training step's ``algorithm.rollout_epoch`` rollouts this is."""
     rewards: Tensor
-    """[T,N,C] float32."""
+    """[T,N,C] float32, scaled and shaped as the configuration says."""
+    scores: Tensor
+    """[N] float32: how well the task says that each member did, whatever its rewards are: 1 where an env's goal held at
+    any step of the rollout, else 0; what the reward function gave a completion, without penalties. The group filter and
+    imitation of the good look at it alone. NaN where nobody knows: such a member is valid nowhere."""
     terminated: Tensor
     """[T,N,C] bool."""
     truncated: Tensor
@@ -203,6 +209,7 @@ class Trajectory:
         t, n, c = self.rewards.shape
         _check(self, "env_ids", self.env_ids, (n,), torch.int64)
         _check(self, "group_ids", self.group_ids, (n,), torch.int64)
+        _check(self, "scores", self.scores, (n,), torch.float32)
         for name in ("terminated", "truncated", "valid"):
             _check(self, name, getattr(self, name), (t, n, c), torch.bool)
         _check(self, "logprobs", self.logprobs, (t, n, c, None), torch.float32)
@@ -260,7 +267,7 @@ class TrainBatch:
     policy_version: Tensor
     """[B] int64."""
     scores: Tensor
-    """[B] float32, the task's score of the rollout that the sample is from."""
+    """[B] float32, ``Trajectory.scores`` of the member that the sample is from."""
     proximal_logprobs: Tensor | None = None
     """[B,*L] float32 under the weights that the update starts from."""
     reference_logprobs: Tensor | None = None

@@ -172,14 +172,15 @@ class ChunkedEnv:
             raise ValueError(f"chunk_step: actions of envs {self._env_ids[bad].tolist()} are NaN or infinite")
 
         rewards = np.zeros(expected[:2], dtype=np.float32)
-        terminated, truncated, valid = (np.zeros(expected[:2], dtype=np.bool_) for _ in range(3))
+        terminated, truncated, valid, success = (np.zeros(expected[:2], dtype=np.bool_) for _ in range(4))
         final_obs: list[EnvObs] = []
         for block in self._blocks(running.tolist()):
             for c in range(self._num_action_chunks):
                 alive = [slot for slot in block if not self._done[slot]]
                 if not alive:
                     break
-                rewards[alive, c], terminated[alive, c], truncated[alive, c] = self._step(alive, controls[alive, c])
+                step = self._step(alive, controls[alive, c])
+                rewards[alive, c], success[alive, c], terminated[alive, c], truncated[alive, c] = step
                 valid[alive, c] = True
             self._observe(block)
             if self._auto_reset:
@@ -189,6 +190,7 @@ class ChunkedEnv:
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             valid=torch.from_numpy(valid),
+            success=torch.from_numpy(success),
             next_obs=self._env_obs(range(n)),
             final_obs=_concatenate(final_obs) if final_obs else None,
         )
@@ -308,8 +310,8 @@ class ChunkedEnv:
 
     def _step(
         self, slots: list[int], actions: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_]]:
-        """One control step: (rewards, terminated, truncated), each [len(slots)]."""
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """One control step: (rewards, success, terminated, truncated), each [len(slots)]."""
         if self._auto_reset:
             self._actions[slots, self._steps[slots]] = actions
         outcome = self._sim.step(slots, actions)
@@ -331,7 +333,7 @@ class ChunkedEnv:
         self._done[slots] = terminated | truncated
         self._record_frames(slots, rewards, outcome.success)
         self._finished += [self._episode_record(slot) for slot in slots if self._done[slot]]
-        return rewards, terminated, truncated
+        return rewards, outcome.success, terminated, truncated
 
     def _episode_record(self, slot: int) -> EpisodeRecord:
         return EpisodeRecord(

@@ -40,7 +40,7 @@ def chunk(**fields: Any) -> ActionChunk:
 
 
 def result(**fields: Any) -> ChunkResult:
-    flags = {name: torch.zeros(N, C, dtype=torch.bool) for name in ("terminated", "truncated", "valid")}
+    flags = {name: torch.zeros(N, C, dtype=torch.bool) for name in ("terminated", "truncated", "valid", "success")}
     return ChunkResult(**{"rewards": torch.zeros(N, C), **flags, "next_obs": obs(), "final_obs": None, **fields})
 
 
@@ -52,6 +52,7 @@ def trajectory(**fields: Any) -> Trajectory:
             "group_ids": torch.arange(N),
             "rollout_epoch": 0,
             "rewards": torch.zeros(T, N, C),
+            "scores": torch.zeros(N),
             **flags,
             "logprobs": torch.zeros(T, N, C, A),
             "values": torch.zeros(T, N, 1),

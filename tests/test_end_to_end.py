@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,8 @@ def test_a_step_that_taught_nothing_says_so(tmp_path: Path, capsys: pytest.Captu
     options = ["cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false"]
     run(tiny_run(tmp_path, *options, "env.reward_coef=0.0"))
     assert "every group's members got the same return" in " ".join(capsys.readouterr().out.split())
-    bounds = ["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=99", "algorithm.rewards_upper_bound=100"]
-    run(tiny_run(tmp_path, *options, *bounds))
+    config = tiny_run(tmp_path, *options, "algorithm=dapo", "algorithm.max_resample_rounds=0")
+    run(replace(config, env=replace(config.env, init_params={"success_radius": 0.001})))
     assert "no update: algorithm.filter_rewards masked every group" in " ".join(capsys.readouterr().out.split())
 
 

@@ -65,17 +65,17 @@ def test_it_rolls_out_again_until_there_are_enough_groups(tmp_path: Path, monkey
     assert metrics["actor/groups"] == WANTED
     assert metrics["env/episodes"] == 16 * rounds
 
-    groups: dict[int, list[float]] = {}
+    groups: dict[int, list[bool]] = {}
     drawn: list[torch.Tensor] = []
     for t in spy.received:
         for member, group in enumerate(t.group_ids.tolist()):
-            groups.setdefault(group, []).append((t.rewards * t.valid)[:, member].sum().item())
+            groups.setdefault(group, []).append(bool(t.terminated[:, member].any()))
             drawn.append(t.replay_inputs["state"][0, member])
     assert len(groups) == WANTED * rounds, "every group of every round has an id of its own"
-    assert all(len(scores) == 2 for scores in groups.values())
+    assert all(len(successes) == 2 for successes in groups.values())
     starts = {tuple(state.tolist()) for state in drawn}
     assert len(starts) > 4 * rounds, "a round draws initial states of its own"
-    passing = sorted(group for group, scores in groups.items() if 0.01 <= sum(scores) / 2 <= 0.99)
+    passing = sorted(group for group, successes in groups.items() if sum(successes) == 1)
     assert len([g for g in passing if g < WANTED * (rounds - 1)]) < WANTED <= len(passing)
     # The first that pass are trained on, the rest is left out.
     assert metrics["actor/groups_filtered"] == pytest.approx(1 - WANTED / len(groups))
@@ -95,12 +95,30 @@ def test_without_resampling_filtered_groups_are_masked(tmp_path: Path) -> None:
 
 
 def test_if_no_group_passes_the_step_is_skipped_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bounds = "algorithm.rewards_lower_bound=0.9", "algorithm.rewards_upper_bound=0.95"
-    metrics = metrics_of(config_of(tmp_path, *bounds, "algorithm.max_resample_rounds=2"))
+    config = config_of(tmp_path, "algorithm.max_resample_rounds=2")
+    metrics = metrics_of(replace(config, env=replace(config.env, init_params={"success_radius": 0.001})))
     assert metrics["rollout/rounds"] == 3
     assert metrics["actor/optimizer_steps"] == metrics["actor/groups"] == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "no update: algorithm.filter_rewards masked every group, also those of 2 further rounds" in said
+    assert (
+        "no update: algorithm.filter_rewards masked every group, also those of 2 further rounds: none has a success "
+        "rate of 0.01 to 0.99 (rewards_lower_bound, rewards_upper_bound), over all groups it is 0; start from a better"
+    ) in said
+
+
+@pytest.mark.parametrize("coefficient", [0.2, 5.0])
+@pytest.mark.parametrize("relative", [False, True])
+def test_scale_and_shape_of_the_rewards_play_no_part(tmp_path: Path, coefficient: float, relative: bool) -> None:
+    """The dummy env pays progress, too, so its returns are no multiples of the success."""
+    plain = metrics_of(config_of(tmp_path / "plain"))
+    scaled = metrics_of(
+        config_of(tmp_path / "scaled", f"env.reward_coef={coefficient}", f"env.use_rel_reward={relative}")
+    )
+    assert scaled["actor/groups"] == plain["actor/groups"] == WANTED
+    for name in ("rollout/rounds", "actor/groups_filtered", "actor/score", "actor/samples"):
+        assert scaled[name] == plain[name], name
+    assert scaled["actor/optimizer_steps"] == 1
+    assert scaled["actor/grad_norm"] > 1e-4
 
 
 @pytest.mark.timeout(120)

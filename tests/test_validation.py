@@ -193,6 +193,24 @@ def test_several_broken_rules_are_reported_together() -> None:
             "not a multiple of model.num_action_chunks=4",
         ),
         (["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=2"], "every group would be masked"),
+        # Of returns with env.reward_coef=5 they would say something.
+        (
+            ["algorithm=dapo", "algorithm.rewards_lower_bound=0.5", "algorithm.rewards_upper_bound=4.5"],
+            "algorithm.rewards_upper_bound: got 4.5, but it is compared with a group's mean score, and an episode's",
+        ),
+        (["algorithm=dapo", "algorithm.rewards_lower_bound=-0.1"], "algorithm.rewards_lower_bound: got -0.1, but it"),
+        (
+            ["algorithm=dapo", "algorithm.rewards_lower_bound=0.3", "algorithm.rewards_upper_bound=0.49"],
+            "no group of group_size=4 can pass",
+        ),
+        (
+            ["algorithm=ppo", "algorithm.filter_rewards=true", "env.train.auto_reset=true"],
+            "algorithm.filter_rewards: asks whether an env's episode succeeded, and with env.train.auto_reset=true",
+        ),
+        (
+            ["algorithm=ppo", "algorithm.positive_nll_coef=0.1", "env.train.auto_reset=true"],
+            "rollout holds several of them, or parts; set it to null, or env.train.auto_reset to false",
+        ),
         (["actor.fsdp_config.sharding_strategy=hybrid_shard"], "actor.fsdp_config.fsdp_size: got null, but"),
         (
             [

@@ -22,7 +22,7 @@ from embodied_rl.algorithms.advantages import (
     reinforce_plus_plus_baseline,
     rloo,
 )
-from embodied_rl.algorithms.groups import rollout_scores
+from embodied_rl.algorithms.groups import rollout_returns
 from embodied_rl.algorithms.kl import KLController, kl_estimate
 from embodied_rl.algorithms.levels import RewardLevel
 from embodied_rl.algorithms.normalization import normalize
@@ -153,7 +153,7 @@ def rollout(x: Inputs, level: RewardLevel, *, truncation: bool = False, valid: T
         truncated=x["ended"] & by_limit,
         valid=valid,
         group_ids=x["env_group_ids"],
-        scores=rollout_scores(x["rewards"], valid),
+        scores=rollout_returns(x["rewards"], valid),
         values=values[:-1],
         bootstrap_values=bootstrap,
     )

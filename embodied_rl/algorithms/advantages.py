@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, lookup
-from embodied_rl.algorithms.groups import Groups, rollout_scores
+from embodied_rl.algorithms.groups import Groups, rollout_returns
 from embodied_rl.algorithms.levels import RewardLevel
 
 
@@ -29,7 +29,7 @@ class AdvantageInputs:
     group_ids: Tensor
     """[N] int64; a group's members are all here."""
     scores: Tensor
-    """[N]: what the task gave each env over the whole rollout, normalised where ``reward_norm`` says so."""
+    """[N]: each env's return, the sum of its valid rewards, normalised where ``reward_norm`` says so."""
     penalties: Tensor | None = None
     """[T,N,C], at least 0 in the mean: to be taken off the rewards (the divergence from the reference policy)."""
     values: Tensor | None = None
@@ -241,7 +241,7 @@ def _penalized(inputs: AdvantageInputs) -> Tensor:
     """[N]: scores less each env's penalties."""
     if inputs.penalties is None:
         return inputs.scores
-    return inputs.scores - rollout_scores(inputs.penalties, inputs.valid)
+    return inputs.scores - rollout_returns(inputs.penalties, inputs.valid)
 
 
 def _discounted_sums(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:

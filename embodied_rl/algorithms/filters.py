@@ -20,11 +20,14 @@ def group_filter(
 ) -> Tensor:
     """Members of groups whose mean score lies in ``[rewards_lower_bound, rewards_upper_bound]``, bounds included.
 
-    Groups that always fail or always succeed carry no gradient; bounds of .1 and .9 on 0/1 scores drop those and the
-    nearly hopeless ones (DAPO's dynamic sampling, arXiv:2503.14476 section 3.2).
+    A score is what the task says of a member (``Trajectory.scores``): the success of an episode, so that the mean is
+    the group's success rate, or what the reward function gave a completion. DAPO's dynamic sampling (arXiv:2503.14476,
+    section 3.2 and eq. 11) asks whether answers are right, not what its penalty for long ones leaves of the reward.
+    Groups that always fail or always succeed carry no gradient; bounds of .1 and .9 drop those and the nearly hopeless
+    ones.
 
     Args:
-        scores: [N].
+        scores: [N], none of them NaN.
         group_ids: [N] int64.
 
     Returns:

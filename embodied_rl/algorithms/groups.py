@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 
-def rollout_scores(rewards: Tensor, valid: Tensor) -> Tensor:
+def rollout_returns(rewards: Tensor, valid: Tensor) -> Tensor:
     """[N]: the sum of each env's valid rewards over the whole rollout, from [T,N,C].
 
-    With auto-reset a rollout holds several episodes of an env; they count as one sample, whose score is their sum.
+    With auto-reset a rollout holds several episodes of an env; they count as one sample, whose return is their sum.
     """
     # Time first: over the short last axis, and over both at once, a sum is eight times slower.
     return rewards.masked_fill(~valid, 0.0).sum(0).sum(-1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry, lookup
 from embodied_rl.algorithms.levels import check_levels
+from embodied_rl.checks.group_filter import filter_problems
 from embodied_rl.schema import AlgorithmConfig, Config, NormConfig
 
 
@@ -30,7 +31,7 @@ def algorithm_problems(c: Config) -> Iterator[str]:
         yield from _estimator_problems(a, estimator)
     if loss := POLICY_LOSSES.get(a.loss_type):
         yield from _loss_problems(c, loss)
-    yield from _filter_problems(a)
+    yield from filter_problems(c)
 
 
 def _estimator_problems(a: AlgorithmConfig, estimator: Entry) -> Iterator[str]:
@@ -62,13 +63,3 @@ def _loss_problems(c: Config, loss: Entry) -> Iterator[str]:
                 f"algorithm.{key}: chooses units before the update by the proximal log-probabilities, and "
                 "prox_logp_method=loglinear has them only during it; set it to null, or use recompute"
             )
-
-
-def _filter_problems(a: AlgorithmConfig) -> Iterator[str]:
-    if a.max_resample_rounds and not a.filter_rewards:
-        yield "algorithm.max_resample_rounds: nothing is filtered, so nothing is missing; set filter_rewards=true"
-    if a.rewards_lower_bound > a.rewards_upper_bound:
-        yield (
-            f"algorithm.rewards_lower_bound={a.rewards_lower_bound} is above "
-            f"rewards_upper_bound={a.rewards_upper_bound}: every group would be masked"
-        )

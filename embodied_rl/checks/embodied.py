@@ -98,6 +98,12 @@ def _episode_problems(c: EmbodiedConfig) -> Iterator[str]:
             "rollout holds pieces of several, begun at different times; set env.train.auto_reset=false and "
             "env.train.max_steps_per_rollout_epoch=null, or use algorithm=ppo"
         )
+    for key, off in (("filter_rewards", "false"), ("positive_nll_coef", "null")):
+        if getattr(c.algorithm, key) and train.auto_reset:
+            yield (
+                f"algorithm.{key}: asks whether an env's episode succeeded, and with env.train.auto_reset=true a "
+                f"rollout holds several of them, or parts; set it to {off}, or env.train.auto_reset to false"
+            )
     steps = train.max_steps_per_rollout_epoch
     mend = "set it to null" + ("" if scorers else ", or env.train.auto_reset=true: episodes then go on in the next one")
     if steps is not None and steps > train.max_episode_steps and not train.auto_reset:

@@ -14,7 +14,7 @@ from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantag
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.algorithms.filters import group_filter, prefix_filter
 from embodied_rl.algorithms.granularity import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
-from embodied_rl.algorithms.groups import Groups, rollout_scores
+from embodied_rl.algorithms.groups import Groups, rollout_returns
 from embodied_rl.algorithms.normalization import Reduce, normalize
 from embodied_rl.contracts import SAMPLE_ID_ROOM, TrainBatch, Trajectory
 from embodied_rl.data.trajectory import select_envs
@@ -41,7 +41,7 @@ def build_train_batch(
 
     Returns:
         The batch and, for the metrics, float64 pairs [2] of (sum, count): ``groups_filtered``, ``groups_equal``,
-        ``score``, and with a prefix filter ``prefix_masked``.
+        ``groups_unscored``, ``score``, and with a prefix filter ``prefix_masked``.
 
     Raises:
         ValueError: no trajectory at all.
@@ -50,22 +50,22 @@ def build_train_batch(
     if not trajectories:
         raise ValueError("no trajectory to train on: there are fewer groups than actor ranks")
     entry = ADVANTAGES[config.adv_type]
-    trajectories = [scored(trajectory, needs_groups=entry.needs_groups) for trajectory in trajectories]
-    scores = [rollout_scores(t.rewards, t.valid) for t in trajectories]
-    kept = [kept_members(t, config, last_group=last_group) for t in trajectories]
+    unscored = torch.stack([_unscored_groups(t, config) for t in trajectories]).sum(0)
+    trajectories, kept = map(list, zip(*[_known_part(t, config, last_group) for t in trajectories], strict=True))
+    returns = [rollout_returns(t.rewards, t.valid) for t in trajectories]
     if entry.reward_normalized and any(level != "none" for level in _levels(config.reward_norm)):
         normalized = normalize(
-            torch.cat(scores),
+            torch.cat(returns),
             torch.cat(kept),
             group_ids=torch.cat([t.group_ids for t in trajectories]),
             reduce=reduce,
             **asdict(config.reward_norm),
-        ).split([len(part) for part in scores])
+        ).split([len(part) for part in returns])
     else:
-        normalized = scores
+        normalized = returns
     parts = [
-        _samples(t, config, scores=raw, normalized=norm, kept=keep, kl_beta=kl_beta)
-        for t, raw, norm, keep in zip(trajectories, scores, normalized, kept, strict=True)
+        _samples(t, config, returns=raw, normalized=norm, kept=keep, kl_beta=kl_beta)
+        for t, raw, norm, keep in zip(trajectories, returns, normalized, kept, strict=True)
     ]
     fields = {key: _cat([part[key] for part in parts]) for key in parts[0] if key != "counts"}
     advantages, unit_mask, group_ids = (fields.pop(key) for key in ("unit_advantages", "unit_mask", "group_ids"))
@@ -79,6 +79,7 @@ def build_train_batch(
         action_dim=trajectories[0].logprobs.shape[-1],
     ).contiguous()
     counts = {name: torch.stack([part["counts"][name] for part in parts]).sum(0) for name in parts[0]["counts"]}
+    counts["groups_unscored"] = unscored
     batch = TrainBatch(**fields)
     # A filtered group's chunks carry no gradient. One sample always stays, masked: without any to compute on, a rank
     # could not take part in the collectives of the others.
@@ -86,17 +87,43 @@ def build_train_batch(
     return batch.select(trainable if len(trainable) else torch.zeros(1, dtype=torch.int64)), counts
 
 
-def scored(trajectory: Trajectory, *, needs_groups: bool) -> Trajectory:
-    """Without the members that have no valid step, because nothing could tell their score, and without groups that have
-    fewer than two others left, where members are compared."""
-    taken = trajectory.valid.any(0).any(-1)
-    if bool(taken.all()):
-        return trajectory
-    if needs_groups:
+def passing_members(trajectory: Trajectory, config: AlgorithmConfig, *, last_group: int | None = None) -> Tensor:
+    """[N] bool: the members that training uses, known ones of the groups that pass the filter and are needed.
+
+    What is trained on, and whether groups are missing that have to be drawn again, both follow from this.
+
+    Args:
+        last_group: groups of higher ids are not needed.
+    """
+    passing = _known_members(trajectory, config)
+    if config.filter_rewards:
+        passing[passing.clone()] = group_filter(
+            trajectory.scores[passing],
+            trajectory.group_ids[passing],
+            rewards_lower_bound=config.rewards_lower_bound,
+            rewards_upper_bound=config.rewards_upper_bound,
+        )
+    return passing if last_group is None else passing & (trajectory.group_ids <= last_group)
+
+
+def _known_members(trajectory: Trajectory, config: AlgorithmConfig) -> Tensor:
+    """[N] bool: not those without a valid step, whose score nobody knows; nor those of groups that have fewer than two
+    others left, where members are compared."""
+    known = trajectory.valid.any(0).any(-1)
+    if ADVANTAGES[config.adv_type].needs_groups:
         groups = Groups.of(trajectory.group_ids)
-        left = torch.zeros(len(groups.ids), dtype=torch.int64).index_add_(0, groups.member_of, taken.long())
-        taken = taken & (left[groups.member_of] >= 2)
-    return select_envs(trajectory, taken) or replace(trajectory, valid=torch.zeros_like(trajectory.valid))
+        left = torch.zeros(len(groups.ids), dtype=torch.int64).index_add_(0, groups.member_of, known.long())
+        known = known & (left[groups.member_of] >= 2)
+    return known
+
+
+def _known_part(trajectory: Trajectory, config: AlgorithmConfig, last_group: int | None) -> tuple[Trajectory, Tensor]:
+    """The known members, and which of them ([n] bool) pass; where there is none, all of them without a valid step."""
+    known, passing = _known_members(trajectory, config), passing_members(trajectory, config, last_group=last_group)
+    part = select_envs(trajectory, known)
+    if part is None:
+        return replace(trajectory, valid=torch.zeros_like(trajectory.valid)), passing
+    return part, passing[known]
 
 
 def taken_chunks(trajectory: Trajectory) -> Tensor:
@@ -107,21 +134,8 @@ def taken_chunks(trajectory: Trajectory) -> Tensor:
     return taken
 
 
-def kept_members(trajectory: Trajectory, config: AlgorithmConfig, *, last_group: int | None = None) -> Tensor:
-    """[N] bool: members of the groups that pass the filter and are needed."""
-    kept = torch.ones_like(trajectory.group_ids, dtype=torch.bool)
-    if config.filter_rewards:
-        kept = group_filter(
-            rollout_scores(trajectory.rewards, trajectory.valid),
-            trajectory.group_ids,
-            rewards_lower_bound=config.rewards_lower_bound,
-            rewards_upper_bound=config.rewards_upper_bound,
-        )
-    return kept if last_group is None else kept & (trajectory.group_ids <= last_group)
-
-
 def _samples(
-    t: Trajectory, config: AlgorithmConfig, *, scores: Tensor, normalized: Tensor, kept: Tensor, kl_beta: float
+    t: Trajectory, config: AlgorithmConfig, *, returns: Tensor, normalized: Tensor, kept: Tensor, kl_beta: float
 ) -> dict[str, Any]:
     """A trajectory's valid chunks, flat, with advantages still at the reward level."""
     options = {name: getattr(config, name) for name in ADVANTAGES[config.adv_type].options}
@@ -150,9 +164,9 @@ def _samples(
     ids = (t.rollout_epoch * SAMPLE_ID_ROOM + t.env_ids)[None, :].expand_as(flat) * SAMPLE_ID_ROOM + chunk_numbers
     unit_mask = valid.any(-1) if config.reward_type == "chunk_level" else valid
     loss_mask = mask_at_level(valid[flat], config.logprob_type, t.logprobs.shape[-1]).contiguous()
-    counts = _group_counts(scores, kept, t.group_ids) | {"score": _pair(scores.sum(), len(scores))}
+    counts = _counts(t, returns, kept)
     if config.min_filter_prefix_tokens is not None:
-        unshared = _outside_shared_prefixes(t, scores, config.min_filter_prefix_tokens)[flat]
+        unshared = _outside_shared_prefixes(t, returns, config.min_filter_prefix_tokens)[flat]
         before = int(loss_mask.sum())
         loss_mask = loss_mask & any_at_level(unshared, config.logprob_type)
         counts["prefix_masked"] = _pair(before - loss_mask.sum(), before)
@@ -170,7 +184,7 @@ def _samples(
         "returns": None if estimate.returns is None else estimate.returns[flat],
         "value_mask": None if estimate.returns is None else unit_mask[flat].reshape(int(flat.sum()), -1),
         "policy_version": t.policy_versions[:, None].expand_as(flat)[flat],
-        "scores": scores[None].expand_as(flat)[flat],
+        "scores": t.scores[None].expand_as(flat)[flat],
         "proximal_logprobs": at_level(t.proximal_logprobs),
         "reference_logprobs": None if t.reference_logprobs is None else t.reference_logprobs[flat],
         "unit_advantages": estimate.advantages[flat],
@@ -180,7 +194,7 @@ def _samples(
     }
 
 
-def _outside_shared_prefixes(t: Trajectory, scores: Tensor, min_tokens: int) -> Tensor:
+def _outside_shared_prefixes(t: Trajectory, returns: Tensor, min_tokens: int) -> Tensor:
     """[T,N,C,A] bool; an env's tokens over its whole rollout are one sequence."""
     if t.tokens is None:
         raise UserError(
@@ -190,20 +204,30 @@ def _outside_shared_prefixes(t: Trajectory, scores: Tensor, min_tokens: int) -> 
     steps, members, chunk, dims = t.tokens.shape
     tokens = t.tokens.transpose(0, 1).reshape(members, -1)
     valid = t.valid.transpose(0, 1).reshape(members, -1).repeat_interleave(dims, 1)
-    keep = prefix_filter(tokens, valid, scores, t.group_ids, min_tokens=min_tokens)
+    keep = prefix_filter(tokens, valid, returns, t.group_ids, min_tokens=min_tokens)
     return keep.view(members, steps, chunk, dims).transpose(0, 1)
 
 
-def _group_counts(scores: Tensor, kept: Tensor, group_ids: Tensor) -> dict[str, Tensor]:
-    groups = Groups.of(group_ids)
-    member_of, fresh = groups.member_of, scores.new_zeros(len(groups.ids))
-    highest = fresh.scatter_reduce(0, member_of, scores, "amax", include_self=False)
-    lowest = fresh.scatter_reduce(0, member_of, scores, "amin", include_self=False)
+def _counts(t: Trajectory, returns: Tensor, kept: Tensor) -> dict[str, Tensor]:
+    """Of a trajectory in which all members are known, or none."""
+    if not t.valid.any():
+        return dict.fromkeys(("groups_equal", "groups_filtered", "score"), _pair(0.0, 0.0))
+    groups = Groups.of(t.group_ids)
+    member_of, fresh = groups.member_of, returns.new_zeros(len(groups.ids))
+    highest = fresh.scatter_reduce(0, member_of, returns, "amax", include_self=False)
+    lowest = fresh.scatter_reduce(0, member_of, returns, "amin", include_self=False)
     staying = fresh.scatter_reduce(0, member_of, kept.to(fresh.dtype), "amax", include_self=False)
     return {
         "groups_equal": _pair((highest == lowest).sum(), len(fresh)),
         "groups_filtered": _pair((staying == 0).sum(), len(fresh)),
+        "score": _pair(t.scores.sum(), len(t.scores)),
     }
+
+
+def _unscored_groups(t: Trajectory, config: AlgorithmConfig) -> Tensor:
+    """[2]: groups without members that are known, and all groups."""
+    whole, known = t.group_ids.unique(), t.group_ids[_known_members(t, config)].unique()
+    return _pair(len(whole) - len(known), len(whole))
 
 
 def _pair(total: Tensor | float, count: float) -> Tensor:

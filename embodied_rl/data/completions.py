@@ -17,6 +17,7 @@ def completion_trajectory(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Completion],
     scores: Sequence[float | None],
+    penalties: Sequence[float],
     max_prompt_length: int,
     max_new_tokens: int,
     pad_token_id: int,
@@ -24,29 +25,32 @@ def completion_trajectory(
 ) -> Trajectory:
     """T=1, C=``max_new_tokens``, A=1.
 
-    The score is the last token's reward, and ``valid`` goes up to that token. A completion without a score (None) is
-    valid nowhere: it is neither trained on nor compared with.
+    Score and penalty together are the last token's reward, and ``valid`` goes up to that token. A completion without a
+    score (None) is valid nowhere: it is neither trained on nor compared with.
 
     Args:
         group_ids: N, the prompt's number in the training step.
         sample_ids: N, the completion's number in the training step.
         prompts: N, token ids.
         completions: N, one to ``max_new_tokens`` tokens each.
-        scores: N.
+        scores: N, what the reward function says.
+        penalties: N, what training adds to that, 0 or less.
     """
     n, c = len(completions), max_new_tokens
     prompt_ids = torch.full((n, max_prompt_length), pad_token_id)
     response_ids = torch.full((n, c), pad_token_id)
-    logprobs, rewards = torch.zeros(n, c), torch.zeros(n, c)
+    logprobs, rewards, known = torch.zeros(n, c), torch.zeros(n, c), torch.full((n,), torch.nan)
     valid, terminated, truncated = (torch.zeros(n, c, dtype=torch.bool) for _ in range(3))
-    for row, (prompt, completion, score) in enumerate(zip(prompts, completions, scores, strict=True)):
+    outcomes = zip(prompts, completions, scores, penalties, strict=True)
+    for row, (prompt, completion, score, penalty) in enumerate(outcomes):
         length = len(completion.token_ids)
         prompt_ids[row, max_prompt_length - len(prompt) :] = torch.tensor(prompt)
         response_ids[row, :length] = torch.tensor(completion.token_ids)
         logprobs[row, :length] = torch.tensor(completion.logprobs)
         if score is None:
             continue
-        rewards[row, length - 1] = score
+        known[row] = score
+        rewards[row, length - 1] = score + penalty
         valid[row, :length] = True
         ends = terminated if completion.finish_reason == "stop" else truncated
         ends[row, length - 1] = True
@@ -55,6 +59,7 @@ def completion_trajectory(
         group_ids=torch.tensor(group_ids),
         rollout_epoch=0,
         rewards=rewards[None],
+        scores=known,
         terminated=terminated[None],
         truncated=truncated[None],
         valid=valid[None],

@@ -50,6 +50,7 @@ def demonstration_trajectory(
         group_ids=places,
         rollout_epoch=0,
         rewards=torch.zeros(1, n, c),
+        scores=torch.zeros(n),
         terminated=no_end,
         truncated=no_end,
         valid=valid[None],

@@ -36,6 +36,10 @@ WEIGHTED: Final = "weighted"
 REWARD_MODEL: Final = "reward_model"
 COMPOSED: Final = (WEIGHTED, REWARD_MODEL)
 """Values of ``reward.function`` that are no function of one completion."""
+PASS_OR_FAIL: Final = frozenset({"final_answer", "format", "last_number", "math_verify", "single_choice"})
+"""Those of :data:`REWARDS` whose score is 1 or 0."""
+GRADED: Final = frozenset({"reasoning_gym"})
+"""Those whose score is any number from 0 to 1."""
 GIVEN = ("prompt", "completion", "answer")
 """What every reward function is given."""
 METADATA = "metadata"
@@ -79,6 +83,14 @@ def parts_of(function: str, params: Mapping[str, Any]) -> list[Part]:
     if any(part.function == WEIGHTED for part in parts):
         raise ConfigError(["reward.params.functions: got a weighted sum in a weighted sum; write it as one"])
     return parts
+
+
+def score_range(parts: Sequence[Part]) -> tuple[float, float] | None:
+    """The least and the largest score that the sum of these can give; None where a function's is not known."""
+    if any(part.function not in PASS_OR_FAIL | GRADED for part in parts):
+        return None
+    weights = [part.weight for part in parts]
+    return sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights)
 
 
 def weighted(parts: Sequence[Part]) -> Reward:

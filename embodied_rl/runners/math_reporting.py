@@ -17,7 +17,7 @@ from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
 from embodied_rl.evaluation.conditions import completion_conditions
 from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null, write_json
-from embodied_rl.runners.reporting import actor_metrics, eval_name, gap_warning, longest
+from embodied_rl.runners.reporting import actor_metrics, eval_name, gap_warning, longest, nothing_left
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import UpdateReport
 from embodied_rl.workers.generation import GenerationReport
@@ -101,11 +101,21 @@ def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
             f"no update: reward.function={config.reward.function} could verify no completion; look at the answers in "
             "the data, or raise reward.timeout or reward.params.timeout"
         )
-    if metrics["actor/samples"] == 0:
+    if metrics["actor/groups_unscored"] == 1:
+        masked = metrics["rollout/truncated"] if config.reward.mask_truncated else 0.0
         return (
-            "no update: algorithm.filter_rewards masked every group; widen algorithm.rewards_lower_bound and "
-            "rewards_upper_bound, or use more prompts"
+            f"no update: no prompt has enough completions with a score, {metrics['rollout/unverified']:.0%} are "
+            f"unverified and {masked:.0%} were cut and left out (reward.mask_truncated); raise "
+            "rollout.max_new_tokens, look at the answers in the data, or use a larger algorithm.group_size"
         )
+    if text := nothing_left(
+        metrics,
+        config,
+        score="mean score",
+        easier="start from a better model, or use easier prompts, more of them, or a larger algorithm.group_size",
+        harder="there is little left to learn, so use harder prompts, or end here",
+    ):
+        return text
     if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
         return (
             "every prompt's completions got the same score, so the gradient is zero: it takes prompts that are solved "

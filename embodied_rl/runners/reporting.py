@@ -118,16 +118,47 @@ def gap_warning(metrics: Mapping[str, float], config: Config) -> str | None:
     )
 
 
+def nothing_left(metrics: Mapping[str, float], config: Config, *, score: str, easier: str, harder: str) -> str | None:
+    """Why a training step had no sample, and what to do; None if it had some.
+
+    Args:
+        score: what the mean of a group's scores is called.
+        easier, harder: what to do where that is too low, or too high.
+    """
+    if metrics["actor/samples"]:
+        return None
+    a, mean = config.algorithm, metrics["actor/score"]
+    if metrics["actor/groups"]:
+        return (
+            f"no update: algorithm.behav_imp_weight_cap={a.behav_imp_weight_cap} left out every unit: the policy that "
+            "acted is too far from the one that is trained; raise it, or lower actor.optim.lr or rollout.max_staleness"
+        )
+    rounds = int(metrics["rollout/rounds"]) - 1
+    also = f", also those of {rounds} further round{'s' if rounds > 1 else ''}" if rounds else ""
+    bounds = f"{a.rewards_lower_bound:g} to {a.rewards_upper_bound:g} (rewards_lower_bound, rewards_upper_bound)"
+    if mean < a.rewards_lower_bound:
+        todo = easier
+    elif mean > a.rewards_upper_bound:
+        todo = harder
+    else:
+        todo = "use more groups or larger ones, or widen the bounds"
+    return (
+        f"no update: algorithm.filter_rewards masked every group{also}: none has a {score} of {bounds}, over all "
+        f"groups it is {mean:.3g}; {todo}"
+    )
+
+
 def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
     """What is wrong with a training step, most of all why it cannot have taught the policy anything, and what to do;
     None if nothing is."""
-    if metrics["actor/samples"] == 0:
-        rounds = int(metrics["rollout/rounds"]) - 1
-        also = f", also those of {rounds} further round{'s' if rounds > 1 else ''}" if rounds else ""
-        return (
-            f"no update: algorithm.filter_rewards masked every group{also}; widen algorithm.rewards_lower_bound and "
-            "rewards_upper_bound, or use more groups"
-        )
+    if text := nothing_left(
+        metrics,
+        config,
+        score="success rate",
+        easier="start from a better policy, or use easier tasks, longer episodes or more envs",
+        harder="there is little left to learn, so use harder tasks, or end here",
+    ):
+        return text
     if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
         return (
             "every group's members got the same return, so the gradient is zero: it takes groups in which some "

@@ -90,9 +90,13 @@ class AlgorithmConfig:
     norm_std: bool
     """grpo: divide by the group's standard deviation; false is Dr.GRPO's choice."""
     filter_rewards: bool
-    """Mask groups whose mean score is outside the bounds (DAPO's dynamic sampling)."""
+    """Mask groups whose mean score is outside the bounds (DAPO's dynamic sampling). An episode's score is 1 where it
+    succeeded, else 0, so a group's mean is its success rate; a completion's is what the reward function gave it. Scale,
+    shape and penalties of the rewards play no part."""
     rewards_lower_bound: float
+    """Included."""
     rewards_upper_bound: float
+    """Included."""
     max_resample_rounds: NonNegativeInt
     """Roll out again, up to so many times, until there are as many groups within the bounds as one rollout has."""
     min_filter_prefix_tokens: PositiveInt | None
@@ -120,7 +124,7 @@ class AlgorithmConfig:
     early_stop_imp_ratio: PositiveFloat | None
     """A mini-batch whose mean ratio is above is not trained on and ends the step's update. null: off."""
     positive_nll_coef: PositiveFloat | None
-    """Weight of imitating the samples with a score above 0. null: off."""
+    """Weight of imitating successful episodes, or completions that the reward function gave more than 0. null: off."""
     loss_agg_func: LossAggregation
     """How units become one loss; sequences are completions, or rollouts of an env."""
     loss_scale_factor: PositiveFloat | None

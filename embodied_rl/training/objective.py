@@ -236,6 +236,6 @@ class Objective:
 
 
 def _positive(batch: TrainBatch) -> Tensor:
-    """[B,*L] bool: the units of samples whose rollout scored."""
+    """[B,*L] bool: the units of samples that succeeded."""
     scored = batch.scores > 0
     return batch.loss_mask & scored.reshape(-1, *[1] * (batch.loss_mask.ndim - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from embodied_rl.algorithms.kl import KLController
 from embodied_rl.algorithms.normalization import explained_variance, masked_moments, mean_and_variance
 from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import Delivery, TrainBatch, Trajectory
-from embodied_rl.data.batch import build_train_batch, kept_members
+from embodied_rl.data.batch import build_train_batch, passing_members
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.registry import policy_of
@@ -232,7 +233,7 @@ class ActorWorker(Worker):
             more: the rollout adds to the step's last; else a new step begins.
 
         Returns:
-            How many of the step's groups on this rank pass the filter.
+            How many of the step's groups on this rank can be trained on: they have scores, and pass the filter.
         """
         if not more:
             self._received = []
@@ -245,7 +246,7 @@ class ActorWorker(Worker):
                 return 0
             (arrived if delivery.step == step else self._early).append(delivery)
         self._received += [delivery.trajectory for delivery in arrived if delivery.trajectory is not None]
-        return len(self._kept_groups())
+        return len(self._passing_groups())
 
     def update(self, *, step: int) -> UpdateReport:
         """Train on what was received."""
@@ -259,8 +260,8 @@ class ActorWorker(Worker):
         reduce = sum_over_ranks(self.context.device)
         # In one order however the messages came in: floating-point sums depend on it.
         self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
-        kept = gather_ids(self._kept_groups(), self.context.device).sort().values
-        last_group = int(kept[self._groups - 1]) if len(kept) > self._groups else None
+        passing = gather_ids(self._passing_groups(), self.context.device).sort().values
+        last_group = int(passing[self._groups - 1]) if len(passing) > self._groups else None
         staleness = self._staleness(step)
         algorithm, scores = self._algorithm, Diagnostics()
         with self._timer.phase("scoring"):
@@ -276,7 +277,7 @@ class ActorWorker(Worker):
             totals = {name: reduce(pair) for name, pair in pairs.items()}
             metrics |= self._statistics(batch) | {name: _ratio(pair) for name, pair in totals.items()}
             metrics |= staleness
-            metrics["groups"] = float(min(len(kept), self._groups))
+            metrics["groups"] = float(min(len(passing), self._groups))
         factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._total_steps)
         set_learning_rates(self._optimizer, factor)
         # What is drawn in a pass (dropout in adapters) depends on the place in the run alone, as all randomness does.
@@ -288,7 +289,10 @@ class ActorWorker(Worker):
         metrics["learning_rate"] = self._config.optim.lr * factor
         if algorithm.kl_beta > 0:
             metrics["kl_beta"] = beta
-            self._kl.update(metrics.get("reference_kl", 0.0), sequences=int(totals["score"][1]))
+            divergence = metrics.get("reference_kl", math.nan)
+            # A step that trained nothing says nothing of how far training moves the policy.
+            if metrics["optimizer_steps"] and math.isfinite(divergence):
+                self._kl.update(divergence, sequences=int(totals["score"][1]))
         return metrics
 
     def save(self, directory: Path, *, contents: Sequence[str] = ("model", "optimizer")) -> None:
@@ -359,10 +363,10 @@ class ActorWorker(Worker):
             )
         return {"staleness": float(oldest)}
 
-    def _kept_groups(self) -> torch.Tensor:
-        """[*] int64: this rank's groups that pass the filter."""
-        kept = [t.group_ids[kept_members(t, self._algorithm)] for t in self._received]
-        return torch.cat(kept).unique() if kept else torch.zeros(0, dtype=torch.int64)
+    def _passing_groups(self) -> torch.Tensor:
+        """[*] int64: this rank's groups that can be trained on."""
+        passing = [t.group_ids[passing_members(t, self._algorithm)] for t in self._received]
+        return torch.cat(passing).unique() if passing else torch.zeros(0, dtype=torch.int64)
 
     def _statistics(self, batch: TrainBatch) -> dict[str, float]:
         """Advantages and returns over the valid units of all ranks."""

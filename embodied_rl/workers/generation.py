@@ -161,8 +161,9 @@ class GenerationWorker(Worker):
         )
         report = self._report(prompts, completions)
         flat = [completion for group in completions for completion in group]
-        scores = [self._training_score(record) for record in report.records]
-        trajectory = self._trajectory(prompts, size, flat, scores, oldest)
+        scores = [self._known_score(record) for record in report.records]
+        penalties = [self._penalty(record) for record in report.records]
+        trajectory = self._trajectory(prompts, size, flat, scores, penalties, oldest)
         for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
             await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
         return replace(report, interruptions=self._interruptions)
@@ -176,7 +177,8 @@ class GenerationWorker(Worker):
         problems = self._dataset.draw(seed=self._data.seed, step=step, count=self._data.rollout_batch_size)
         prompts = self._own(problems, 0)
         completions = [self._demonstration(prompt) for prompt in prompts]
-        trajectory = self._trajectory(prompts, 1, completions, [0.0] * len(prompts), self._weights.version)
+        nothing = [0.0] * len(prompts)
+        trajectory = self._trajectory(prompts, 1, completions, nothing, nothing, self._weights.version)
         for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
             await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
         return sum(len(completion.token_ids) for completion in completions)
@@ -199,6 +201,7 @@ class GenerationWorker(Worker):
         size: int,
         completions: Sequence[Completion],
         scores: Sequence[float | None],
+        penalties: Sequence[float],
         policy_version: int,
     ) -> Trajectory:
         """``size`` completions of each prompt; number k of prompt i is number i * size + k of the step.
@@ -212,6 +215,7 @@ class GenerationWorker(Worker):
             prompts=[prompt.token_ids for prompt in prompts for _ in range(size)],
             completions=completions,
             scores=scores,
+            penalties=penalties,
             max_prompt_length=self._data.max_prompt_length,
             max_new_tokens=self._rollout.max_new_tokens,
             pad_token_id=self._backend.pad_token_id,
@@ -275,12 +279,14 @@ class GenerationWorker(Worker):
         self._interruptions += 1
         return True
 
-    def _training_score(self, record: CompletionRecord) -> float | None:
-        """The score that training sees; None leaves the completion out."""
+    def _known_score(self, record: CompletionRecord) -> float | None:
+        """None leaves the completion out of training."""
+        masked = self._reward_config.mask_truncated and record.finish_reason == "length"
+        return None if masked else record.score
+
+    def _penalty(self, record: CompletionRecord) -> float:
         cfg = self._reward_config
-        if record.score is None or (cfg.mask_truncated and record.finish_reason == "length"):
-            return None
-        return record.score + overlong_penalty(
+        return overlong_penalty(
             record.length,
             max_length=self._rollout.max_new_tokens,
             buffer_length=cfg.overlong_buffer_length,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages, group_relative, grpo
-from embodied_rl.algorithms.groups import rollout_scores
+from embodied_rl.algorithms.groups import rollout_returns
 
 
 def rollout(level: str) -> AdvantageInputs:
@@ -24,7 +24,7 @@ def rollout(level: str) -> AdvantageInputs:
         truncated=done,
         valid=valid,
         group_ids=torch.full((4,), 7),
-        scores=rollout_scores(rewards, valid),
+        scores=rollout_returns(rewards, valid),
     )
 
 
@@ -100,4 +100,4 @@ def test_scores_are_those_given_less_the_penalties_of_the_steps_taken() -> None:
 def test_score_is_the_sum_of_valid_rewards_over_the_rollout() -> None:
     rewards = torch.tensor([[[1.0, 2.0], [10.0, 20.0]], [[4.0, 8.0], [40.0, 80.0]]])
     valid = torch.tensor([[[True, True], [True, False]], [[True, False], [True, True]]])
-    assert rollout_scores(rewards, valid).tolist() == [7.0, 130.0]
+    assert rollout_returns(rewards, valid).tolist() == [7.0, 130.0]

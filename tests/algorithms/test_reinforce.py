@@ -22,7 +22,7 @@ from embodied_rl.algorithms.advantages import (
     rloo,
 )
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.algorithms.groups import rollout_scores
+from embodied_rl.algorithms.groups import rollout_returns
 from embodied_rl.algorithms.levels import NormLevel
 from embodied_rl.algorithms.normalization import normalize
 
@@ -37,7 +37,7 @@ def rollout(rewards: torch.Tensor, valid: torch.Tensor, level: str = "chunk_leve
         truncated=torch.zeros_like(valid),
         valid=valid,
         group_ids=torch.arange(n) // (n // groups),
-        scores=rollout_scores(rewards, valid),
+        scores=rollout_returns(rewards, valid),
     )
 
 

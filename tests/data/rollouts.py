@@ -59,12 +59,13 @@ def rollout(
                 "state": torch.randn(num_chunks, STATE_DIM, generator=rng),
                 "samples": 0.5 * torch.randn(num_chunks, CHUNK, ACTION_DIM, generator=rng),
                 "rewards": torch.randn(num_chunks, CHUNK, generator=rng),
+                "scores": torch.tensor(float(env_id % 2)),
                 "noise": off_policy * torch.randn(num_chunks, CHUNK, ACTION_DIM, generator=rng),
                 "values": torch.randn(num_chunks, v, generator=rng),
                 "bootstrap": torch.randn(num_chunks, generator=rng),
             }
         )
-    columns = {name: torch.stack([row[name] for row in rows], dim=-1 if name == "length" else 1) for name in rows[0]}
+    columns = {name: torch.stack([row[name] for row in rows], dim=min(rows[0][name].ndim, 1)) for name in rows[0]}
     time = torch.arange(steps).view(num_chunks, 1, CHUNK)
     valid = time < columns["length"][None, :, None]
     ended = time == columns["length"][None, :, None] - 1
@@ -78,6 +79,7 @@ def rollout(
         group_ids=rollout_epoch * groups_per_epoch + env_ids // group_size,
         rollout_epoch=rollout_epoch,
         rewards=columns["rewards"] * valid,
+        scores=columns["scores"],
         terminated=ended if end == "terminated" else never,
         truncated=ended if end == "truncated" else never,
         valid=valid,

@@ -161,7 +161,7 @@ def scored(scores: list[float], group_size: int = 2) -> Trajectory:
     trajectory = rollout(POLICY, num_envs=len(scores), num_chunks=2, group_size=group_size, lengths=[6] * len(scores))
     rewards = torch.zeros_like(trajectory.rewards)
     rewards[0, :, 0] = torch.tensor(scores)
-    return replace(trajectory, rewards=rewards)
+    return replace(trajectory, rewards=rewards, scores=torch.tensor(scores))
 
 
 FILTER = replace(GRPO, filter_rewards=True, rewards_lower_bound=0.1, rewards_upper_bound=0.9)
@@ -207,9 +207,10 @@ def test_scores_are_the_rollouts() -> None:
 
 
 def unverified(trajectory: Trajectory, members: list[int]) -> Trajectory:
-    valid = trajectory.valid.clone()
+    valid, scores = trajectory.valid.clone(), trajectory.scores.clone()
     valid[:, members] = False
-    return replace(trajectory, valid=valid)
+    scores[members] = torch.nan
+    return replace(trajectory, valid=valid, scores=scores)
 
 
 def test_a_member_whose_score_nobody_knows_leaves_its_group() -> None:

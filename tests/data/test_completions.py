@@ -20,6 +20,7 @@ def trajectory():
         prompts=[(21, 22), (21, 22), (23, 24, 25)],
         completions=[ENDED, CUT, SHORT],
         scores=[0.25, 0.5, None],
+        penalties=[0.0, -0.125, -1.0],
         max_prompt_length=4,
         max_new_tokens=4,
         pad_token_id=9,
@@ -32,7 +33,9 @@ def test_everything_is_where_it_belongs() -> None:
     assert t.env_ids.tolist() == [10, 11, 12]
     assert t.group_ids.tolist() == [5, 5, 6]
     assert t.policy_versions.tolist() == [7]
-    assert t.rewards.tolist() == [[[0, 0, 0.25, 0], [0, 0, 0, 0.5], [0, 0, 0, 0]]]
+    assert t.rewards.tolist() == [[[0, 0, 0.25, 0], [0, 0, 0, 0.375], [0, 0, 0, 0]]]
+    assert t.scores[:2].tolist() == [0.25, 0.5]
+    assert t.scores[2].isnan()
     assert t.valid.int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]]
     assert t.terminated.int().tolist() == [[[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]]
     assert t.truncated.int().tolist() == [[[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]]

@@ -47,6 +47,7 @@ def result(t: int) -> ChunkResult:
         terminated=step == t,
         truncated=step == t + 1,
         valid=step != t + 2,
+        success=step == 2 * t,  # of env 0 in chunk 0, of env 1 in chunk 1, of env 2 in chunk 2
         next_obs=obs,
         final_obs=None,
     )
@@ -84,6 +85,8 @@ def test_every_value_is_stored_in_its_place() -> None:
         assert torch.equal(got.values[t], numbered(t, 1) + 0.5)
         assert torch.equal(got.replay_inputs["state"][t], numbered(t, 4))
     assert got.policy_versions.tolist() == [40, 41, 42, 43]
+    assert got.scores.tolist() == [1, 1, 1]
+    assert recorded(2).scores.tolist() == [1, 1, 0]
 
 
 def test_bootstrap_values_come_with_the_next_answer() -> None:
@@ -132,6 +135,7 @@ def big(group_ids: list[int]) -> Trajectory:
         group_ids=torch.tensor(group_ids),
         rollout_epoch=1,
         rewards=number[None, :, None].expand(t, n, C) + 0.1,
+        scores=number + 0.6,
         terminated=flags,
         truncated=~flags,
         valid=flags,
@@ -160,6 +164,7 @@ def test_split_by_rank_loses_nothing_and_never_splits_a_group(groups: list[int],
             assert owners.setdefault(group, rank) == rank
         number = part.env_ids
         assert part.group_ids.tolist() == [groups[i] for i in number.tolist()]
+        assert torch.equal(part.scores, number + 0.6)
         for t in range(2):
             assert torch.equal(part.rewards[t, :, 1], number + 0.1)
             assert torch.equal(part.terminated[t, :, 0], number % 2 == 0)

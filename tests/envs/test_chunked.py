@@ -73,6 +73,7 @@ def test_masks_of_a_chunk_with_early_late_and_no_success(batched: bool) -> None:
     assert result.terminated.int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
     assert not result.truncated.any()
     assert result.rewards.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    assert torch.equal(result.success, result.terminated)
     assert result.final_obs is None
     # (slot, reset state, episode step, last action): each env stands where its episode ended.
     expected = torch.tensor([[0, 0, 1, 0.0], [1, 1, 2, 1.1], [2, 2, 3, 2.2], [3, 3, 3, 3.2]])
@@ -137,6 +138,7 @@ def test_ignore_terminations_records_success_at_any_step() -> None:
     result = env.chunk_step(numbered_actions(2, 4))
     assert not result.terminated.any()
     assert result.truncated.int().tolist() == [[0, 0, 0, 1]] * 2
+    assert result.success.int().tolist() == [[0, 1, 0, 0], [0, 0, 0, 0]]
     assert result.valid.all()
     assert [(r.success, r.episode_length) for r in env.drain_episodes()] == [(True, 4), (False, 4)]
 

@@ -6,7 +6,16 @@ from embodied_rl.runners import math_reporting, reporting
 from tests.configs import embodied, small_math
 
 RECOMPUTED = "actor.recompute_logprobs=true"
-METRICS = {"actor/samples": 8.0, "actor/groups_equal": 0.0, "rollout/rounds": 1.0, "rollout/unverified": 0.0}
+METRICS = {
+    "actor/samples": 8.0,
+    "actor/groups": 2.0,
+    "actor/groups_equal": 0.0,
+    "actor/groups_unscored": 0.0,
+    "actor/score": 0.5,
+    "rollout/rounds": 1.0,
+    "rollout/truncated": 0.0,
+    "rollout/unverified": 0.0,
+}
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def scored(config: Config, scores: list[float]) -> list[Trajectory]:
     trajectory = rollout(behaviour, num_envs=len(scores), groups_per_epoch=GROUPS)
     rewards = torch.zeros_like(trajectory.rewards)
     rewards[0, :, 0] = torch.tensor(scores)
-    return [replace(trajectory, rewards=rewards)]
+    return [replace(trajectory, rewards=rewards, scores=torch.tensor(scores, dtype=torch.float32))]
 
 
 FILTERED = "algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=0.1", "algorithm.rewards_upper_bound=0.9"

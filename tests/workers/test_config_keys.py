@@ -49,8 +49,8 @@ LARGE_STEPS = {"actor.optim.lr": 0.05, "algorithm.update_epoch": 4}
 """So that ratios and values leave their clipping ranges."""
 FILTER = {
     "algorithm.filter_rewards": True,
-    "algorithm.rewards_lower_bound": -9.0,
-    "algorithm.rewards_upper_bound": 9.0,
+    "algorithm.rewards_lower_bound": 0.0,
+    "algorithm.rewards_upper_bound": 1.0,
 }
 
 CASES = [
