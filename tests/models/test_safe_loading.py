@@ -88,7 +88,7 @@ def test_a_vision_language_action_model_of_pickles(model: str, plain: bool, tmp_
     for file in folder.glob("model*.safetensors*"):
         file.unlink()
     plant(folder / "pytorch_model.bin", marker, plain=plain)
-    spec = replace(IMAGES, num_action_chunks=1, values_per_chunk=0)
+    spec = replace(IMAGES, num_action_chunks=1, values_per_chunk=0, image_shapes={"agentview": (32, 32)})
     with pytest.raises(UserError, match=r"pytorch_model\.bin"):
         build_policy(model, spec, {}, path=str(folder))
     assert not marker.exists(), "it ran"
