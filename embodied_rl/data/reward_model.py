@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -75,8 +75,12 @@ class RewardModel:
         return cls(parse_params(RewardModelParams, params, "reward.params"), device)
 
     @torch.inference_mode()
-    def score(self, items: Sequence[Item]) -> list[float]:
-        """One logit for each."""
+    def score(self, items: Sequence[Item], report: Callable[[int, int], None] = lambda done, of: None) -> list[float]:
+        """One logit for each.
+
+        Args:
+            report: called with (items that have theirs, all) after each pass.
+        """
         texts = [item.prompt + item.completion for item in items]
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # of like length together: less padding
         scores = [0.0] * len(texts)
@@ -92,4 +96,5 @@ class RewardModel:
             logits = self._model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
             for place, value in zip(places, logits[:, 0].tolist(), strict=True):
                 scores[place] = value
+            report(start + len(places), len(order))
         return scores

@@ -31,7 +31,7 @@ class Item:
 
 
 class _Model(Protocol):
-    def score(self, items: Sequence[Item]) -> list[float]: ...
+    def score(self, items: Sequence[Item], report: Report) -> list[float]: ...
 
 
 class Scorer:
@@ -74,7 +74,7 @@ class Scorer:
                 )
                 report(len(scores), len(items))
         for weight, model in self._models:
-            values = model.score(items)
+            values = model.score(items, report)
             scores = [None if s is None else s + weight * v for s, v in zip(scores, values, strict=True)]
         return scores
 

@@ -106,7 +106,7 @@ class GenerationBackend:
             prompts: token ids, at least one each.
             seeds: one a prompt. A prompt's completions are a function of the weights, its tokens, ``sampling`` and its
                 seed, up to rounding, whatever other prompts there are.
-            report: called with (completions that have ended, all) now and then.
+            report: called with (completions that have ended, all) after each token.
             interrupt: called between tokens now and then by an :attr:`interruptible` engine; True says that
                 :meth:`weights` are others since. What has been decoded stays, and is read again with the new ones.
         """

@@ -22,8 +22,6 @@ from embodied_rl.training.offload import HostWeights, require_accelerator
 _SHRINK = 0.75
 """Sequences that have ended are taken out of the batch when no more than this share is left: copying the cache costs
 about as much as a token."""
-_REPORT_EVERY = 16
-"""Tokens."""
 
 
 class HfBackend(GenerationBackend):
@@ -143,8 +141,7 @@ class HfBackend(GenerationBackend):
             left = int(keep.sum())
             if not left:
                 break
-            if step % _REPORT_EVERY == 0:
-                report(count - left)
+            report(count - left)
             if seen is not None:
                 seen.scatter_(1, chosen[:, None], True)
             if left <= _SHRINK * len(live):

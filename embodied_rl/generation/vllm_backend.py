@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import multiprocessing
 import os
@@ -43,8 +42,6 @@ _DEFAULT_ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",  # a training run reports to nobody
 }
-_REPORT_EVERY: Final = 16
-"""Tokens."""
 _PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _MAX_CPU_CACHE: Final = 1 << 30
 """Bytes of the key-value cache in host memory, where vLLM would take most of the machine's."""
@@ -139,13 +136,10 @@ class VllmBackend(GenerationBackend):
                     request_params(sampling, seed=seed, place=place, stops=stops, vocabulary=self.vocabulary),
                 )
         answers = Answers(self._engine, StopStrings(self.tokenizer, sampling.stop), sampling.min_new_tokens)
-        for step in itertools.count():
-            if not self._engine.has_unfinished_requests():
-                break
+        while self._engine.has_unfinished_requests():
             with self._stance():
                 answers.take(self._engine.step())
-            if step % _REPORT_EVERY == 0:
-                report(len(answers.complete), total)
+            report(len(answers.complete), total)
             if interrupt:
                 interrupt()
         return [[answers.complete[number * n + place] for place in range(n)] for number in range(len(prompts))]

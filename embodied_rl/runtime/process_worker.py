@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 from embodied_rl.errors import UserError
 from embodied_rl.runtime import signals
 from embodied_rl.runtime.cooperative import run_blocking
+from embodied_rl.runtime.signs_of_life import DataWatch, rarely
 from embodied_rl.runtime.worker import Worker, WorkerContext
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -47,11 +49,13 @@ class _Driver:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._sending = threading.Lock()
 
     def send(self, *message: Any) -> None:
         data = ForkingPickler.dumps(message)
         try:
-            self._pipe.send_bytes(data)
+            with self._sending:
+                self._pipe.send_bytes(data)
         except OSError:
             raise _DriverGone from None
 
@@ -81,6 +85,7 @@ def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: in
     try:
         worker = _build(context, sealed, driver)
         driver.send("ready")
+        DataWatch(lambda: driver.send("alive")).start()
         while True:
             _answer(worker, driver)
     except _DriverGone:
@@ -110,7 +115,7 @@ def _build(context: WorkerContext, sealed: bytes, driver: _Driver) -> Worker:
     def report_progress(what: str, done: int, total: int) -> None:
         driver.send("progress", what, done, total)
 
-    return worker_class(replace(context, report_progress=report_progress), **arguments)
+    return worker_class(replace(context, report_progress=rarely(report_progress)), **arguments)
 
 
 def _answer(worker: Worker, driver: _Driver) -> None:

@@ -62,6 +62,8 @@ class Updater:
         """Samples of this update's optimiser steps."""
         self.without_gradient: dict[str, Tensor] = {}
         """Trainable parameters, by name, that no loss of the last update reached: nothing reads them."""
+        self._under_way = ""
+        """What the micro-batches that are reported belong to."""
         self._micro_batch = MicroBatch(
             actor.micro_batch_size, policy, *references, max_tokens=actor.max_tokens_per_micro_batch
         )
@@ -98,6 +100,7 @@ class Updater:
         self.without_gradient = {name: p for name, p in self._policy.named_parameters() if p.requires_grad and total}
         for epoch in range(algorithm.update_epoch):
             for place in minibatches(all_ids, own_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count):
+                self._under_way = f"update {len(norms) + skipped + 1}/{total}: micro-batch"
                 norm = self._optimizer_step(batch, trainable[place], diagnostics, context)
                 stopped = norm is None
                 if norm is None:
@@ -106,7 +109,6 @@ class Updater:
                     norms.append(norm)
                 else:
                     skipped += 1
-                self._report_progress("update", len(norms) + skipped, total)
             if stopped:
                 break
         diagnostics.reduce(self._sum, self._max)
@@ -223,6 +225,7 @@ class Updater:
             self._policy.set_requires_gradient_sync(last or not self._actor.fsdp_config.enable_gradient_accumulation)
             # FSDP averages gradients over ranks; the loss's denominators are global already.
             (loss * self._world_size * loss_scale).backward()
+            self._report_progress(self._under_way, number + 1, passes)
         self.without_gradient = {name: p for name, p in self.without_gradient.items() if p.grad is None}
         return diagnostics
 

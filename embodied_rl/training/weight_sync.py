@@ -11,7 +11,7 @@ After a first whole version only tensors that can change travel: those that are 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class WeightSender:
         bucket_bytes: how much travels at once.
         dtype: what floating-point tensors are converted to on the way; None leaves them as they are.
         verify: send checksums of the whole state with every version.
+        report_progress: told how many tensors have been sent.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class WeightSender:
         bucket_bytes: int,
         dtype: torch.dtype | None = None,
         verify: bool = False,
+        report_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     ) -> None:
         self._policy, self._channel, self._receivers = policy, channel, tuple(receivers)
         self._bucket_bytes, self._dtype, self._verify = bucket_bytes, dtype, verify
+        self._report_progress = report_progress
         self._last: int | None = None
         self._frozen: frozenset[str] = frozenset()
 
@@ -71,7 +74,8 @@ class WeightSender:
         since, self._last = self._last, None  # a failure from here on leaves receivers without a whole version
         await self._put(WeightsBegin(version=version, since=since, tensors=layouts))
         packer, checksums = _Packer(version, self._bucket_bytes), dict[str, int]()
-        for name, tensor in state.items():
+        for number, (name, tensor) in enumerate(state.items()):
+            self._report_progress("weight sync", number, len(state))
             if name in unchanged and not self._verify:
                 continue
             whole = _gather(tensor)

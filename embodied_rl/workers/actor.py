@@ -169,6 +169,7 @@ class ActorWorker(Worker):
             bucket_bytes=self._config.sync_bucket_mb * 2**20,
             dtype=None if sync_dtype is None else getattr(torch, sync_dtype),
             verify=self._config.verify_weight_sync,
+            report_progress=context.report_progress,
         )
         return parameters
 

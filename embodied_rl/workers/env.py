@@ -236,8 +236,9 @@ class EnvWorker(Worker):
         Args:
             starts: for each stage the initial states of its envs, or None: they go on where they are.
         """
-        for stage, states in zip(stages, starts, strict=True):
+        for number, (stage, states) in enumerate(zip(stages, starts, strict=True)):
             stage.env.recorder = stage.recorder
+            self.context.report_progress("reset", number, len(stages))
             with self._timer.phase("reset"):
                 obs = stage.env.current_obs() if states is None else stage.env.reset(states, stage.next_reset_state)
             stage.running = not stage.env.all_done

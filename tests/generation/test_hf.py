@@ -198,6 +198,6 @@ def test_arguments_of_another_engine_are_refused() -> None:
 def test_progress_reaches_the_caller() -> None:
     said: list[tuple[int, int]] = []
     backend(8).generate(PROMPTS, sampling(), SEEDS, lambda done, of: said.append((done, of)))
-    assert said
+    assert len(said) >= sampling().max_new_tokens - 1, "one a token, however long it takes"
     assert all(0 <= done <= 16 and of == 16 for done, of in said)
     assert said == sorted(said)

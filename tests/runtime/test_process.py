@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -211,6 +212,16 @@ def test_signs_of_life_put_a_stall_off(backend: ProcessBackend, monkeypatch: pyt
     group = probes(backend)
     monkeypatch.setattr(backend, "_stall_timeout", 1.5)
     assert group.call(Probe.live, 2.5).wait() == [None]
+
+
+def test_data_that_moves_is_a_sign_of_life(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group = probes(backend)
+    monkeypatch.setattr(backend, "_stall_timeout", 2.0)
+    assert group.call(Probe.write, tmp_path / "checkpoint", 4.0, 2**20).wait() == [None]
+    with promptly(), pytest.raises(StallError):
+        group.call(Probe.write, tmp_path / "log", 60.0, 100).wait()
 
 
 def test_a_stall_is_not_what_the_driver_takes_between_calls(

@@ -70,7 +70,7 @@ class Learner:
     make_policy: Callable[[int], Policy] = small_policy
     device: str = "cpu"
     """Or that of the stand-in accelerator."""
-    progress: list[tuple[int, int]] = field(default_factory=list)
+    progress: list[tuple[str, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.world_size, self.rank = self.mesh.size(), self.mesh.get_rank()
@@ -97,7 +97,7 @@ class Learner:
             recompute_logprobs=self.config.actor.recompute_logprobs,
             batch_size=self.config.actor.logprob_micro_batch_size or self.config.actor.micro_batch_size,
             device=self.device,
-            report_progress=lambda *_: None,
+            report_progress=self._note,
         )
         self.updater = Updater(
             self.policy,
@@ -106,7 +106,7 @@ class Learner:
             algorithm=self.config.algorithm,
             device=self.device,
             world_size=self.world_size,
-            report_progress=lambda _, done, total: self.progress.append((done, total)),
+            report_progress=self._note,
             reference=self.reference,
             longest_sequence=4,
         )
@@ -116,6 +116,9 @@ class Learner:
             shard(policy, self.mesh, self.config.actor.fsdp_config)
         else:
             sharded(policy.to(self.device))
+
+    def _note(self, what: str, done: int, total: int) -> None:
+        self.progress.append((what, done, total))
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """This rank's samples."""

@@ -374,8 +374,22 @@ def test_optimizer_steps_are_epochs_times_minibatches(mesh: DeviceMesh, epochs: 
     metrics = learner.train()
     total = epochs * count
     assert metrics["optimizer_steps"] == total
-    assert learner.progress == [(done, total) for done in range(1, total + 1)]
+    steps = [what for what, _, _ in learner.progress if what.startswith("update ")]
+    assert list(dict.fromkeys(steps)) == [f"update {done}/{total}: micro-batch" for done in range(1, total + 1)]
     assert all(state["step"] == total for state in learner.optimizer.state.values())
+
+
+@pytest.mark.parametrize("precision", [[], ["actor.fsdp_config.mixed_precision.reduce_dtype=float16"]])
+def test_every_micro_batch_of_an_optimizer_step_is_a_sign_of_life(mesh: DeviceMesh, precision: list[str]) -> None:
+    one_step = "algorithm.update_epoch=1", "algorithm.n_minibatches=1", "actor.micro_batch_size=1"
+    learner = Learner(mesh, training_config("decoupled_ppo", *one_step, *precision))
+    batch = learner.batch(two_epochs(learner.config))
+    passes = len(batch.trainable())
+    assert passes > 30
+    assert learner.progress == [("scoring", done + 1, passes) for done in range(passes)]
+    learner.progress.clear()
+    learner.update(batch, step=0)
+    assert learner.progress == [("update 1/1: micro-batch", done + 1, passes) for done in range(passes)]
 
 
 def test_global_batch_size_derives_the_number_of_minibatches(mesh: DeviceMesh) -> None:

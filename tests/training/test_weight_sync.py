@@ -52,7 +52,9 @@ class Pair:
                 await put(item, **where)
 
         channel.put = spied  # type: ignore[method-assign]
-        self.sender = WeightSender(self.policy, channel, (0,), **{"bucket_bytes": BUCKET, **options})
+        self.progress: list[tuple[str, int, int]] = []
+        options = {"report_progress": lambda *report: self.progress.append(report), "bucket_bytes": BUCKET, **options}
+        self.sender = WeightSender(self.policy, channel, (0,), **options)
         self.receiver = WeightReceiver(self.served.state_dict(), channel, 0)
         self.scheduler = Scheduler()
 
@@ -77,6 +79,13 @@ class Pair:
     @property
     def buckets(self) -> list[WeightBucket]:
         return [message for message in self.messages if isinstance(message, WeightBucket)]
+
+
+def test_every_tensor_is_a_sign_of_life(mesh: DeviceMesh) -> None:
+    pair = Pair(mesh)
+    pair.sync(0)
+    count = len(pair.served.state_dict())
+    assert pair.progress == [("weight sync", number, count) for number in range(count)]
 
 
 def test_a_version_arrives_in_buckets_of_bounded_size(mesh: DeviceMesh) -> None:
