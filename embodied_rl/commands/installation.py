@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from embodied_rl.commands.findings import Finding, listed, ok, problem, warning
+from embodied_rl.extras import install_command
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 """The checkout, where the project runs from one."""
@@ -126,7 +127,7 @@ def simulator(name: str, package: str, code: str) -> Finding:
     """One that is optional. It is tried in a process of its own, which a graphics driver may end."""
     if importlib.util.find_spec(package) is None:
         extra = package.replace("_", "")
-        return warning(name, "not installed", f"pip install 'embodied_rl[{extra}]', for its envs")
+        return warning(name, "not installed", f"{install_command(extra)}, for its envs")
     # Where the package was found, whatever the working directory.
     paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

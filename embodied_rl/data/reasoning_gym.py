@@ -16,12 +16,12 @@ from pydantic import ConfigDict, Field
 
 from embodied_rl.data.prompts import Message, Problem, PromptDataset
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.extras import install_command
 from embodied_rl.params import unknown_key
 
 if TYPE_CHECKING:
     from embodied_rl.data.encoding import PromptEncoder
 
-INSTALL: Final = "pip install 'embodied-rl[reasoning_gym]' && pip install --no-deps reasoning-gym==0.1.25"
 _TRAINING: Final = 0
 _HELD_OUT: Final = 2**31
 """Where the seeds of the package's data sets begin."""
@@ -198,7 +198,9 @@ def _known() -> Mapping[str, Any]:
     try:
         factory = importlib.import_module("reasoning_gym.factory")
     except ImportError as error:
-        raise UserError(f"data=reasoning_gym needs the package reasoning-gym: {error}; run: {INSTALL}") from error
+        raise UserError(
+            f"data=reasoning_gym needs the package reasoning-gym: {error}; run: {install_command('reasoning_gym')}"
+        ) from error
     return {name: entry for name, entry in factory.DATASETS.items() if name != _COMPOSITE}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.extras import install_command
 from embodied_rl.monitoring.backend import RunInfo
 
 RUN_ID_FILE = "wandb_run_id.txt"
@@ -27,7 +28,7 @@ class WandbBackend:
             import wandb
         except ImportError as error:
             raise UserError(
-                "the logger backend 'wandb' needs a package that is not installed: pip install 'embodied_rl[wandb]'"
+                f"the logger backend 'wandb' needs a package that is not installed: {install_command('wandb')}"
             ) from error
         options: dict[str, Any] = dict(run.wandb_options)
         _check_options(options, set(inspect.signature(wandb.init).parameters) - set(_OWNED))

@@ -19,6 +19,7 @@ import torch
 
 from embodied_rl.channel import ChannelClosed, ChannelTimeout, SharedMemoryChannel
 from embodied_rl.runtime.cooperative import run_blocking
+from tests.leftovers import left_since, shared_files
 
 SPAWN = mp.get_context("spawn")
 PATIENCE = 60.0  # seconds; only a failing test waits as long
@@ -233,7 +234,7 @@ def put_for_ever(messages: SharedMemoryChannel) -> None:
 
 
 def test_a_killed_peer_leaves_nothing_behind_and_blocks_nobody() -> None:
-    names = set(os.listdir("/dev/shm"))
+    names = shared_files()
     messages = channel("doomed", capacity=2)
     with processes((put_for_ever, (messages,))) as (process,):
         for _ in range(5):
@@ -247,7 +248,7 @@ def test_a_killed_peer_leaves_nothing_behind_and_blocks_nobody() -> None:
         assert get(messages) == "still works"
         with pytest.raises(ChannelTimeout):
             get(messages, timeout=0.05)
-    assert set(os.listdir("/dev/shm")) <= names
+    assert not left_since(names)
     ours = [line for line in shared_mappings() if "doomed" in line]
     assert 0 < len(ours) <= 3  # the closed flag and two slots
     del messages

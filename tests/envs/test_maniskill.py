@@ -286,7 +286,7 @@ def test_missing_simulator_is_named_with_the_command() -> None:
         ManiSkillEnv(1, ManiSkillParams(env_id="PushCube-v1"), seed=0)
         """
     )
-    assert "pip install 'embodied_rl[maniskill]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'mani-skill==3.0.1'" in done.stderr.splitlines()[-1]
 
 
 def test_states_need_no_graphics_driver_and_nothing_is_printed() -> None:

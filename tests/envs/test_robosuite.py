@@ -268,7 +268,9 @@ def test_what_is_missing_or_does_not_fit_is_named(setting: str, message: str) ->
 
 
 def test_a_missing_package_keeps_its_name() -> None:
-    message = "robosuite needs the Python package 'LIBERO_tools', which is not installed: pip install 'embodied_rl[rob"
+    message = (
+        "robosuite needs the Python package 'LIBERO_tools', which is not installed: pip install 'robosuite==1.4.0'"
+    )
     with pytest.raises(SimulatorMissingError, match=re.escape(message)), explain_missing("robosuite"):
         raise ModuleNotFoundError(name="LIBERO_tools")
 

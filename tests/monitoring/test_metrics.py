@@ -143,7 +143,7 @@ def test_wandb_options_are_checked(tmp_path: Path, options: dict[str, Any], mess
 
 @pytest.mark.parametrize(
     ("backend", "package", "command"),
-    [("wandb", "wandb", r"pip install 'embodied_rl\[wandb\]'"),
+    [("wandb", "wandb", "pip install 'wandb>=0.19'"),
      ("tensorboard", "torch.utils.tensorboard", "pip install tensorboard")],
 )  # fmt: skip
 def test_a_missing_package_is_named(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from embodied_rl.runtime import process
 from embodied_rl.runtime.process import ProcessBackend
+from tests.leftovers import left_since, shared_files
 
 MakeBackend = Callable[..., ProcessBackend]
 
@@ -32,11 +32,6 @@ def alive(pid: int, patience: float = 0.0) -> bool:
         time.sleep(0.02)
 
 
-def shared_memory() -> set[str]:
-    """Files of the libraries that put any in /dev/shm; other programs of this machine have theirs there, too."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "embodied"))}
-
-
 def descendants() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
@@ -48,7 +43,7 @@ def make_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ma
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     resource_tracker.ensure_running()  # multiprocessing's own process; it goes with pytest
-    children, files = descendants(), shared_memory()
+    children, files = descendants(), shared_files()
     backends: list[ProcessBackend] = []
 
     def make(stall_timeout: float = 100.0) -> ProcessBackend:
@@ -60,7 +55,7 @@ def make_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ma
     for backend in backends:
         backend.shutdown()
     assert not descendants() - children
-    assert not shared_memory() - files
+    assert not left_since(files)
     assert not list(scratch.iterdir())
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runtime.conftest import alive, shared_memory
+from tests.leftovers import left_since, shared_files
+from tests.runtime.conftest import alive
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,11 +74,11 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    files = shared_memory()
+    files = shared_files()
     job = Job(tmp_path)
     try:
         yield job
-        assert not shared_memory() - files
+        assert not left_since(files)
         assert not list(tmp_path.glob("embodied_rl-*"))
     finally:
         if job.process.poll() is None:

