@@ -114,7 +114,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, algorithm: st
     rest = tiny_run(tmp_path, *options, "runner.experiment_name=parts", "runner.max_steps=4", "runner.resume_dir=auto")
     run(rest)
     assert only_run(rest) == only_run(first), "a resumed run goes on in its directory"
-    assert metrics_of(only_run(whole)) == metrics_of(only_run(rest))
+    lines = metrics_of(only_run(whole))
+    assert lines == metrics_of(only_run(rest))
+    steps = [line["env/steps"] for line in lines]
+    assert [line["env/steps_total"] for line in lines] == [sum(steps[:done]) for done in range(1, 5)]
     assert_equal(
         saved_tensors(only_run(whole) / "checkpoints/global_step_4"),
         saved_tensors(only_run(rest) / "checkpoints/global_step_4"),
@@ -142,6 +145,12 @@ def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
         (task, state, 64 * task + state) for task in range(4) for state in range(2)
     ]
     assert {e["policy_version"] for e in episodes} == {1}
+    info = json.loads((directory / "eval_step_000001/eval_info.json").read_text())
+    assert info["overall"]["pc_success"] == tables[0]["overall"]["pc_success"]
+    assert [task["metrics"]["successes"] for task in info["per_task"]] == [
+        [e["success"] for e in episodes if e["task_id"] == task] for task in range(4)
+    ]
+    assert all(Path(video).is_file() for video in info["overall"]["video_paths"])
     assert sum(e["success"] for e in episodes) == tables[0]["overall"]["n_successes"]
     # Two workers with two stages of two envs each: four files, two tiles each, every episode in a tile of its own.
     shown = [(e["video"]["file"], e["video"]["tile"]) for e in episodes]

@@ -25,13 +25,16 @@ COMPLETIONS: Final = "completions"
 """``kind`` of an evaluation of a language model."""
 
 
-def write_json(path: Path, report: Mapping[str, Any]) -> None:
+def write_json(path: Path, report: Mapping[str, Any], *, allow_nan: bool = False) -> None:
     """Write ``report`` to ``path`` in one atomic step, with the directories above it.
+
+    Args:
+        allow_nan: write ``NaN``, which Python reads and JSON has no word for.
 
     Raises:
         TypeError, ValueError: it holds something that JSON has no word for.
     """
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")

@@ -19,13 +19,18 @@ _NO_PREFIX = "run"
 """Heading of metrics without a prefix."""
 
 
+_TASKS = ("eval_task/", "env_task/")
+"""As many rows as there are tasks; an evaluation's table has them."""
+
+
 class ConsoleBackend:
     def __init__(self, run: RunInfo) -> None:
         self._console = run.console
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if metrics:
-            self._console.print(metrics_panel(step, metrics, self._console.width))
+        shown = {name: value for name, value in metrics.items() if not name.startswith(_TASKS)}
+        if shown:
+            self._console.print(metrics_panel(step, shown, self._console.width))
 
     def close(self) -> None:
         pass

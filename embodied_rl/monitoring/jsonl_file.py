@@ -41,6 +41,16 @@ class JsonlBackend:
         self._file.close()
 
 
+def logged_before(run_dir: Path, metric: str, step: int) -> float | None:
+    """What the run's file says of ``metric`` at ``step``; None if it does not."""
+    path = run_dir / FILE_NAME
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.endswith("}") and (values := json.loads(line)).get("step") == step:
+                return values.get(metric)
+    return None
+
+
 def _drop_steps_from(path: Path, first_step: int) -> list[bytes]:
     """Keep and return the lines of earlier steps; drop a last line that a killed process left incomplete."""
     if not path.exists():

@@ -28,7 +28,16 @@ from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.evaluation.success import success_table
 from embodied_rl.runners.base import TrainingLoop
 from embodied_rl.runners.episodes import changes, reportable, settings_of
-from embodied_rl.runners.reporting import EvalReporter, Rollout, eval_name, longest, train_metrics, warning
+from embodied_rl.runners.reporting import (
+    TOTAL_STEPS,
+    EvalReporter,
+    Rollout,
+    eval_name,
+    longest,
+    task_metrics,
+    train_metrics,
+    warning,
+)
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, groups_per_step
 from embodied_rl.workers.actor import ActorWorker
@@ -58,6 +67,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     """Of evaluations."""
     train_video_dir: Path
     reporter: EvalReporter
+    env_steps: float | None
+    """Simulator steps of training so far; None: nobody knows."""
     _open_episodes: list[OpenEpisode] = field(default_factory=list, init=False)
     """With auto-reset: where the finished training steps left the envs."""
     _unreported: list[EpisodeRecord] = field(default_factory=list, init=False)
@@ -84,15 +95,18 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         # Only now, so that a checkpoint of the step before, saved on SIGTERM, has the state of that step.
         episodes = self._ended(rollouts)
         self._open_episodes = [episode for report in rollouts[-1].envs for episode in report.open_episodes]
-        return train_metrics(
+        metrics = train_metrics(
             rollouts,
             updates,
             episodes=episodes,
             unfinished=len(self._open_episodes),
+            steps_before=self.env_steps,
             rollout_s=rollout_s,
             sync_s=sync_s,
             step_s=time.perf_counter() - start,
         )
+        self.env_steps = metrics.get(TOTAL_STEPS)
+        return metrics
 
     def _ended(self, rollouts: Sequence[Rollout]) -> Sequence[EpisodeRecord]:
         """The episodes that the step's metrics are made of: all that ended since the last ones that were."""
@@ -175,6 +189,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             },
             prefix="eval",
         )
+        self.logger.log(step, task_metrics(table), prefix="eval_task")
         for path in (path for report in reports for path in report.videos):
             self.logger.log_video(step, f"eval/{path.stem}", path)
         return table.overall.success_rate

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,13 +16,18 @@ from rich.console import Console
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.contracts import EpisodeRecord, EvaluatedEpisode
 from embodied_rl.evaluation.conditions import episode_conditions, episode_seed
-from embodied_rl.evaluation.eval_file import FILE_NAME
+from embodied_rl.evaluation.eval_file import FILE_NAME, write_json
+from embodied_rl.evaluation.lerobot_info import INFO_FILE_NAME, eval_info
 from embodied_rl.evaluation.report import SuccessReport, write_eval_json
-from embodied_rl.evaluation.success import SuccessTable
+from embodied_rl.evaluation.success import SuccessRow, SuccessTable, success_table
 from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
 from embodied_rl.workers.env import EnvReport, EvalReport
 from embodied_rl.workers.rollout import RolloutReport
+
+TOTAL_STEPS = "env/steps_total"
+"""Metric: simulator steps of training, from the run's start."""
+_TASK_NAME_LENGTH = 64
 
 
 class Timed(Protocol):
@@ -47,6 +54,7 @@ def train_metrics(
     *,
     episodes: Sequence[EpisodeRecord],
     unfinished: int,
+    steps_before: float | None,
     rollout_s: float,
     sync_s: float,
     step_s: float,
@@ -56,6 +64,7 @@ def train_metrics(
     Args:
         episodes: what ``env/success_once``, ``return`` and ``episode_len`` are the means of.
         unfinished: envs whose episode goes on in the next step.
+        steps_before: simulator steps of the run's earlier training steps; None: nobody knows.
     """
     envs = [report for rollout in rollouts for report in rollout.envs]
     env_steps = sum(report.env_steps for report in envs)
@@ -78,6 +87,11 @@ def train_metrics(
             "env/return": sum(e.episode_return for e in episodes) / count,
             "env/episode_len": sum(e.episode_length for e in episodes) / count,
         }
+        tasks = success_table(episodes)
+        if len(tasks.tasks) > 1:
+            metrics |= {f"env_task/{name}": value for name, value in task_metrics(tasks).items()}
+    if steps_before is not None:
+        metrics[TOTAL_STEPS] = steps_before + env_steps
     metrics |= actor_metrics(updates)
     metrics |= {
         "time/step": step_s,
@@ -96,6 +110,16 @@ def train_metrics(
         "rollout/interruptions": float(max(r.interruptions for rollout in rollouts for r in rollout.policies)),
     }
     return metrics
+
+
+def task_metrics(table: SuccessTable) -> dict[str, float]:
+    """Each task's success rate, under names that stay the same and that people can read."""
+    return {f"{_task_name(row)}/success": row.success_rate for row in table.tasks}
+
+
+def _task_name(row: SuccessRow) -> str:
+    words = re.findall(r"[a-z0-9]+", row.instruction.lower())
+    return textwrap.shorten(f"{row.task_id:02d} {' '.join(words)}", _TASK_NAME_LENGTH, placeholder="").replace(" ", "_")
 
 
 def actor_metrics(updates: Sequence[UpdateReport]) -> dict[str, float]:
@@ -169,7 +193,8 @@ def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReporter:
-    """Shows an evaluation's table and writes it to ``<run>/eval_step_<n>/eval.json``."""
+    """Shows an evaluation's table and writes it to ``<run>/eval_step_<n>/``: ``eval.json``, and ``eval_info.json`` as
+    LeRobot does."""
 
     config: EmbodiedConfig
     run_dir: Path
@@ -192,16 +217,19 @@ class EvalReporter:
             "model_type": config.model.model_type,
             "digest": _digest(config),
         }
+        episodes = [episode for report in reports for episode in report.episodes]
         videos = [video for report in reports for video in report.videos]
         write_eval_json(
             path,
             table,
-            [self._relative(episode) for report in reports for episode in report.episodes],
+            [self._relative(episode) for episode in episodes],
             meta=meta,
             seed=episode_seed(config),
             eval_s=seconds,
             video_paths=[video.relative_to(self.video_dir) for video in videos],
         )
+        info = eval_info(episodes, group=cfg.name, eval_s=seconds, videos=videos)
+        write_json(path.with_name(INFO_FILE_NAME), info, allow_nan=True)
         self.console.print(f"table:  {path}", highlight=False, soft_wrap=True)
         for video in videos:
             self.console.print(f"video:  {video}", highlight=False, soft_wrap=True)

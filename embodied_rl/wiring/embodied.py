@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from embodied_rl.contracts import Spaces
+from embodied_rl.monitoring.jsonl_file import logged_before
 from embodied_rl.runners.embodied import EmbodiedRunner
-from embodied_rl.runners.reporting import EvalReporter
+from embodied_rl.runners.reporting import TOTAL_STEPS, EvalReporter
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, chunks_per_rollout, groups_per_step
 from embodied_rl.wiring.base import RunContext, Wiring, actor_group, group, trajectory_capacity
@@ -95,6 +96,7 @@ def loop_arguments(config: EmbodiedConfig, groups: tuple[WorkerGroup, ...], cont
             console=context.console,
             checkpoint=context.checkpoint,
         ),
+        "env_steps": logged_before(context.run_dir, TOTAL_STEPS, context.first_step) if context.first_step else 0.0,
         "first_step": context.first_step,
         "resumed": context.resumed,
     }

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.evaluation.success import success_table
 from embodied_rl.runners import math_reporting, reporting
 from tests.configs import embodied, small_math
 
@@ -51,3 +53,29 @@ def test_what_taught_nothing_comes_first() -> None:
     text = reporting.warning(metrics, embodied("env=dummy", RECOMPUTED))
     assert text is not None
     assert text.startswith("no update:")
+
+
+def test_each_task_has_a_metric_with_a_stable_readable_name() -> None:
+    told = {
+        3: "Put the black bowl (in the drawer), and close it",
+        12: "put both the alphabet soup and the tomato sauce in the basket on the left of the table",
+        40: "关上抽屉",
+    }
+    records = [
+        EpisodeRecord(
+            env_id=0,
+            task_id=task,
+            instruction=text,
+            reset_state_id=state,
+            success=state < 1,
+            episode_return=0.0,
+            episode_length=1,
+        )
+        for task, text in told.items()
+        for state in range(task % 3 + 1)
+    ]
+    assert reporting.task_metrics(success_table(records)) == {
+        "03_put_the_black_bowl_in_the_drawer_and_close_it/success": 1.0,
+        "12_put_both_the_alphabet_soup_and_the_tomato_sauce_in_the_basket/success": 1.0,
+        "40/success": 0.5,
+    }
