@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from embodied_rl.monitoring.console_table import format_number, metrics_panel
+from embodied_rl.monitoring.backend import RunInfo
+from embodied_rl.monitoring.console_table import ConsoleBackend, format_number, metrics_panel
 
 METRICS = {
     "time/step": 81.3,
@@ -62,3 +64,21 @@ def test_groups_stand_side_by_side_where_there_is_room() -> None:
 
 def test_a_value_that_is_not_finite_is_highlighted() -> None:
     assert "\x1b[1;37;41m       nan" in render(80, colour=True)
+
+
+def test_metrics_of_single_tasks_are_left_to_the_table_and_the_files() -> None:
+    output = io.StringIO()
+    run = RunInfo(
+        run_dir=Path(),
+        project_name="p",
+        experiment_name="e",
+        config={},
+        first_step=0,
+        wandb_options={},
+        console=Console(file=output, width=80),
+    )
+    backend = ConsoleBackend(run)
+    backend.log(1, {"eval_task/00_open/success": 0.5})
+    assert output.getvalue() == ""
+    backend.log(1, {"env_task/00_open/success": 0.5, "env/return": 1.0})
+    assert "return" in output.getvalue() and "open" not in output.getvalue()

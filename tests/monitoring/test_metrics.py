@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from embodied_rl.errors import UserError
+from embodied_rl.monitoring.jsonl_file import logged_before
 from embodied_rl.monitoring.metrics import MetricLogger, check_backends
 
 
@@ -197,3 +198,13 @@ def test_texts_reach_tensorboard_and_no_other(tmp_path: Path) -> None:
     assert event.step == 1
     assert event.tensor_proto.string_val == [b"**prompt** 57+68="]
     assert lines(tmp_path) == [{"step": 1, "a": 1.0}]
+
+
+def test_what_was_logged_at_a_step_is_found_again(tmp_path: Path) -> None:
+    assert logged_before(tmp_path, "env/steps_total", 2) is None
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "env/steps_total": 10.0}\n{"step": 2, "env/steps_total": 25.0}\n'
+        '{"step": 3, "a": 1.0}\n{"step": 4, "env'
+    )
+    found = [logged_before(tmp_path, "env/steps_total", step) for step in (0, 1, 2, 3, 4)]
+    assert found == [None, 10.0, 25.0, None, None]
