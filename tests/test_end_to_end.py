@@ -132,7 +132,8 @@ def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     run(evaluation)
     run(evaluation)
     tables = []
-    for directory in (tmp_path / "results" / evaluation.runner.experiment_name).glob("*-eval"):
+    directories = list((tmp_path / "results" / evaluation.runner.experiment_name).glob("*-eval"))
+    for directory in directories:
         table = json.loads((directory / "eval_step_000001/eval.json").read_text())
         del table["timing"]
         tables.append(table)
@@ -145,7 +146,7 @@ def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
         (task, state, 64 * task + state) for task in range(4) for state in range(2)
     ]
     assert {e["policy_version"] for e in episodes} == {1}
-    info = json.loads((directory / "eval_step_000001/eval_info.json").read_text())
+    info = json.loads((directories[0] / "eval_step_000001/eval_info.json").read_text())
     assert info["overall"]["pc_success"] == tables[0]["overall"]["pc_success"]
     assert [task["metrics"]["successes"] for task in info["per_task"]] == [
         [e["success"] for e in episodes if e["task_id"] == task] for task in range(4)
