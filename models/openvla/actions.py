@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embodied_rl.errors import UserError, suggestion
 
-_EDGES = torch.linspace(-1.0, 1.0, 256, dtype=torch.float64)
+# numpy's: torch rounds four in ten of them otherwise, and an action on an edge falls into the next bin.
+_EDGES = torch.from_numpy(np.linspace(-1.0, 1.0, 256))
 _CENTRES = (_EDGES[:-1] + _EDGES[1:]) / 2
 """255 of them: the token above the last edge means the last centre, too."""
 

@@ -28,16 +28,16 @@ class ImageProfile:
     size: int
     """Height and width that the network sees."""
     jpeg: bool
-    """Encode as JPEG and decode, where the size changes."""
+    """Encode as JPEG and decode, whatever the size."""
     resize: Literal["lanczos3", "bicubic"]
     center_crop: bool
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 [N,H,W,3] -> uint8 [N,size,size,3]."""
         height, width = images.shape[1:3]
+        if self.jpeg:
+            images = jpeg_round_trip(images)
         if (height, width) != (self.size, self.size):
-            if self.jpeg:
-                images = jpeg_round_trip(images)
             rows, columns = (resize_matrix(side, self.size, self.resize) for side in (height, width))
             images = _apply(rows, columns, images).round().clamp(0, 255).to(torch.uint8)
         if self.center_crop:

@@ -35,7 +35,7 @@ class OpenVlaParams:
     suite: str | None = None
     """The env's suite; the config fills it in."""
     jpeg: bool = True
-    """Pass images that have to be resized through JPEG, as the data sets were."""
+    """Pass images through JPEG, as the data sets were."""
     resize: Literal["lanczos3", "bicubic"] = "lanczos3"
     """Filter to the network's image size."""
     center_crop: bool = True

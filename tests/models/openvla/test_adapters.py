@@ -15,10 +15,10 @@ from embodied_rl.models.base import Policy
 from embodied_rl.models.lora import add_adapters, merge_adapters, save_adapters
 from embodied_rl.models.openvla.oft import OpenVlaOftPolicy
 from embodied_rl.models.registry import build_policy
-from tests.models.openvla.published import SMALL, layout, observe, random_weights, spec, write_checkpoint
+from tests.models.openvla.published import layout, observe, spec, weights_of, write_checkpoint
 from tests.models.small import settings
 
-MATRICES = {name.removesuffix(".weight"): shape for name, shape in layout(SMALL).items() if len(shape) == 2}
+MATRICES = {name.removesuffix(".weight"): shape for name, shape in layout().items() if len(shape) == 2}
 HEAD, WORDS = "language_model.lm_head", "language_model.model.embed_tokens"
 
 
@@ -98,7 +98,7 @@ def publish(path: Path, rank: int = 4) -> None:
     for name, (fan_out, fan_in) in adapted.items():
         shapes |= {f"{name}.lora_A": (rank, fan_in), f"{name}.lora_B": (fan_out, rank)}
     suffixes = sorted({name.rpartition(".")[2] for name in adapted})
-    write_folder(path, LoraConfig(r=rank, lora_alpha=8, target_modules=suffixes), random_weights(shapes, seed=2), {})
+    write_folder(path, LoraConfig(r=rank, lora_alpha=8, target_modules=suffixes), weights_of(shapes), {})
 
 
 def logprobs(policy: Policy) -> torch.Tensor:

@@ -18,7 +18,8 @@ from embodied_rl.models.openvla.files import (
 )
 from embodied_rl.models.pretrained import check_fit, read_weights
 from embodied_rl.models.registry import build_policy
-from tests.models.openvla.published import ACTION, spec, write_checkpoint
+from tests.models.openvla.golden_inputs import ACTION
+from tests.models.openvla.published import spec, write_checkpoint
 
 
 def build(folder: Path, **params: Any) -> None:

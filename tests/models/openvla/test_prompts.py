@@ -6,15 +6,11 @@ import torch
 from embodied_rl.errors import UserError
 from embodied_rl.models.openvla.prompts import PromptTokenizer, prompt_text, trim
 from embodied_rl.models.openvla.tiny_tokenizer import tiny_tokenizer
-from tests.models.openvla.published import WORDS, word_tokenizer
+from tests.models.openvla.golden_inputs import WORDS, word_tokenizer
 
 
 def ids(text: str) -> list[int]:
     return [10 + WORDS.index(word) for word in text.split()]
-
-
-def test_the_prompt() -> None:
-    assert prompt_text("Open the Drawer") == "In: What action should the robot take to open the drawer?\nOut:"
 
 
 def test_tokens_by_hand() -> None:
