@@ -1,6 +1,6 @@
 """What upstream's code and ours are both run on: weights, pictures, states, texts.
 
-``scripts/golden/openvla.py`` reads this file in upstream's environment, so it needs numpy and tokenizers alone. Numbers
+``scripts/golden/*.py`` read this file in upstream's environments, so it needs numpy and tokenizers alone. Numbers
 come from the counter-based generator Philox (Salmon et al. 2011), whose raw words numpy promises not to change.
 """
 
@@ -42,6 +42,8 @@ RESIZED = {
     "libero": (256, 256, 224),
 }
 """Height, width and new side of a picture."""
+LEROBOT = {"image": (40, 32), "image2": (96, 80)}
+"""SmolVLA's cameras: one to enlarge, one to shrink, both to fill up to a square."""
 _FIRST_ACTION, _END_OF_ACTIONS = 31744, 32000
 
 
@@ -94,6 +96,11 @@ def simulated(row: int) -> dict[str, NDArray[Any]]:
 def state(row: int) -> NDArray[np.float32]:
     """[8], some of it beyond the statistics' bounds."""
     return uniform(f"state {row}", (8,), 1.4)
+
+
+def noise(row: int, horizon: int, dim: int) -> NDArray[np.float32]:
+    """[horizon,dim] that SmolVLA starts from."""
+    return uniform(f"noise {row}", (horizon, dim), 1.7)
 
 
 def actions() -> NDArray[np.float64]:
