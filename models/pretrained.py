@@ -8,6 +8,7 @@ not fit.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -55,8 +56,12 @@ def read(policy: nn.Module, params: Any, directory: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """One safetensors file; tensors that share memory are written each."""
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
+    """One safetensors file; tensors that share memory are written each. Its mode obeys the umask."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(plain, path, metadata={"format": "pt"})  # transformers 4, as OpenVLA pins it, reads no other
+    path.chmod(mode)  # the library leaves a file that its owner alone can read
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:

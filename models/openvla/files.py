@@ -148,7 +148,7 @@ def write_folder(
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in folder.companions.items():
         (directory / name).write_bytes(content)
-    write_json(directory / CONFIG_FILE, folder.config)
+    write_json(directory / CONFIG_FILE, _with_known_code(folder.config, folder.companions))
     write_json(directory / STATISTICS_FILE, folder.norm_stats)
     write_shards(directory, network)
     for name, state in parts.items():
@@ -174,6 +174,14 @@ def write_shards(directory: Path, weights: Mapping[str, Tensor], shard_bytes: in
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _with_known_code(config: Mapping[str, Any], companions: Mapping[str, bytes]) -> dict[str, Any]:
+    """The config whose ``auto_map`` names files that are there, or another repository's: transformers imports them."""
+    classes: Mapping[str, str] = config.get("auto_map", {})
+    known = {key: name for key, name in classes.items() if "--" in name or f"{name.split('.')[0]}.py" in companions}
+    plain = {key: value for key, value in config.items() if key != "auto_map"}
+    return {**plain, "auto_map": known} if known else plain
 
 
 def _shards(weights: Mapping[str, Tensor], shard_bytes: int) -> Iterator[dict[str, Tensor]]:

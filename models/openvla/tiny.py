@@ -83,10 +83,6 @@ def _write_companions(directory: Path) -> None:
 def _config() -> dict[str, Any]:
     return {
         "architectures": ["OpenVLAForActionPrediction"],
-        "auto_map": {
-            "AutoConfig": "configuration_prismatic.OpenVLAConfig",
-            "AutoModelForVision2Seq": "modeling_prismatic.OpenVLAForActionPrediction",
-        },
         "model_type": "openvla",
         "arch_specifier": "no-align+fused-gelu-mlp",
         "image_resize_strategy": "resize-naive",

@@ -10,10 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.openvla.autoregressive import OpenVlaPolicy
 from embodied_rl.models.openvla.files import (
     find_part,
     read_folder,
     read_part,
+    write_folder,
     write_shards,
 )
 from embodied_rl.models.pretrained import check_fit, read_weights
@@ -127,3 +129,21 @@ def test_a_file_of_another_kind(tmp_path: Path, name: str, fields: dict[str, Any
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give a folder of weights"):
         build(tmp_path / "missing")
+
+
+def test_no_code_is_named_that_is_not_there(tmp_path: Path) -> None:
+    """transformers imports what ``auto_map`` names from the folder, or from the repository before ``--``."""
+    source = tmp_path / "source"
+    write_checkpoint(source)
+    names = {
+        "AutoConfig": "configuration_prismatic.OpenVLAConfig",
+        "AutoModelForVision2Seq": "modeling_prismatic.OpenVLAForActionPrediction",
+        "AutoProcessor": "openvla/openvla-7b--processing_prismatic.PrismaticProcessor",
+    }
+    edit(source / "config.json", auto_map=names)
+    (source / "modeling_prismatic.py").write_text("# remote code\n")
+    write_folder(tmp_path / "copy", read_folder(source), {"w": torch.zeros(1)}, {})
+    del names["AutoConfig"]
+    assert json.loads((tmp_path / "copy/config.json").read_text())["auto_map"] == names
+    OpenVlaPolicy.write_tiny(tmp_path / "tiny")
+    assert "auto_map" not in json.loads((tmp_path / "tiny/config.json").read_text())
