@@ -6,6 +6,7 @@
     model.safetensors                weights (until lerobot 0.3 also the statistics)
     policy_preprocessor.json         steps from an observation to the network; ..._normalizer_processor.safetensors
     policy_postprocessor.json        steps from the network to actions; ..._unnormalizer_processor.safetensors
+    architecture.json                of a small model alone: sizes that lerobot has no settings for
 
 Published folders only name their tokenizer. One of ours holds it, and so works without network.
 """
@@ -34,6 +35,8 @@ from embodied_rl.models.pretrained import (
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"
 STATE, ACTION = "observation.state", "action"
+ARCHITECTURE = "architecture"
+"""Key of a config as it is read, and name of the file that it is in: lerobot refuses a ``config.json`` with it."""
 CAMERA_NAMES = {"image": "agentview", "image2": "wrist", "wrist_image": "wrist"}
 """LIBERO's cameras in lerobot's data sets -> ours."""
 EMPTY_CAMERA = "empty_camera_"
@@ -166,6 +169,16 @@ def camera_map(
     return result
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """``config.json``, with what is in ``architecture.json`` under :data:`ARCHITECTURE`.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    config, sizes = read_json(directory / CONFIG_FILE), directory / f"{ARCHITECTURE}.json"
+    return {**config, ARCHITECTURE: read_json(sizes)} if sizes.exists() else config
+
+
 def read_folder(
     directory: Path,
     config: Mapping[str, Any],
@@ -177,7 +190,7 @@ def read_folder(
     """All but the weights.
 
     Args:
-        config: the folder's ``config.json``.
+        config: of :func:`read_config`.
         weights: may hold statistics, in an old folder.
         tokenizer: a folder, or a name on the hub, where the folder has none.
         default_name: of the published tokenizer.
@@ -225,7 +238,10 @@ def write_folder(folder: LerobotFolder, weights: Mapping[str, Tensor], directory
         new_line_step: lerobot's name of the step that ends the prompt with a new line.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / CONFIG_FILE).write_text(json.dumps(dict(folder.config), indent=4) + "\n")
+    config = {key: value for key, value in folder.config.items() if key != ARCHITECTURE}
+    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=4) + "\n")
+    if sizes := folder.config.get(ARCHITECTURE):
+        (directory / f"{ARCHITECTURE}.json").write_text(json.dumps(sizes, indent=4) + "\n")
     write_tensors(directory / WEIGHTS_FILE, weights)
     folder.tokenizer.save_pretrained(directory)
     outputs = folder.config.get("output_features") or {}

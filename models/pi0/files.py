@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PI0Config
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.lerobot_folder import ACTION, STATE
+from embodied_rl.models.lerobot_folder import ACTION, ARCHITECTURE, STATE
 from embodied_rl.models.pretrained import read_json
 
 TOKENIZER_NAME = "google/paligemma-3b-pt-224"
@@ -33,8 +33,6 @@ PROCESSOR_FILE = "processor_config.json"
 """transformers' processor."""
 CAMERAS = ("image", "image2")
 """Of transformers' folders, which name none."""
-ARCHITECTURE = "architecture"
-"""Key of ``config.json`` that a small model's sizes are under; lerobot has no names for such."""
 _SETTINGS = (
     "chunk_size",
     "max_state_dim",

@@ -18,13 +18,14 @@ from embodied_rl.models.flow_policy import FlowPolicy, FlowPolicyParams, resize_
 from embodied_rl.models.lerobot_folder import (
     LerobotFolder,
     load_weights,
+    read_config,
     read_folder,
     without_statistics,
     write_folder,
 )
 from embodied_rl.models.pi0 import files, tiny
 from embodied_rl.models.prefix_attention import AfterPrefix, PrefixCache, places, run_prefix
-from embodied_rl.models.pretrained import CONFIG_FILE, read_json, read_weights
+from embodied_rl.models.pretrained import read_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class Pi0Policy(FlowPolicy):
     @classmethod
     def from_pretrained(cls, path: str, spec: PolicySpec, params: Pi0Params) -> Self:
         directory = Path(path)
-        config = read_json(directory / CONFIG_FILE)
+        config = read_config(directory)
         sizes = files.model_config(config, path)
         weights = read_weights(directory)
         statistics: dict[str, Tensor] = {}

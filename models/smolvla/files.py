@@ -10,10 +10,9 @@ from torch import Tensor
 from transformers import LlamaConfig, SmolVLMConfig
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.lerobot_folder import ARCHITECTURE
 
 VLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-ARCHITECTURE = "architecture"
-"""Key of ``config.json`` that a small model's vision-language sizes are under; lerobot reads them from the hub."""
 _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     VLM_NAME: {
         "text": {

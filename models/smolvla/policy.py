@@ -18,12 +18,13 @@ from embodied_rl.models.flow_policy import FlowPolicy, FlowPolicyParams, resize_
 from embodied_rl.models.lerobot_folder import (
     LerobotFolder,
     load_weights,
+    read_config,
     read_folder,
     without_statistics,
     write_folder,
 )
 from embodied_rl.models.prefix_attention import PrefixCache, places, run_prefix
-from embodied_rl.models.pretrained import CONFIG_FILE, read_json, read_weights
+from embodied_rl.models.pretrained import read_weights
 from embodied_rl.models.smolvla import files, tiny
 from embodied_rl.models.smolvla.network import build_network
 
@@ -84,7 +85,7 @@ class SmolVlaPolicy(FlowPolicy):
     @classmethod
     def from_pretrained(cls, path: str, spec: PolicySpec, params: SmolVlaParams) -> Self:
         directory = Path(path)
-        config = read_json(directory / CONFIG_FILE)
+        config = read_config(directory)
         files.read_sizes(config, path)  # of another policy: said before its weights are read
         weights = read_weights(directory)
         folder = read_folder(directory, config, weights, params.tokenizer, files.VLM_NAME)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from embodied_rl.models import lerobot_tiny
-from embodied_rl.models.lerobot_folder import LerobotFolder, write_folder
+from embodied_rl.models.lerobot_folder import ARCHITECTURE, LerobotFolder, write_folder
 from embodied_rl.models.smolvla import files
 from embodied_rl.models.smolvla.network import SmolVlaNetwork
 
@@ -62,7 +62,7 @@ def _config(vocabulary: int) -> dict[str, Any]:
         "expert_width_multiplier": 0.75,
         "min_period": 0.004,
         "max_period": 4.0,
-        files.ARCHITECTURE: {
+        ARCHITECTURE: {
             "text": {
                 "hidden_size": 64,
                 "intermediate_size": 128,

@@ -16,6 +16,7 @@ this policy asks for the ids of two tokens that it does not use.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import sys
@@ -56,13 +57,15 @@ def main() -> None:
 def run(tiny: Path, temporary: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.policies.factory import make_pre_post_processors
+    from lerobot.policies.pi0.configuration_pi0 import PI0Config
+    from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 
     folder = temporary / "policy"
     shutil.copytree(tiny, folder)
     config = json.loads((folder / "config.json").read_text())
-    config |= {"vlm_model_name": str(_write_vlm(config, temporary / "vlm")), "device": "cpu"}
-    config.pop("architecture", None)
+    sizes = json.loads((folder / "architecture.json").read_text())
+    config |= {"vlm_model_name": str(_write_vlm(config, sizes, temporary / "vlm")), "device": "cpu"}
     (folder / "config.json").write_text(json.dumps(config))
     processor = SimpleNamespace(tokenizer=SimpleNamespace(fake_image_token_id=0, global_image_token_id=0))
     with mock.patch("transformers.AutoProcessor.from_pretrained", return_value=processor):
@@ -94,7 +97,9 @@ def run(tiny: Path, temporary: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         )
         chunk = policy.predict_action_chunk(batch, noise=noise)
         keep(chunk=chunk[0], actions=after(chunk)[0])
-    return {"layout": shapes}, {name: np.stack(values) for name, values in found.items()}
+    kinds = {"smolvla": SmolVLAConfig, "pi0": PI0Config}
+    keys = {name: sorted(field.name for field in dataclasses.fields(kind)) for name, kind in kinds.items()}
+    return {"layout": shapes, "config_keys": keys}, {name: np.stack(values) for name, values in found.items()}
 
 
 def observation(row: int, task: str) -> dict[str, Any]:
@@ -107,11 +112,10 @@ def observation(row: int, task: str) -> dict[str, Any]:
     }
 
 
-def _write_vlm(config: dict[str, Any], folder: Path) -> Path:
+def _write_vlm(config: dict[str, Any], sizes: dict[str, Any], folder: Path) -> Path:
     """The vision-language model's sizes, as on the hub."""
     from transformers import SmolVLMConfig
 
-    sizes = config["architecture"]
     text = {
         "model_type": "llama",
         "num_hidden_layers": config["num_vlm_layers"],

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from embodied_rl.errors import UserError
 from embodied_rl.models import lerobot_tiny
-from embodied_rl.models.lerobot_folder import LerobotFolder, camera_map, normalizer, read_folder
-from embodied_rl.models.pretrained import read_json, read_weights
+from embodied_rl.models.lerobot_folder import LerobotFolder, camera_map, normalizer, read_config, read_folder
+from embodied_rl.models.pretrained import read_weights
 from embodied_rl.models.smolvla import SmolVlaPolicy, files
 
 STATISTICS: dict[str, list[float]] = {
@@ -84,7 +84,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def read(path: Path, tokenizer: str | None = None) -> LerobotFolder:
-    return read_folder(path, read_json(path / "config.json"), read_weights(path), tokenizer, files.VLM_NAME)
+    return read_folder(path, read_config(path), read_weights(path), tokenizer, files.VLM_NAME)
 
 
 def test_a_folder_is_read_as_it_was_written(tiny: Path) -> None:

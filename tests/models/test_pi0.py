@@ -249,7 +249,6 @@ def test_a_folder_of_transformers_is_read(tiny: Path, tmp_path: Path) -> None:
 
 def test_the_published_sizes_are_read_without_more(tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
-    del config["architecture"]
     config |= {"image_resolution": [224, 224], "chunk_size": 50}
     sizes = files.model_config(config, "somewhere")
     with torch.device("meta"):

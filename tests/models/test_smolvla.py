@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.lerobot_folder import read_config
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.smolvla import SmolVlaPolicy, files
 from embodied_rl.models.smolvla.network import SmolVlaNetwork, time_embedding
@@ -56,7 +57,6 @@ def test_the_names_are_those_of_lerobot(tiny: Path) -> None:
 
 def test_the_published_sizes_are_known(tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
-    del config["architecture"]
     config |= {"num_vlm_layers": 16, "resize_imgs_with_padding": [512, 512]}
     with torch.device("meta"):
         network = SmolVlaNetwork(files.read_sizes(config, "somewhere"))
@@ -78,7 +78,7 @@ def test_the_published_sizes_are_known(tiny: Path) -> None:
     ],
 )
 def test_variants_that_are_not_done_are_refused(tiny: Path, change: dict[str, object], message: str) -> None:
-    config = json.loads((tiny / "config.json").read_text()) | change
+    config = read_config(tiny) | change
     with pytest.raises(UserError, match=message):
         files.read_sizes(config, "somewhere")
 
@@ -93,7 +93,7 @@ def test_old_folders_keep_their_statistics_with_the_weights(tiny: Path, tmp_path
         where = "unnormalize_outputs" if feature == "action" else "normalize_inputs"
         weights[f"{where}.buffer_{feature.replace('.', '_')}.{kind}"] = tensor
     save_file(weights, tmp_path / "model.safetensors")
-    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+    for file in ("config.json", "architecture.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).write_bytes((tiny / file).read_bytes())
     new, old = (build_policy("smolvla", flow_spec(0), {}, str(path)) for path in (tiny, tmp_path))
     assert isinstance(new, SmolVlaPolicy)

@@ -17,13 +17,15 @@ from torch import Tensor
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.flow_policy import resize_with_padding
+from embodied_rl.models.pi0 import Pi0Policy
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.smolvla import SmolVlaPolicy, files
 from tests.models.openvla import golden_inputs as given
 
 _GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = load_file(_GOLDEN / "smolvla.safetensors")
-LAYOUT: dict[str, list[int]] = json.loads((_GOLDEN / "smolvla.json").read_text())["layout"]
+FACTS = json.loads((_GOLDEN / "smolvla.json").read_text())
+LAYOUT: dict[str, list[int]] = FACTS["layout"]
 CAMERAS = {"agentview": given.LEROBOT["image"], "wrist": given.LEROBOT["image2"]}
 ROWS = (0, 1)
 
@@ -53,6 +55,14 @@ def test_names_and_shapes(tmp_path: Path) -> None:
     SmolVlaPolicy.write_tiny(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     assert {name: list(tensor.shape) for name, tensor in weights.items()} == LAYOUT
+
+
+@pytest.mark.parametrize("kind", [SmolVlaPolicy, Pi0Policy])
+def test_lerobot_knows_every_key(kind: type[SmolVlaPolicy | Pi0Policy], tmp_path: Path) -> None:
+    """It refuses a config.json with others."""
+    kind.write_tiny(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert set(config) - set(FACTS["config_keys"][config["type"]]) == {"type"}
 
 
 @pytest.mark.parametrize(("camera", "name"), [("agentview", "image"), ("wrist", "image2")])
