@@ -69,7 +69,7 @@ def has_adapters(directory: Path) -> bool:
 def load_weights(policy: Policy, directory: Path) -> None:
     """Read the weights alone into a whole policy that is not sharded. Every rank does so for itself.
 
-    A value head that the checkpoint lacks stays as it is; one that the policy has no use for is left out.
+    A value head that the checkpoint lacks as a whole stays as it is; one that the policy has no use for is left out.
 
     Raises:
         CheckpointError: unreadable, or of another model.
@@ -79,9 +79,10 @@ def load_weights(policy: Policy, directory: Path) -> None:
     saved = {
         name: entry
         for name, entry in _saved_tensors(directory).items()
-        if not name.startswith("model.value_head.") or name.removeprefix("model.") in heads
+        if heads or not name.startswith("model.value_head.")
     }
-    state = {name: t for name, t in policy.state_dict().items() if name not in heads or f"model.{name}" in saved}
+    has_head = any(name.startswith("model.value_head.") for name in saved)
+    state = {name: t for name, t in policy.state_dict().items() if name not in heads or has_head}
     _check_model(saved, state, directory)
     try:
         with warnings.catch_warnings():

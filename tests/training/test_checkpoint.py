@@ -12,7 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from embodied_rl.errors import CheckpointError
-from embodied_rl.training.checkpoint import ACTOR_DIR, actor_state, init_optimizer_state, load_actor, save_actor
+from embodied_rl.training.checkpoint import (
+    ACTOR_DIR,
+    actor_state,
+    init_optimizer_state,
+    load_actor,
+    load_weights,
+    save_actor,
+)
 from embodied_rl.training.optimizer import build_optimizer
 from embodied_rl.training.shard_files import ShardWriter
 from tests.data.rollouts import small_policy
@@ -188,6 +195,22 @@ def test_another_model_is_refused_with_the_tensors_that_differ(tmp_path: Path) -
     save(small_policy(0), tmp_path / "without")
     with pytest.raises(CheckpointError, match=r"value_head\.4\.weight is missing"):
         load_actor(small_policy(1), None, tmp_path / "without")
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_value_head_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    other: Any = small_policy(1, seed=3)
+    del other.value_head[4]
+    save(other, tmp_path / "part")
+    with pytest.raises(CheckpointError, match=r"value_head\.4\.bias is missing"):
+        load_weights(small_policy(1), tmp_path / "part")
+    save(small_policy(0, seed=3), tmp_path / "none")
+    policy = small_policy(1)
+    own = policy.get_parameter("value_head.4.bias").clone()
+    load_weights(policy, tmp_path / "none")
+    assert torch.equal(policy.get_parameter("value_head.4.bias"), own)
+    assert torch.equal(policy.get_parameter("policy.0.weight"), other.get_parameter("policy.0.weight"))
+    load_weights(small_policy(0), tmp_path / "part")
 
 
 @pytest.mark.usefixtures("mesh")
