@@ -77,7 +77,7 @@ class CausalLMParams:
     """``model.params`` of ``causal_lm``."""
 
     architecture: Architecture | None = None
-    """Of a fresh small model, where there is no ``model.path``."""
+    """Of a fresh small model; beside ``model.path`` the folder's model must have it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights."""
 
@@ -99,6 +99,8 @@ class CausalLMPolicy(Policy):
         self.spec, self.params = spec, params
         self.model: PreTrainedModel = _build_model(params, path)
         self.tokenizer: PreTrainedTokenizerBase = _load_tokenizer(params, path)
+        if path is not None and params.architecture is not None:
+            _compare(params.architecture, path, self.model, self.tokenizer)
         embedding: Any = self.model.get_input_embeddings()
         vocabulary = len(embedding.weight)
         if len(self.tokenizer) > vocabulary:
@@ -235,7 +237,6 @@ def _load_tokenizer(params: CausalLMParams, path: str | None) -> PreTrainedToken
 def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
     dtype, architecture = getattr(torch, params.dtype), params.architecture
     if path is not None:
-        # An architecture may be given, too: that of the model=tiny_lm whose export the folder is.
         try:
             return load_model(AutoModelForCausalLM, path, dtype=dtype)
         except LOADING_ERRORS as error:
@@ -251,18 +252,41 @@ def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
     make_config, make_model = _FAMILIES[architecture.type]
     config = make_config(
         vocab_size=len(tokenizer),
-        hidden_size=architecture.hidden_size,
-        num_hidden_layers=architecture.num_layers,
-        num_attention_heads=architecture.num_heads,
-        num_key_value_heads=architecture.num_key_value_heads,
-        intermediate_size=architecture.intermediate_size,
-        max_position_embeddings=architecture.max_length,
+        **_sizes(architecture),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=True,
     )
     return make_model(config).to(dtype)
+
+
+def _sizes(architecture: Architecture) -> dict[str, int]:
+    """The architecture's sizes by their names in a Hugging Face config."""
+    return {
+        "hidden_size": architecture.hidden_size,
+        "num_hidden_layers": architecture.num_layers,
+        "num_attention_heads": architecture.num_heads,
+        "num_key_value_heads": architecture.num_key_value_heads,
+        "intermediate_size": architecture.intermediate_size,
+        "max_position_embeddings": architecture.max_length,
+    }
+
+
+def _compare(architecture: Architecture, path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a folder whose model is not of ``model.params.architecture``, as an exported ``model=tiny_lm`` is."""
+    expected = {"model_type": architecture.type, **_sizes(architecture)}
+    found = {name: getattr(model.config, name, None) for name in expected}
+    differs = [
+        f"{name} is {found[name]!r}, expected {expected[name]!r}" for name in expected if found[name] != expected[name]
+    ]
+    if tokenizer.get_vocab() != character_tokenizer(architecture.characters).get_vocab():
+        differs.append("its tokens are not those of characters")
+    if differs:
+        raise UserError(
+            f"model.path={path} has another architecture than model.params.architecture: {'; '.join(differs)}. "
+            "Set model.params.architecture=null to take the folder's"
+        )
 
 
 def _pad(tensor: Tensor, length: int) -> Tensor:

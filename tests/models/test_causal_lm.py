@@ -170,6 +170,23 @@ def test_a_model_that_cannot_be_is_one_message(
     assert message in str(refused.value)
 
 
+def test_an_architecture_beside_a_folder_must_be_its_own(tmp_path: Path) -> None:
+    language_policy().save_pretrained(tmp_path)
+    build_policy("causal_lm", language_spec(), {"architecture": SMALL}, str(tmp_path))
+    for other, message in (
+        ({**SMALL, "hidden_size": 64}, "hidden_size is 32, expected 64."),
+        (
+            {**SMALL, "type": "llama", "num_layers": 3},
+            "model_type is 'qwen2', expected 'llama'; num_hidden_layers is 2",
+        ),
+        ({**SMALL, "characters": "01"}, "its tokens are not those of characters"),
+    ):
+        with pytest.raises(UserError) as refused:
+            build_policy("causal_lm", language_spec(), {"architecture": other}, str(tmp_path))
+        assert message in str(refused.value)
+        assert "Set model.params.architecture=null to take the folder's" in str(refused.value)
+
+
 def test_it_does_not_act_in_envs() -> None:
     spec = PolicySpec(action_dim=2, num_action_chunks=4, state_dim=3, image_shapes={}, values_per_chunk=0)
     with pytest.raises(UserError, match="use task=math"):
