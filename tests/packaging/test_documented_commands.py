@@ -100,7 +100,7 @@ def check(block: Block, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -
 
 def check_python(block: Block, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     match words:
-        case ["train.py", *rest] | ["-m", "pdb", "train.py", *rest]:
+        case ["train.py", *rest] | ["-m", "embodied_rl", *rest] | ["-m", "pdb", "train.py", *rest]:
             check_train(rest, block)
         case ["-m", "pytest", *rest]:
             paths = [word for word in rest if word.startswith("tests/")]
