@@ -23,6 +23,10 @@ for extra in ${EXTRAS//,/ }; do
   [[ "$extra" == smollm2 || "$extra" == reasoning_gym ]] ||
     fail "EXTRAS: got $EXTRAS, expected smollm2, reasoning_gym, both with a comma between them, or nothing"
 done
+if [[ ",$EXTRAS," == *,reasoning_gym,* ]] && ! command -v "${CC:-cc}" >/dev/null; then
+  fail "EXTRAS=reasoning_gym: there is no C compiler, and one of its packages has to be built:" \
+    "  sudo apt-get install gcc libc6-dev python3-dev"
+fi
 torch="torch==$(sed -n 's/^torch==//p' "$PINS")+cpu"
 wanted="$(printf '%s\n' "$PWD" "$("$PYTHON" --version)" "$torch" "$EXTRAS" && sha256sum "$PINS" scripts/vllm_env.sh)"
 if [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ]; then exit 0; fi

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Generator
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_TIMEOUT_SECONDS = 900
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # A shared machine makes single examples slow by chance; in CI a failure must come again when the run is repeated.
 settings.register_profile("suite", deadline=None, derandomize="CI" in os.environ)
@@ -35,6 +38,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_SECONDS))
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a test or module that is skipped fails")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _not_skipped((yield), item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _not_skipped((yield), collector.config)
+
+
+def _not_skipped(report: Report, config: pytest.Config) -> Report:
+    if report.skipped and config.getoption("--no-skips"):
+        report.outcome = "failed"
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.longrepr = f"{reason}, which --no-skips does not allow"
+    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -198,6 +198,7 @@ def test_a_folder_keeps_to_its_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("simulator")
 def test_libero(tmp_path: Path) -> None:
     pytest.importorskip("libero")
     launch.run(

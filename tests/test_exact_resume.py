@@ -87,7 +87,7 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Trajectory]]:
     return seen
 
 
-LONG = [pytest.mark.slow, pytest.mark.timeout(900)]
+LONG = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("simulator")]
 
 
 @pytest.mark.parametrize(

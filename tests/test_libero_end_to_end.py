@@ -49,6 +49,7 @@ def steps_of(run_dir: Path) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("simulator")
 @pytest.mark.timeout(1500)
 def test_grpo_on_libero_survives_a_kill_and_is_evaluated(tmp_path: Path) -> None:
     first = subprocess.Popen(command(tmp_path, "runner.max_steps=3"), cwd=REPOSITORY, stdout=subprocess.DEVNULL)

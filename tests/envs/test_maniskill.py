@@ -314,6 +314,7 @@ def test_states_need_no_graphics_driver_and_nothing_is_printed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("simulator")
 @pytest.mark.timeout(1800)
 def test_ppo_learns_to_push_from_scratch(tmp_path: Path) -> None:
     """The first third of the shipped recipe, at its rates; three seeds reached 84 to 94 % there, random actions 5 %."""

@@ -65,6 +65,7 @@ def metrics(results: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("simulator")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_life_of_a_checkpoint(model: str, tmp_path: Path) -> None:
