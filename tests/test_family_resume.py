@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from torch import Tensor
 
 from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.launch import run
 from embodied_rl.schema import Config
 from tests.configs import embodied_sft, tiny_math_run, tiny_run
 from tests.demonstrations import record
-from tests.test_end_to_end import assert_equal, metrics_of, only_run, weights_of
+from tests.test_end_to_end import assert_equal, metrics_of, only_run
+from tests.training.saved import saved_tensors
 
 SMALL = (
     "cluster=serial",
@@ -76,7 +77,7 @@ def configure(model: str, directory: Path, tiny: Callable[[str], Path], *overrid
     return tiny_math_run(directory, *small, text, "runner.save_interval=100", "runner.eval_at_end=false", *overrides)
 
 
-def resumed_and_not(configure: Callable[..., Config], tmp_path: Path, steps: int = STEPS) -> list[dict[str, Any]]:
+def resumed_and_not(configure: Callable[..., Config], tmp_path: Path, steps: int = STEPS) -> list[dict[str, Tensor]]:
     """The last checkpoints of a run without interruption, and of one that was ended after each step."""
 
     def train(name: str, *overrides: str) -> Config:
@@ -92,21 +93,23 @@ def resumed_and_not(configure: Callable[..., Config], tmp_path: Path, steps: int
     lines = [metrics_of(directory) for directory in runs]
     assert lines[0] == lines[1]
     assert all(line["actor/grad_norm"] > 0 for line in lines[0])
-    return [weights_of(directory / f"checkpoints/global_step_{steps}", tmp_path / directory.name) for directory in runs]
+    return [saved_tensors(directory / f"checkpoints/global_step_{steps}") for directory in runs]
 
 
-def assert_complete(checkpoint: dict[str, Any], *, lora: bool) -> None:
+def assert_complete(checkpoint: dict[str, Tensor], *, lora: bool) -> None:
     """Moments of every trained tensor are there, and not of others."""
-    state = checkpoint["optimizer"]["state"]
-    assert state
-    for name, moments in state.items():
-        assert moments.keys() == {"step", "exp_avg", "exp_avg_sq"}
-        assert moments["exp_avg"].shape == checkpoint["model"][name].shape
+    weights = {name.removeprefix("model.") for name in checkpoint if name.startswith("model.")}
+    state = [name.removeprefix("optimizer.state.") for name in checkpoint if name.startswith("optimizer.state.")]
+    trained = {name.rpartition(".")[0] for name in state}
+    assert trained
+    assert set(state) == {f"{name}.{entry}" for name in trained for entry in ("step", "exp_avg", "exp_avg_sq")}
+    for name in trained:
+        assert checkpoint[f"optimizer.state.{name}.exp_avg"].shape == checkpoint[f"model.{name}"].shape
     if lora:
-        adapters = {name for name in checkpoint["model"] if ".lora_" in name}
+        adapters = {name for name in weights if ".lora_" in name}
         assert adapters
         heads = ("value_head.", "log_std")
-        assert {name for name in state if not name.startswith(heads)} == adapters
+        assert {name for name in trained if not name.startswith(heads)} == adapters
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -181,13 +184,13 @@ def test_imitation_resumes(
     whole, parts = resumed_and_not(make, tmp_path)
     assert_equal(whole, parts)
     said = " ".join(capsys.readouterr().out.split())
-    noise = [name for name in whole["optimizer"]["state"] if name.startswith("noise_head.")]
+    prefix = "optimizer.state.noise_head."
+    noise = {name.rpartition(".")[0] for name in whole if name.startswith(prefix)}
     if model == "openvla_oft" or variant == "lora":
         assert not noise
         assert "no gradient for" not in said
         return
     assert len(noise) == 6
     for name in noise:
-        moments = whole["optimizer"]["state"][name]
-        assert [moments[key].abs().sum().item() for key in ("step", "exp_avg", "exp_avg_sq")] == [0, 0, 0]
+        assert [whole[f"{name}.{key}"].abs().sum().item() for key in ("step", "exp_avg", "exp_avg_sq")] == [0, 0, 0]
     assert said.count("no gradient for noise_head.0.weight, noise_head.0.bias") == 3
