@@ -44,3 +44,14 @@ def process(*, prompt: str, completion: str, answer: str) -> float:
     del prompt, answer
     _CALLS.append(completion)
     return float(len(_CALLS) if completion == "calls" else os.getpid())
+
+
+def right_or_wrong(*, prompt: str, completion: str, answer: str) -> float:
+    """1 or 0, each for half of the texts."""
+    return float(by_text(prompt=prompt, completion=completion, answer=answer) > 0.5)
+
+
+def right_wrong_or_unverified(*, prompt: str, completion: str, answer: str) -> float | None:
+    """1, 0 or None, each for a third of the texts."""
+    found = round(by_text(prompt=prompt, completion=completion, answer=answer) * 97) % 3
+    return None if found == 2 else float(found)

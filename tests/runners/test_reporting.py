@@ -79,3 +79,39 @@ def test_each_task_has_a_metric_with_a_stable_readable_name() -> None:
         "12_put_both_the_alphabet_soup_and_the_tomato_sauce_in_the_basket/success": 1.0,
         "40/success": 0.5,
     }
+
+
+NOTHING = METRICS | {"actor/samples": 0.0, "actor/groups": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("score", "of_episodes", "of_texts"),
+    [
+        (0.0, "over all groups it is 0; start from a better policy", "over all groups it is 0; start from a better"),
+        (0.5, "it is 0.5; use more groups or larger ones, or", "it is 0.5; use more groups or larger ones, or widen"),
+        (1.0, "it is 1; there is little left to learn", "it is 1; there is little left to learn"),
+    ],
+)
+def test_why_the_filter_left_nothing(score: float, of_episodes: str, of_texts: str) -> None:
+    metrics = NOTHING | {"actor/score": score}
+    text = reporting.warning(metrics, embodied("env=libero_spatial", "algorithm=dapo"))
+    assert text is not None
+    assert "algorithm.filter_rewards masked every group: none has a success rate of 0.01 to 0.99" in text
+    assert of_episodes in text
+    text = math_reporting.warning(metrics, small_math("algorithm=dapo"))
+    assert text is not None
+    assert "algorithm.filter_rewards masked every group: none has a mean score of 0.01 to 0.99" in text
+    assert of_texts in text
+
+
+def test_what_else_leaves_nothing() -> None:
+    text = reporting.warning(METRICS | {"actor/samples": 0.0}, embodied("env=dummy", "algorithm=decoupled_ppo"))
+    assert text is not None
+    assert "algorithm.behav_imp_weight_cap=5.0 left out every unit" in text
+    metrics = NOTHING | {"actor/groups_unscored": 1.0, "rollout/unverified": 0.25, "rollout/truncated": 0.5}
+    text = math_reporting.warning(metrics, small_math("algorithm=dapo", "reward.mask_truncated=true"))
+    assert text is not None
+    assert "25% are unverified and 50% were cut and left out (reward.mask_truncated)" in text
+    text = math_reporting.warning(metrics, small_math("algorithm=dapo"))
+    assert text is not None
+    assert "25% are unverified and 0% were cut" in text

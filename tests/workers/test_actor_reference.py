@@ -57,6 +57,17 @@ def test_the_adaptive_weight_follows_the_divergence_and_is_saved(tmp_path: Path,
         assert job.actor._kl.beta == 0.5
 
 
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_a_step_that_trains_nothing_leaves_the_adaptive_weight_alone(where: str) -> None:
+    filtered = "algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=0.1", "algorithm.rewards_upper_bound=0.9"
+    config = easy(adaptive(f"algorithm.kl_in={where}", *filtered), success_radius=1e-3)
+    with Job(config) as job:
+        job.roll()
+        metrics = job.update()
+        assert metrics["samples"] == metrics["optimizer_steps"] == 0
+        assert metrics["kl_beta"] == job.actor._kl.beta == 0.5
+
+
 def test_after_a_resume_the_reference_is_still_what_the_run_started_from(tmp_path: Path) -> None:
     config = adaptive()
     with Job(config) as job:
