@@ -8,15 +8,28 @@ from typing import Final
 
 from embodied_rl.errors import UserError
 
-_NUMBER: Final = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
+_NUMBER: Final = re.compile(
+    # Neither inside a name (x12) nor of a version (1.2.3).
+    r"(?:(?<!\w)(?<!\d\.)[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\.\d+)(?:[eE][-+]?\d+)?"
+    # A unit may follow at once (5kg), but no ordinal's end (5th).
+    r"(?!(?:st|nd|rd|th)\b)(?=(?:[^\W\d_]+)?(?!\w))"
+)
+_SPELLINGS: Final = {"\N{MINUS SIGN}": "-", "{,}": ",", "\\,": ",", "\\!": ""}
+"""Of minus and of the thousands' comma, for the most part LaTeX's."""
 _BOXED: Final = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _CHOICES: Final = "ABCDEFGHIJ"
+# "I hope" and "A dog" begin with words, "I is right" and "A because" with letters.
+_PRONOUN: Final = r"I\s+(?!(?:is|or|because|since)\b)[a-z]"
+_ARTICLE: Final = r"A\s+(?!(?:is|was|or|and|but|because|since|as|would|must|has|seems|looks|fits)\b)[a-z]"
 _MARKED_CHOICE: Final = re.compile(
     # A small letter alone may be the article.
-    r"(?i:answer|choice|option)[*_\s]*(?i:is|:|=)?[*_\s]*(?i:option|choice)?[*_\s]*"
-    r"(?:[(\[]\s*([A-Ja-j])\s*[)\]]|([A-J])(?![A-Za-z']))"
+    r"(?i:answer|choice|option)[*_\s]*(?:(?i:is|was|would be|should be|must be|:|=)[*_\s]*)*"
+    r"(?i:option|choice)?[*_\s]*"
+    rf"(?:[(\[]\s*([A-Ja-j])\s*[)\]]|['\"“‘`]?(?!{_PRONOUN})([A-J])(?![A-Za-z]|['’][a-z]))"
 )
-_LONE_CHOICE: Final = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
+_LONE_CHOICE: Final = re.compile(
+    rf"(?<![A-Za-z'’])(?<![A-Za-z]\.)(?!{_PRONOUN}|{_ARTICLE})([A-J])(?![A-Za-z]|['’][a-z])"
+)
 _THINK_ANSWER: Final = r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?answer>).)+</answer>\s*"
 
 
@@ -29,7 +42,8 @@ def last_number(
         boxed: where there is a ``\\boxed{...}``, only the last one's content counts.
         tolerance: how far the numbers may be apart, relative to the answer.
 
-    None where the answer itself is no number. Thousands may have commas: ``1,234``.
+    None where the answer itself is no number. Thousands may have commas, as in ``1,234``, and a unit may follow, as in
+    ``5kg``; ``x12`` and ``5th`` are no numbers.
     """
     del prompt
     expected = _last_number(answer)
@@ -49,7 +63,7 @@ def single_choice(*, prompt: str, completion: str, answer: str) -> float | None:
     """1 if the letter, A to J, that the completion chooses is the answer's, else 0.
 
     It is the one in the last ``\\boxed{...}``; else after the last "answer", "choice" or "option"; else the last
-    capital that stands alone. None where the answer is no letter from A to J.
+    capital that stands alone and is no word (as in "I hope", "A dog"). None where the answer is no letter from A to J.
     """
     del prompt
     expected = answer.strip().strip("().").upper()
@@ -92,14 +106,17 @@ def chosen_letter(text: str) -> str | None:
     """The letter that a text chooses, as in :func:`single_choice`; None where it has none."""
     boxed = last_boxed(text)
     if boxed is not None:
-        letters = _LONE_CHOICE.findall(re.sub(r"\\(?:text|mathrm|mathbf|textbf)\b", " ", boxed).upper())
+        content = re.sub(r"\\(?:text|mathrm|mathbf|textbf)\b", " ", boxed)
+        letters = _LONE_CHOICE.findall(content) or _LONE_CHOICE.findall(content.upper())
     else:
         letters = ["".join(groups) for groups in _MARKED_CHOICE.findall(text)] or _LONE_CHOICE.findall(text)
     return letters[-1].upper() if letters else None
 
 
 def _last_number(text: str) -> Decimal | None:
-    numbers = [match for match in _NUMBER.findall(text) if any(character.isdigit() for character in match)]
+    for spelling, plain in _SPELLINGS.items():
+        text = text.replace(spelling, plain)
+    numbers = _NUMBER.findall(text)
     try:
         return Decimal(numbers[-1].replace(",", "")) if numbers else None
     except InvalidOperation:  # an exponent beyond all bounds

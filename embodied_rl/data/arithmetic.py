@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -43,8 +44,27 @@ class Arithmetic(PromptDataset):
 
     def draw(self, *, seed: int, step: int, count: int, number: int = 0) -> Sequence[Problem]:
         rng = np.random.default_rng(np.random.SeedSequence([seed, step]))
-        pairs = islice(self._pairs(rng, held_out=False), number * count, (number + 1) * count)
+        drawn = self._pairs(rng, held_out=False)
+        pairs = list(islice(drawn, count))
+        if number:
+            pairs = list(islice(self._others(pairs, drawn), (number - 1) * count, number * count))
         return [self._problem(x, y) for x, y in pairs]
+
+    def _others(self, had: Sequence[tuple[int, int]], drawn: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Of the pairs that are drawn next those that a step has not had; when it has had all, they count anew."""
+        seen = set(had)
+        for pair in drawn:
+            if len(seen) == self._training_pairs():
+                seen.clear()
+            if pair not in seen:
+                seen.add(pair)
+                yield pair
+
+    def _training_pairs(self) -> float:
+        """How many there are; those of more digits than are counted out suffice for any step."""
+        if self._digits > _ENUMERATED_DIGITS:
+            return math.inf
+        return 10 ** (2 * self._digits) - len(_all_held_out(self._digits))
 
     def held_out(self, count: int | None) -> Sequence[Problem]:
         if self._digits > _ENUMERATED_DIGITS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -74,7 +74,8 @@ class FilesParams:
 
 class Files(PromptDataset):
     """Every training row is drawn once before any is drawn again, in an order that is a function of the seed and the
-    pass alone.
+    pass alone. Further rounds of a step take other rows than the step has had, as long as there are any, in an order of
+    the seed and the step; to the passes they do not count.
 
     Held out are prompts, not rows: one row of each, and no row with that prompt is trained on. Which ones depends on
     the prompts alone, not on their order, their file or their answers.
@@ -149,10 +150,22 @@ class Files(PromptDataset):
         order = [
             place
             for epoch in range(first // rows, (first + count - 1) // rows + 1)
-            for place in np.random.default_rng(np.random.SeedSequence([seed, number, epoch])).permutation(rows)
+            for place in np.random.default_rng(np.random.SeedSequence([seed, 0, epoch])).permutation(rows)
         ]
         start = first % rows
-        return [self._given(self._train[place]) for place in order[start : start + count]]
+        places = order[start : start + count]
+        if number:
+            places = list(islice(self._others(places, seed, step), (number - 1) * count, number * count))
+        return [self._given(self._train[place]) for place in places]
+
+    def _others(self, had: Sequence[int], seed: int, step: int) -> Iterator[int]:
+        """Places of rows for the further rounds of a step whose first one had these: first the others, then all again
+        and again."""
+        rng = np.random.default_rng(np.random.SeedSequence([seed, 1, step]))
+        left = np.setdiff1d(np.arange(len(self._train)), had)
+        while True:
+            yield from rng.permutation(left).tolist()
+            left = np.arange(len(self._train))
 
     def held_out(self, count: int | None) -> Sequence[Problem]:
         if count is not None and count > len(self._val):

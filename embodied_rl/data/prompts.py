@@ -90,7 +90,8 @@ class PromptDataset:
 
         Args:
             count: ``data.rollout_batch_size``, the same in all steps.
-            number: which of the step's rounds this is; each has problems of its own.
+            number: which of the step's rounds this is. Further rounds give problems that the step has not had, as long
+                as there are any.
         """
         raise NotImplementedError
 

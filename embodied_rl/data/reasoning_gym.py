@@ -7,14 +7,14 @@ import functools
 import importlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from embodied_rl.data.prompts import Message, Problem, PromptDataset
+from embodied_rl.data.prompts import Message, Problem, Prompt, PromptDataset
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.extras import install_command
 from embodied_rl.params import unknown_key
@@ -126,22 +126,37 @@ class ReasoningGym(PromptDataset):
         return None
 
     def draw(self, *, seed: int, step: int, count: int, number: int = 0) -> Sequence[Problem]:
-        return [self._fitting(_TRAINING, [seed, step, number, place]) for place in range(count)]
+        had: set[Prompt] = set()
+        problems: list[Problem] = []
+        for earlier in range(number + 1):
+            # The first round asks as it comes; it could not know that a task has so few problems.
+            problems = []
+            for place in range(count):
+                key = [seed, step, earlier, place]
+                problems.append(self._fitting(_TRAINING, key, had if earlier else frozenset()))
+                had.add(problems[-1].prompt)
+        return problems
 
     def held_out(self, count: int | None) -> Sequence[Problem]:
         if count is None:
             raise UserError("data.eval_size=null: there is no end of held-out problems; set a number")
         return [self._fitting(_HELD_OUT, [place]) for place in range(count)]
 
-    def _fitting(self, part: int, key: list[int]) -> Problem:
+    def _fitting(self, part: int, key: list[int], had: Set[Prompt] = frozenset()) -> Problem:
+        """The first one drawn that is not too long and not among ``had``, where some try finds one."""
         rng = np.random.default_rng(np.random.SeedSequence([part, *key]))
+        again: Problem | None = None
         for _ in range(_TRIES):
             task = self._tasks[int(rng.choice(len(self._tasks), p=self._weights))]
             problem = self._problem(task, part + int(rng.integers(_SEEDS)))
-            if self._params.overlong != "filter" or self._encoder is None:
+            encoder = self._encoder if self._params.overlong == "filter" else None
+            if encoder is not None and len(encoder.whole(problem.prompt)) > encoder.max_length:
+                continue
+            if problem.prompt not in had:
                 return problem
-            if len(self._encoder.whole(problem.prompt)) <= self._encoder.max_length:
-                return problem
+            again = again or problem
+        if again is not None:
+            return again
         raise UserError(
             f"data.params.overlong=filter: {_TRIES} problems in a row had more than data.max_prompt_length="
             f"{self._encoder.max_length if self._encoder else 0} tokens; raise that, or make the problems shorter"

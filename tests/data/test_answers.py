@@ -34,6 +34,27 @@ def score(function: str, completion: str, answer: str = "", **params: object) ->
         ("1e99999999999999999999", "1", 0),
         ("12", "#### 12", 1),
         ("12", "twelve", None),
+        ("it weighs 5kg", "5", 1),
+        ("5kg", "5 kg", 1),
+        ("12.5cm, not 3", "3", 1),
+        ("it takes 90min.", "90", 1),
+        ("an area of 5m²", "5", 1),
+        ("1e3kg", "1000", 1),
+        ("a total of 1,234kg", "1234", 1),
+        ("125, at the 5th try", "125", 1),
+        ("125 of the 21st century", "125", 1),
+        ("it is 7 in python3.11 or v2", "7", 1),
+        ("it is 7 in version 1.2.3", "1.2", 1),
+        ("0x1F", "0", 0),
+        ("2x3", "3", 0),
+        ("x = \u22125", "-5", 1),
+        ("x = \u22125", "5", 0),
+        ("\\boxed{1{,}234}", "1234", 1),
+        ("\\boxed{12,\\!345}", "12345", 1),
+        ("5\\,\\text{kg}", "5", 1),
+        ("Answer:No.5", "5", 1),
+        ("well...5", "5", 1),
+        ("x=.5", "0.5", 1),
     ],
 )
 def test_the_last_number(completion: str, answer: str, expected: float | None) -> None:
@@ -82,10 +103,62 @@ def test_the_last_box(text: str, content: str | None) -> None:
         ("the answer is a dog", None),
         ("K", None),
         ("no idea", None),
+        ("The right one is B. I hope that helps.", "B"),
+        ("The answer is B. I hope that helps.", "B"),
+        ("It must be (B). I'm sure.", "B"),
+        ("It must be (B). I\u2019m sure.", "B"),
+        ("It's B. A simple case.", "B"),
+        ("Answer: I think B", "B"),
+        ("The answer, I believe, is C", "C"),
+        ("The answer is: B, not C", "B"),
+        ("The answer is **B**, not C", "B"),
+        ('The answer is "B", not C', "B"),
+        ("the answer should be D, not C", "D"),
+        ("I is right", "I"),
+        ("The answer is I.", "I"),
+        ("Option I", "I"),
+        ("A is right", "A"),
+        ("Answer: A dog", "A"),
+        ("A, because of the U.S.A.", "A"),
+        ("A dog", None),
+        ("I do not know", None),
+        ("\\boxed{B is a cat}", "B"),
+        ("\\boxed{(b)}", "B"),
+        ("\\boxed{\\textbf{(C) }7}", "C"),
     ],
 )
 def test_the_letter_that_a_text_chooses(text: str, letter: str | None) -> None:
     assert chosen_letter(text) == letter
+
+
+SENTENCES = (
+    "The right one is {}.",
+    "The answer is {}.",
+    "Answer: {}",
+    "I choose {}.",
+    "So it is ({}).",
+    "**{}**",
+    "{}",
+    "\\boxed{{{}}}",
+    "Option {} is right.",
+)
+TAILS = ("", " I hope that helps.", " I'm sure of that.", " A dog would know.", " That was all.", " I would bet on it.")
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("sentence", SENTENCES)
+@given(letter=st.sampled_from("ABCDEFGHIJ"))
+def test_a_letter_is_found_whatever_is_said_of_it(sentence: str, tail: str, letter: str) -> None:
+    assert chosen_letter(sentence.format(letter) + tail) == letter
+
+
+@given(
+    st.decimals(min_value=0, max_value=10**6, allow_nan=False, places=2),
+    st.sampled_from(["kg", "cm", " kg", "°C", "%", "m²", "min", " apples", "$", ""]),
+    st.sampled_from(["", ".", ", I think.", " in all.\n"]),
+)
+def test_a_number_is_found_with_any_unit(number: object, unit: str, tail: str) -> None:
+    assert score("last_number", f"of 17 it is {number}{unit}{tail}", f"{number}") == 1
 
 
 def test_single_choice() -> None:

@@ -52,6 +52,17 @@ def test_problems_are_a_function_of_seed_step_round_and_number() -> None:
     assert first.held_out(3) == first.held_out(8)[:3]
 
 
+def test_further_rounds_of_a_step_ask_something_else_as_long_as_there_is_anything() -> None:
+    data = dataset(options=SHORT)  # ten times ten sums and differences
+    drawn = [[p.prompt for p in data.draw(seed=0, step=0, count=20, number=number)] for number in range(5)]
+    others = [prompt for part in drawn[1:] for prompt in part]
+    assert len(set(others)) == len(others) == 80
+    assert not set(others) & set(drawn[0])
+    assert [p.prompt for p in data.draw(seed=0, step=0, count=20, number=4)] == drawn[4]
+    few = dataset(options=SHORT | {"operators": ["+"], "max_digits": 1, "min_digits": 1})
+    assert len(few.draw(seed=0, step=0, count=100, number=3)) == 100
+
+
 def test_the_answer_is_the_questions() -> None:
     for problem in dataset(options=SHORT, apply_chat_template=False).draw(seed=0, step=0, count=20):
         assert isinstance(problem.prompt, str)
