@@ -76,14 +76,14 @@ def run(config: Config) -> None:
         console.print(resume.table(changes))
     elif changes is None:
         console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
-    total = 1 if config.runner.only_eval else config.runner.max_steps
+    total = 0 if config.runner.only_eval else config.runner.max_steps
     with _full_disk(run_dir), _terminable(), contextlib.ExitStack() as stack:
         backend = make_backend(config)
         stack.callback(backend.shutdown)
         progress = stack.enter_context(
             Progress(total_steps=total, initial_step=0 if config.runner.only_eval else min(first_step, total))
         )
-        backend.on_progress(lambda what, done, of: progress.describe(f"{what} {done}/{of}"))
+        backend.on_progress(progress.report)
         progress.describe("starting workers")
         wiring = wiring_of(config)
         groups = wiring.connect(config, backend)

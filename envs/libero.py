@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimObs, SimStep, Task
 from embodied_rl.envs.libero_install import import_libero, quiet, require_renderer
-from embodied_rl.envs.libero_scene import Scene, SceneSpec, Snapshot
+from embodied_rl.envs.libero_scene import Scene, SceneSpec, Snapshot, give_memory_back
 from embodied_rl.errors import suggestion
 
 log = logging.getLogger(__name__)
@@ -260,12 +260,16 @@ class _SceneCache:
             return self._scenes[spec]
         while len(self._scenes) >= capacity:
             self._scenes.popitem(last=False)[1].close()
+            give_memory_back()
         self._scenes[spec] = Scene(spec)
         return self._scenes[spec]
 
     def clear(self) -> None:
+        if not self._scenes:
+            return
         while self._scenes:
             self._scenes.popitem()[1].close()
+        give_memory_back()
 
 
 _scenes = _SceneCache()

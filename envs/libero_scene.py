@@ -133,7 +133,7 @@ class Scene:
         self._settled: dict[tuple[bytes, int], Snapshot] = {}
         self._current: Snapshot | None = None
         self._after_reset = self._save(self._look())
-        _give_memory_back(mujoco)
+        give_memory_back()
 
     def start(self, init_state: NDArray[np.float64], settle_steps: int) -> Snapshot:
         """An episode's start: ``init_state`` (time, qpos, qvel as LIBERO ships them), then idle steps."""
@@ -213,17 +213,17 @@ class Scene:
         return self._env
 
     def close(self) -> None:
-        """Free the scene's memory. Snapshots stay valid for another scene of the same task."""
+        """Free the scene's pictures, and leave the rest to :func:`give_memory_back`. Snapshots stay valid for another
+        scene of the same task."""
         atexit.unregister(self.close)
         if self._context is not None:
             # It frees what its numbers mean in the *current* OpenGL context, which could be another scene's.
             self._context.gl_ctx.make_current()
             self._sim._render_context_offscreen = None
             self._context = None
-        self._control_env.close()
+        # LIBERO's own close() would collect garbage, a second for each scene of a worker that has many and ends.
         del self._control_env, self._env, self._sim, self._robot, self._robot_parts, self._held, self._progress
         del self._model, self._data
-        _give_memory_back(self._mujoco)
 
     def _place(self) -> None:
         """A reset that leaves nothing to chance or to the past."""
@@ -317,8 +317,11 @@ def _discard(pixels: NDArray[np.uint8]) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
 
-def _give_memory_back(mujoco: Any) -> None:
-    """Building a scene leaves hundreds of megabytes of decoded assets in MuJoCo's cache and in the allocator."""
+def give_memory_back() -> None:
+    """Free closed scenes, and what building one leaves in MuJoCo's cache and in the allocator: hundreds of megabytes of
+    decoded assets."""
+    import mujoco
+
     gc.collect()
     if hasattr(mujoco, "mj_getCache"):  # MuJoCo 3.3 and later.
         mujoco.mj_clearCache(mujoco.mj_getCache())

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 import rich
@@ -17,6 +18,21 @@ from rich.text import Text
 
 _ETA_WINDOW = 20
 """The estimate follows the pace of the last so many advances: RL steps get slower and faster as episodes do."""
+
+
+@dataclass(slots=True)
+class _Phase:
+    """Work between two steps, counted by itself."""
+
+    what: str
+    start: float
+    """Clock when the first report of ``what`` could be on its way."""
+    done: int = 0
+    total: int = 0
+
+    def left(self, now: float) -> float | None:
+        """Seconds at the pace so far; None before anything is done."""
+        return (now - self.start) * (self.total - self.done) / self.done if self.done else None
 
 
 class Progress:
@@ -36,6 +52,7 @@ class Progress:
     then, without control characters.
 
     Args:
+        total_steps: 0 for a run that is a single :meth:`phase`.
         unit: what is counted, for the label.
         console: default is the one that the metrics table uses too.
         line_interval: seconds between plain lines.
@@ -56,6 +73,7 @@ class Progress:
         self._line_interval, self._clock = line_interval, clock
         self._text = ""
         self._inner: tuple[str, int, int] | None = None
+        self._phase: _Phase | None = None
         self._start = self._last_line = clock()
         self._times: deque[tuple[float, int]] = deque([(self._start, initial_step)], maxlen=_ETA_WINDOW + 1)
         self._bar: RichProgress | None = None
@@ -102,6 +120,32 @@ class Progress:
         self._text = text
         self._show()
 
+    def report(self, what: str, done: int, total: int) -> None:
+        """How far a worker is with ``what``."""
+        phase = self._phase
+        if phase is None:
+            self.describe(f"{what} {done}/{total}")
+            return
+        if what != phase.what:
+            phase = self._phase = _Phase(what, phase.start if not phase.total else self._clock())
+        phase.done, phase.total = done, total
+        self._show()
+
+    @contextmanager
+    def phase(self, what: str) -> Iterator[None]:
+        """Work that is no step, such as an evaluation: until it is over, :meth:`report` says how far it is, and the
+        time left is its own beside that of the steps to come."""
+        self._phase = _Phase(what, self._clock())
+        self._show()
+        try:
+            yield
+            if self._phase.total:
+                self.report(self._phase.what, self._phase.total, self._phase.total)
+        finally:
+            self._text = self._phase_text()
+            self._phase = None
+            self._show()
+
     @contextmanager
     def inner(self, text: str, total: int) -> Iterator[Callable[..., None]]:
         """A bar within the step, over chunks or episodes. Gives ``advance(count=1)``."""
@@ -126,28 +170,53 @@ class Progress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds still to go at the recent pace; None before the first step is done."""
+        """Seconds still to go at the recent pace; None before the first step is done, or the first part of a phase."""
+        if self._phase is not None:
+            phase, steps = self._phase.left(self._clock()), self._steps_left()
+            return None if phase is None or steps is None else phase + steps
+        steps = self._steps_left() if self.total else None
+        return None if steps is None else max(steps - (self._clock() - self._times[-1][0]), 0.0)
+
+    def _steps_left(self) -> float | None:
+        """Seconds that the steps to come take, counted from the end of the last one."""
+        if self.step == self.total:
+            return 0.0
         first_time, first_step = self._times[0]
         last_time, last_step = self._times[-1]
         if last_step == first_step:
             return None
-        pace = (last_time - first_time) / (last_step - first_step)
-        since_last = self._clock() - last_time
-        return max((self.total - self.step) * pace - since_last, 0.0)
+        return (self.total - self.step) * (last_time - first_time) / (last_step - first_step)
+
+    def _phase_text(self) -> str:
+        assert self._phase is not None
+        counted = f" {self._phase.done}/{self._phase.total}" if self._phase.total else ""
+        return f"{self._phase.what}{counted}"
 
     def _label(self) -> str:
-        return f"{self.unit} {self._text}".rstrip()
+        return f"{self.unit if self.total else ''} {self._text}".strip()
 
     def _show(self) -> None:
         if self._bar is not None:
-            self._bar.update(self._outer_id, completed=self.step, description=self._label())
+            phase = self._phase
+            if phase is None:
+                self._bar.update(self._outer_id, total=self.total, completed=self.step, description=self._label())
+            else:
+                steps = f"{self.unit} {self.step}/{self.total}, " if self.total else ""
+                self._bar.update(
+                    self._outer_id,
+                    total=phase.total or None,
+                    completed=phase.done,
+                    description=f"{steps}{phase.what}",
+                )
         elif self._clock() - self._last_line >= self._line_interval:
             self._print_line()
 
     def _print_line(self) -> None:
         now = self._last_line = self._clock()
-        parts = [f"{self.unit} {self.step}/{self.total} ({self.step / max(self.total, 1):.0%})"]
-        if self._inner is not None:
+        parts = [f"{self.unit} {self.step}/{self.total} ({self.step / self.total:.0%})"] if self.total else []
+        if self._phase is not None:
+            parts.append(self._phase_text())
+        elif self._inner is not None:
             parts.append("{} {}/{}".format(*self._inner))
         elif self._text:
             parts.append(self._text)

@@ -75,12 +75,12 @@ class TrainingLoop(Generic[C]):
         cfg = self.config.runner
         self.sync(self.first_step)
         if cfg.only_eval:
-            self.evaluate(self.first_step)
+            self._evaluate(self.first_step)
             return
         if self.resumed is not None:
             self.restore(self.resumed)
         if cfg.val_before_train:
-            self.evaluate(self.first_step)
+            self._evaluate(self.first_step)
         for step in range(self.first_step, cfg.max_steps):
             metrics = self.train_step(step)
             done = step + 1
@@ -94,11 +94,15 @@ class TrainingLoop(Generic[C]):
             self.progress.advance()
             if (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0) or (last and cfg.eval_at_end):
                 self.sync(done)
-                reached = self.evaluate(done)
+                reached = self._evaluate(done)
                 if not last and cfg.stop_at is not None and reached >= cfg.stop_at:
                     self._end_early(done, reached)
                     break
         self.saver.wait()
+
+    def _evaluate(self, step: int) -> float:
+        with self.progress.phase("evaluation"):
+            return self.evaluate(step)
 
     def _end_early(self, done: int, reached: float) -> None:
         saved = self.saver.save_at_termination()

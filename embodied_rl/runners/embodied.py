@@ -169,7 +169,6 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     def evaluate(self, step: int) -> float:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
         start = time.perf_counter()
-        self.progress.describe("evaluation")
         video_dir = self.video_dir / eval_name(step) if self.config.env.eval.video_cfg.save_video else None
         served = self.rollout.call(RolloutWorker.serve, mode="eval", step=step)
         reports: list[EvalReport] = self.env.call(EnvWorker.evaluate, video_dir=video_dir).wait()

@@ -86,7 +86,6 @@ class MathRunner(TrainingLoop[MathConfig]):
     def evaluate(self, step: int) -> float:
         """Every held-out prompt with the present policy: accuracy, eval.json, samples, metrics."""
         start = time.perf_counter()
-        self.progress.describe("evaluation")
         records = all_records(self.rollout.call(GenerationWorker.evaluate, step=step).wait())
         evaluation = evaluation_of(
             records,

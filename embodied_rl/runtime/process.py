@@ -36,7 +36,7 @@ from embodied_rl.runtime.worker import (
     WorkerGroup,
 )
 
-_GRACE_S: Final = 5.0
+_GRACE_S: Final = 15.0
 """How long a worker may take to close before it is killed."""
 _PATIENCE_S: Final = 2.0
 """How long the user waits for that before we say what for."""
@@ -45,7 +45,9 @@ _SETTLE_S: Final = 0.5
 _POLL_S: Final = 1.0
 """How often to look for dead workers that nothing announces: a forked child may hold a dead worker's pipes open."""
 _KILL_S: Final = 2.0
-"""How long a process may take to die, for example one that has much GPU memory."""
+"""How long a process may take to die before we say what is waited for: its memory is freed, of a GPU, too."""
+_STUCK_S: Final = 30.0
+"""How long we wait for that."""
 
 
 class _Process:
@@ -297,12 +299,19 @@ class ProcessBackend:
             wait(_sentinels(alive), 0.1)
 
     def _bury(self) -> None:
-        deadline = time.monotonic() + _KILL_S
+        start, said = time.monotonic(), False
         for process in self._processes:
-            while process.running and time.monotonic() < deadline:
+            while process.running and (waited := time.monotonic() - start) < _STUCK_S:
+                if waited > _KILL_S and not said:
+                    said = True
+                    print(f"waiting for the system to free the memory of {process.name}", file=sys.stderr)
                 time.sleep(0.01)
-            if process.running:  # stuck in the kernel, for example in a driver
-                print(f"{process.name} (process {process.pid}) cannot be killed", file=sys.stderr)
+            if process.running:
+                print(
+                    f"{process.name} (process {process.pid}) was killed {_STUCK_S:g} s ago and is still there, stuck "
+                    "in the kernel, for example in a driver; see that it ends before another run needs its memory",
+                    file=sys.stderr,
+                )
             else:
                 process.process.close()
         self._processes.clear()

@@ -202,11 +202,12 @@ class EnvWorker(Worker):
         episodes: list[EvaluatedEpisode] = []
         total = max(len(w) for w in waves)
         for wave in range(total):
-            self.context.report_progress(f"evaluation wave {wave + 1}/{total}", wave, total)
             starts = [w[wave] if wave < len(w) else [None] * len(s.env_ids) for s, w in zip(stages, waves, strict=True)]
             for stage in stages:
                 stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, group_size=1)
-            await self._roll(stages, starts, num_chunks)
+            await self._roll(
+                stages, starts, num_chunks, what="evaluation chunk", before=wave * num_chunks, of=total * num_chunks
+            )
             for stage in stages:
                 tiles = stage.recorder.tiles if stage.recorder else {}
                 video = self._finish_video(stage, video_dir, f"eval_wave{wave}")
@@ -230,15 +231,21 @@ class EnvWorker(Worker):
         stages: Sequence[_Stage],
         starts: Sequence[Sequence[int | None] | None],
         num_chunks: int,
+        *,
+        what: str = "rollout",
+        before: int = 0,
+        of: int | None = None,
     ) -> None:
         """Drive all stages, in turns, until each has done ``num_chunks`` chunks or none of its envs goes on.
 
         Args:
             starts: for each stage the initial states of its envs, or None: they go on where they are.
+            what: for the progress reports.
+            before: chunks before these, of ``of`` in all, that the reports count.
         """
-        for number, (stage, states) in enumerate(zip(stages, starts, strict=True)):
+        for stage, states in zip(stages, starts, strict=True):
             stage.env.recorder = stage.recorder
-            self.context.report_progress("reset", number, len(stages))
+            self.context.report_progress(what, before, of or num_chunks)  # a sign of life: resets may take long
             with self._timer.phase("reset"):
                 obs = stage.env.current_obs() if states is None else stage.env.reset(states, stage.next_reset_state)
             stage.running = not stage.env.all_done
@@ -263,7 +270,7 @@ class EnvWorker(Worker):
                     if stage.builder is not None and self._needs_values:
                         await self._answer(stage)
                     await self._requests.put(RolloutEnd(final=False), key=stage.lane)
-            self.context.report_progress("rollout", chunk_index + 1, num_chunks)
+            self.context.report_progress(what, before + chunk_index + 1, of or num_chunks)
 
     def _train_starts(self, step: int, epoch: int) -> list[Sequence[int | None] | None]:
         """What :meth:`_roll` takes. With auto-reset only the run's first rollout begins the envs' episodes."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied_rl.envs.libero import CAMERAS, SUITES, LiberoEnv, LiberoParams, _load_suite, _scenes
+from embodied_rl.envs.libero import CAMERAS, SUITES, LiberoEnv, LiberoParams, _load_suite, _SceneCache, _scenes
 from embodied_rl.envs.libero_scene import Scene, SceneSpec, Snapshot
 
 SIZE = 64
@@ -365,6 +368,20 @@ def test_scene_construction_leaves_the_global_random_state_alone() -> None:
     env.reset([0], [STOVE * 50])
     assert np.random.rand() == expected
     env.close()
+
+
+def test_closing_collects_garbage_once_for_all_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a run's end a worker has many, and each collection takes a good part of a second."""
+    cache = _SceneCache()
+    # No scenes of other tests.
+    opened = [cache.get(replace(scene_spec("libero_goal", task), max_height=SIZE // 4), 2) for task in (0, STOVE)]
+    simulations = [weakref.ref(scene._sim) for scene in opened]
+    opened.clear()
+    collect, calls = gc.collect, []
+    monkeypatch.setattr(gc, "collect", lambda: calls.append(collect()))
+    cache.clear()
+    assert len(calls) == 1
+    assert [simulation() for simulation in simulations] == [None, None], "nothing keeps them in memory"
 
 
 @pytest.mark.slow

@@ -121,3 +121,86 @@ def test_an_interrupted_start_gives_the_terminal_back(monkeypatch: pytest.Monkey
 )
 def test_format_duration(seconds: float | None, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_an_evaluation_counts_itself_after_the_last_step() -> None:
+    clock = Clock()
+    progress, out = plain(clock, total=2)
+    with progress:
+        for _ in range(2):
+            clock.now += 100
+            progress.report("update", 1, 1)
+            progress.advance()
+        out.truncate(out.seek(0))
+        with progress.phase("evaluation"):
+            clock.now += 40
+            progress.report("evaluation chunk", 1, 10)
+            assert progress.eta == 360
+            clock.now += 40
+            progress.report("evaluation chunk", 2, 10)
+            clock.now += 120
+            progress.report("evaluation chunk", 5, 10)
+        clock.now += 1
+    assert out.getvalue().splitlines() == [
+        "step 2/2 (100%), evaluation chunk 1/10, elapsed 0:04:00, left 0:06:00",
+        "step 2/2 (100%), evaluation chunk 2/10, elapsed 0:04:40, left 0:05:20",
+        "step 2/2 (100%), evaluation chunk 5/10, elapsed 0:06:40, left 0:03:20",
+        "step 2/2 (100%), evaluation chunk 10/10, elapsed 0:06:41, left 0:00:00",
+    ]
+
+
+def test_an_evaluation_in_the_middle_leaves_the_steps_to_come() -> None:
+    clock = Clock()
+    progress, _ = plain(clock, total=5)
+    with progress:
+        for _ in range(2):
+            clock.now += 100
+            progress.advance()
+        with progress.phase("evaluation"):
+            assert progress.eta is None, "nobody knows how long it takes"
+            clock.now += 10
+            progress.report("generation", 1, 4)
+            assert progress.eta == 30 + 300
+            clock.now += 30
+            progress.report("generation", 4, 4)
+            clock.now += 5
+            progress.report("scoring", 1, 3)
+            clock.now += 5
+            progress.report("scoring", 2, 3)
+            assert progress.eta == pytest.approx(2.5 + 300)
+        assert progress.eta == 300 - 50
+
+
+def test_an_evaluation_alone() -> None:
+    clock = Clock()
+    progress, out = plain(clock, total=0)
+    with progress:
+        progress.describe("starting workers")
+        clock.now += 31
+        progress.describe("starting workers")
+        with progress.phase("evaluation"):
+            clock.now += 60
+            progress.report("evaluation chunk", 3, 6)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "starting workers, elapsed 0:00:31, left -:--:--"
+    assert "evaluation chunk 3/6, elapsed 0:01:31, left 0:01:00" in lines
+    assert lines[-1] == "evaluation chunk 6/6, elapsed 0:01:31, left 0:00:00"
+
+
+def test_the_bar_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, force_interactive=True)
+    clock = Clock()
+    with Progress(1, console=console, clock=clock) as progress:
+        clock.now += 5
+        progress.advance()
+        with progress.phase("evaluation"):
+            clock.now += 20
+            progress.report("evaluation chunk", 2, 8)
+            assert progress._bar is not None
+            progress._bar.refresh()
+            text = out.getvalue()
+    assert "step 1/1, evaluation chunk" in text
+    assert "2/8" in text
+    assert "0:01:00 left" in text

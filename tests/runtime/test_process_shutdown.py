@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,8 +104,9 @@ def test_what_was_never_asked_for_holds_nobody_up(backend: ProcessBackend, tmp_p
 
 
 def test_a_worker_in_a_long_step_that_ignores_sigterm_is_killed(
-    backend: ProcessBackend, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    backend: ProcessBackend, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process, "_GRACE_S", 3.0)
     deaf, polite = backend.launch([spec("deaf", Probe), spec("polite", Probe, folder=tmp_path)])
     polite.call(Probe.identity).wait()
     heard = threading.Event()
@@ -115,7 +117,47 @@ def test_a_worker_in_a_long_step_that_ignores_sigterm_is_killed(
     with takes(process._GRACE_S, process._GRACE_S + 2):
         backend.shutdown()
     assert closed(tmp_path) == {"polite[0]"}
-    assert capfd.readouterr().err == "waiting 5 s at most for deaf[0] to close; Ctrl-C: at once\n"
+    assert capfd.readouterr().err == "waiting 3 s at most for deaf[0] to close; Ctrl-C: at once\n"
+
+
+class Dying:
+    """A process that was killed, and whose memory the system frees for ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        self.name, self.pid, self.process = "envs[0]", 4711, self
+        self._end = time.monotonic() + seconds
+        self.closed = False
+
+    @property
+    def running(self) -> bool:
+        return time.monotonic() < self._end
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0, r"^$"),
+        (0.5, r"^waiting for the system to free the memory of envs\[0\]\n$"),
+        (9.0, r"^waiting .*\nenvs\[0\] \(process 4711\) was killed 1 s ago and is still there, stuck in the kernel"),
+    ],
+)
+def test_a_process_may_take_time_to_die(
+    backend: ProcessBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    seconds: float,
+    said: str,
+) -> None:
+    monkeypatch.setattr(process, "_KILL_S", 0.2)
+    monkeypatch.setattr(process, "_STUCK_S", 1.0)
+    dying = Dying(seconds)
+    backend._processes.append(dying)  # type: ignore[arg-type]
+    backend._bury()
+    assert re.search(said, capfd.readouterr().err)
+    assert dying.closed == (seconds < 1.0)
 
 
 @pytest.mark.parametrize("start_child", [Probe.start_child, Probe.fork_child])
