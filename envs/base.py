@@ -39,7 +39,7 @@ class SimStep:
 
     rewards: NDArray[np.float32]
     """[n], the simulator's own reward *level* of the new state (for LIBERO 1 while the goal holds, else 0). A
-    dense level should be 0 in the initial state: relative rewards count from there."""
+    dense level must be 0 in the initial state: relative rewards count from there."""
     success: NDArray[np.bool_]
     """[n], the goal holds now."""
 

@@ -74,6 +74,8 @@ class Progress:
         self._text = ""
         self._inner: tuple[str, int, int] | None = None
         self._phase: _Phase | None = None
+        self._over = False
+        """There has been a phase; where that is the run, all is done."""
         self._start = self._last_line = clock()
         self._times: deque[tuple[float, int]] = deque([(self._start, initial_step)], maxlen=_ETA_WINDOW + 1)
         self._bar: RichProgress | None = None
@@ -143,7 +145,7 @@ class Progress:
                 self.report(self._phase.what, self._phase.total, self._phase.total)
         finally:
             self._text = self._phase_text()
-            self._phase = None
+            self._phase, self._over = None, True
             self._show()
 
     @contextmanager
@@ -174,7 +176,9 @@ class Progress:
         if self._phase is not None:
             phase, steps = self._phase.left(self._clock()), self._steps_left()
             return None if phase is None or steps is None else phase + steps
-        steps = self._steps_left() if self.total else None
+        if not self.total:
+            return 0.0 if self._over else None
+        steps = self._steps_left()
         return None if steps is None else max(steps - (self._clock() - self._times[-1][0]), 0.0)
 
     def _steps_left(self) -> float | None:

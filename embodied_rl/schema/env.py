@@ -30,9 +30,9 @@ class EnvTrainConfig:
     max_episode_steps: PositiveInt
     """Horizon: an episode is cut (truncated) here."""
     max_steps_per_rollout_epoch: PositiveInt | None
-    """Simulator steps of one rollout; null: ``max_episode_steps``. More needs ``auto_reset``."""
+    """Simulator steps of one rollout; null: ``max_episode_steps``. Any other number needs ``auto_reset``."""
     auto_reset: bool
-    """Start the next episode at the end of the chunk in which one ended."""
+    """Start the next episode at the end of the chunk in which one ended; unfinished ones go on in the next rollout."""
     ignore_terminations: bool
     """Success does not end an episode, only the horizon does."""
     use_fixed_reset_state_ids: bool
