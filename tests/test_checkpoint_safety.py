@@ -91,7 +91,7 @@ BESIDE = ("actor/extra.pt", "actor/pytorch_model.bin", "optimizer.pkl", "actor/.
 PLANTS = {
     "former metadata": as_metadata,
     "former bytes entry": as_bytes_entry,
-    **{name: inside(name) for name in (SHARD, "policy.json", *BESIDE)},
+    **{name: inside(name) for name in (SHARD, "policy.json", STATE_FILE, *BESIDE)},
     **{f"{name} with its sum": inside(name, with_sum=True) for name in (SHARD, "policy.json", *BESIDE)},
 }
 
@@ -148,10 +148,16 @@ def test_the_readers_refuse_it_by_themselves(
 ) -> None:
     """They do not rely on who has compared the checksums before."""
     name = plant(checkpoint, Exploding(marker))
-    if name != "policy.json":
+    if name not in ("policy.json", STATE_FILE):
         for read in (lambda: load_actor(small_policy(), None, checkpoint), lambda: has_adapters(checkpoint)):
             with pytest.raises(CheckpointError, match=re.escape(name)):
                 read()
+    assert not marker.exists(), "it ran"
+
+
+def test_the_configuration_beside_it_makes_no_objects(checkpoint: Path, marker: Path) -> None:
+    (checkpoint.parents[1] / "config.yaml").write_text(f"runner: !!python/object/apply:os.mkdir [{marker}]\n")
+    assert "config.yaml: cannot be read" in resumed(checkpoint)
     assert not marker.exists(), "it ran"
 
 
@@ -187,6 +193,15 @@ def removed(name: str) -> Callable[[Path], str]:
     return damage
 
 
+def linked(name: str) -> Callable[[Path], str]:
+    def damage(checkpoint: Path) -> str:
+        (checkpoint / name).unlink()
+        (checkpoint / name).symlink_to("elsewhere")
+        return f"{checkpoint}: cannot be read ([Errno 2] No such file or directory"
+
+    return damage
+
+
 def added(name: str) -> Callable[[Path], str]:
     def damage(checkpoint: Path) -> str:
         shutil.copy(checkpoint / SHARD, checkpoint / name)
@@ -205,6 +220,7 @@ DAMAGES = {
     "shortened shard": shortened(SHARD),
     "shortened record": shortened("policy.json"),
     "no shard": removed(SHARD),
+    "link to nowhere": linked(SHARD),
     "no record": removed("policy.json"),
     "another shard": added("actor/shard_00002.safetensors"),
     "another record": added("extra.json"),

@@ -81,6 +81,8 @@ class CheckpointSaver:
         if self._unpublished is None:
             return
         self.actor.call(ActorWorker.finish_save, self._unpublished.scratch).wait()
+        if not self.config.save_async:
+            self._unpublished.seal()
         with signals.deferred():
             if not self.config.save_async:
                 self._unpublished.publish()

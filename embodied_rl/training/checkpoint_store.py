@@ -47,15 +47,20 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What it takes to complete a checkpoint once its contents are written: see :func:`publish`."""
+    """What it takes to complete a checkpoint once its contents are written: :meth:`seal`, then :meth:`publish`."""
 
     scratch: Path
     directory: Path
     state: RunState
     max_keep: int | None
 
+    def seal(self) -> None:
+        """See :func:`seal`; reads all that was written, so it takes a while, and may be repeated."""
+        seal(self.scratch, self.state)
+
     def publish(self) -> None:
-        publish(self.scratch, self.directory, self.state, max_keep=self.max_keep)
+        """See :func:`publish`; takes a moment, and must not be interrupted."""
+        publish(self.scratch, self.directory, max_keep=self.max_keep)
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
@@ -112,17 +117,21 @@ def begin(directory: Path) -> Path:
     return scratch
 
 
-def publish(scratch: Path, directory: Path, state: RunState, *, max_keep: int | None) -> None:
-    """Complete a checkpoint: its state and checksums, then its name; then drop the oldest ones beyond ``max_keep``.
-
-    Checkpoints of later steps, from before the run was resumed at an earlier one, neither count nor are dropped.
-    """
+def seal(scratch: Path, state: RunState) -> None:
+    """Write a checkpoint's last file: its state, and the checksums of all others."""
     files = {path: asdict(saved) for path, saved in sums(scratch, without=STATE_FILE).items()}
     content = {**asdict(state), "files": files}
     with (scratch / STATE_FILE).open("w") as file:
         file.write(json.dumps({**content, "sha256": _sum(content)}, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def publish(scratch: Path, directory: Path, *, max_keep: int | None) -> None:
+    """Give a sealed checkpoint its name; then drop the oldest ones beyond ``max_keep``.
+
+    Checkpoints of later steps, from before the run was resumed at an earlier one, neither count nor are dropped.
+    """
     _remove(directory)
     scratch.rename(directory)
     if max_keep is not None:
@@ -206,7 +215,11 @@ def verify(directory: Path) -> Mapping[str, FileSum]:
             checkpoint is of an earlier version.
     """
     _, saved = _read(directory)
-    if found := differences(directory, saved, without=STATE_FILE):
+    try:
+        found = differences(directory, saved, without=STATE_FILE)
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be read ({error}); use another checkpoint of the run") from error
+    if found:
         raise CheckpointError(
             f"{directory} is not what was saved:\n"
             + "\n".join(f"  {text}" for text in found)
@@ -232,7 +245,7 @@ def refuse_strangers(directory: Path) -> None:
 
 
 def _read(directory: Path) -> tuple[RunState, dict[str, FileSum]]:
-    """What :func:`publish` wrote into :data:`STATE_FILE`, which has a checksum of itself."""
+    """What :func:`seal` wrote into :data:`STATE_FILE`, which has a checksum of itself."""
     refuse_strangers(directory)
     path = directory / STATE_FILE
     advice = "use another checkpoint of the run"

@@ -47,7 +47,7 @@ def differences(directory: Path, saved: Mapping[str, FileSum], *, without: str) 
     """How the files of ``directory`` but ``without`` differ from those that were saved, a line each."""
     here = {path for path in _files(directory) if path != without}
     found = [f"{path} is missing" for path in saved.keys() - here]
-    found += [f"{path} was not saved with it; nothing reads it: remove it" for path in here - saved.keys()]
+    found += [f"{path} was not saved with it: remove it" for path in here - saved.keys()]
     whole: list[str] = []
     for path in sorted(saved.keys() & here):
         size = (directory / path).stat().st_size

@@ -315,6 +315,7 @@ class ActorWorker(Worker):
         def complete() -> None:
             if self.context.rank == 0:
                 self._record.write(publication.scratch)
+                publication.seal()
                 publication.publish()
 
         self._writer.begin(state, publication.scratch / checkpoint.ACTOR_DIR, complete)

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import FSDPConfig, ModelConfig
 from embodied_rl.training.checkpoint import save_actor
-from embodied_rl.training.checkpoint_store import STATE_FILE, RunState, begin, checkpoint_dir, publish
+from embodied_rl.training.checkpoint_store import STATE_FILE, RunState, begin, checkpoint_dir, publish, seal
 from embodied_rl.training.fsdp import shard
 from embodied_rl.training.policy_record import PolicyRecord
 from tests.configs import config_of
@@ -23,7 +23,8 @@ def save(policy: Policy, config: ModelConfig, run: Path, step: int = 3) -> Path:
     scratch = begin(directory)
     save_actor(policy, None, scratch)
     PolicyRecord.of(config, policy.spec).write(scratch)
-    publish(scratch, directory, RunState(step=step, policy_version=step), max_keep=None)
+    seal(scratch, RunState(step=step, policy_version=step))
+    publish(scratch, directory, max_keep=None)
     return directory
 
 
@@ -33,7 +34,8 @@ def republish(checkpoint: Path) -> None:
     state = RunState(step=content["step"], policy_version=content["policy_version"])
     (checkpoint / STATE_FILE).unlink()
     checkpoint.rename(scratch)
-    publish(scratch, checkpoint, state, max_keep=None)
+    seal(scratch, state)
+    publish(scratch, checkpoint, max_keep=None)
 
 
 def save_in_ranks(mesh: DeviceMesh, config: ModelConfig, directory: Path) -> None:

@@ -24,7 +24,7 @@ from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.lora import merge_adapters
 from embodied_rl.models.registry import policy_of
 from embodied_rl.schema import ModelConfig
-from embodied_rl.training.checkpoint_store import RunState, publish
+from embodied_rl.training.checkpoint_store import RunState, publish, seal
 from tests.commands.checkpoints import republish, save, save_in_ranks
 from tests.configs import tiny_run
 from tests.models.small import MODELS, inputs, model_config, shaken
@@ -83,7 +83,8 @@ def test_shards_of_two_ranks_become_one_folder(two_ranks: Ranks, tmp_path: Path)
     two_ranks.run(save_in_ranks, config, tmp_path / "written")
     checkpoint = tmp_path / "run/checkpoints/global_step_7"
     checkpoint.parent.mkdir(parents=True)
-    publish(tmp_path / "written", checkpoint, RunState(step=7, policy_version=7), max_keep=None)
+    seal(tmp_path / "written", RunState(step=7, policy_version=7))
+    publish(tmp_path / "written", checkpoint, max_keep=None)
     assert len(list((checkpoint / "actor").glob("*.safetensors"))) == 2
     assert export(tmp_path / "run", tmp_path / "out") == checkpoint
     policy = shaken(config)

@@ -18,7 +18,7 @@ import pytest
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import Terminated, run
 from embodied_rl.runners import saving
-from embodied_rl.training.checkpoint_store import complete_checkpoints, read_state, verify
+from embodied_rl.training.checkpoint_store import Publication, complete_checkpoints, read_state, verify
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from tests.configs import config_of, tiny_run
@@ -193,6 +193,18 @@ def test_terminated_while_it_saves(
         run(config)
     assert "no checkpoint of step 2: " in " ".join(capsys.readouterr().out.split())
     assert steps(only_run(config)) == [1]
+
+
+def test_terminated_while_it_computes_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That takes a while and does not hold up the end; it is done again."""
+    interrupt(monkeypatch, Publication, "seal", at_call=2)
+    config = tiny_run(tmp_path, *QUICK, "runner.max_steps=9")
+    with pytest.raises(Terminated):
+        run(config)
+    assert "checkpoint of step 2 is complete" in " ".join(capsys.readouterr().out.split())
+    assert steps(only_run(config)) == [1, 2]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from embodied_rl.training.checkpoint_store import (
     complete_checkpoints,
     publish,
     read_state,
+    seal,
 )
 from embodied_rl.training.fsdp import init_process_group
 from tests.training.learner import Learner, training_config
@@ -44,7 +45,8 @@ def save_for_ever(run: Path, config: object) -> None:
         directory = checkpoint_dir(run, step)
         scratch = begin(directory)
         save_actor(learner.policy, learner.optimizer, scratch)
-        publish(scratch, directory, RunState(step=step, policy_version=step), max_keep=2)
+        seal(scratch, RunState(step=step, policy_version=step))
+        publish(scratch, directory, max_keep=2)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from embodied_rl.training.checkpoint_store import (
     publish,
     read_state,
     resolve,
+    seal,
 )
 from tests.configs import config_of
 
@@ -33,7 +34,8 @@ def store(run: Path, step: int, *, max_keep: int | None = None, content: str = "
     scratch = begin(directory)
     (scratch / "actor").mkdir()
     (scratch / ACTOR).write_text(content)
-    publish(scratch, directory, RunState(step=step, policy_version=step), max_keep=max_keep)
+    seal(scratch, RunState(step=step, policy_version=step))
+    publish(scratch, directory, max_keep=max_keep)
     return directory
 
 
@@ -175,8 +177,9 @@ def test_a_failed_deletion_does_not_leave_half_a_checkpoint(tmp_path: Path, monk
     directory = checkpoint_dir(tmp_path, 2)
     scratch = begin(directory)
     monkeypatch.setattr(shutil, "rmtree", killed)
+    seal(scratch, RunState(step=2, policy_version=2))
     with pytest.raises(KeyboardInterrupt):
-        publish(scratch, directory, RunState(step=2, policy_version=2), max_keep=1)
+        publish(scratch, directory, max_keep=1)
     assert steps(tmp_path) == [2]
 
 
