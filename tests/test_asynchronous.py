@@ -76,6 +76,14 @@ def _alike(one: list[dict[str, float]], other: list[dict[str, float]], but: tupl
     return all(left == pytest.approx(right) for left, right in zip(*lines, strict=True))
 
 
+def test_many_rollouts_may_be_far_ahead(tmp_path: Path) -> None:
+    """4 lanes x 16 rollouts x 32 steps ahead: room for 2,049 messages in the channel of trajectories."""
+    ahead = "rollout.max_staleness=31", "algorithm.rollout_epoch=16", "env.train.max_episode_steps=4"
+    lines = acting(tmp_path, *ahead, "runner.max_steps=2")
+    assert len(lines) == 2
+    assert [line["env/episodes"] for line in lines] == [16 * 16] * 2
+
+
 def test_it_evaluates_saves_and_resumes(tmp_path: Path) -> None:
     options = ("rollout.max_staleness=2", "rollout.interruptible=true", "runner.val_check_interval=2")
     lines = acting(tmp_path, *options, "runner.eval_at_end=true", "runner.save_interval=3")

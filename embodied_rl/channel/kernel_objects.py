@@ -6,13 +6,17 @@ descriptors; that is left to whoever created or inherited them.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import select
 import struct
 import termios
 import threading
+import weakref
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +33,9 @@ class TokenQueue:
     A pipe passes up to 4096 bytes on as a whole, so any number of processes may push and pop without a lock, which a
     killed process would keep for ever.
     """
+
+    MAX_LIMIT = (2**20 - _PAGE) // _TOKEN.size
+    """Tokens in the largest pipe that Linux allows everybody by default (``fs.pipe-max-size``, 1 MiB)."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
@@ -94,9 +101,36 @@ class SlotMemory:
         if window is None or window.nbytes < nbytes:
             # A power of two, so that messages that grow slowly do not map again and again.
             size = max(_PAGE, 1 << (nbytes - 1).bit_length())
-            mapped = mmap.mmap(self.fd, size, offset=slot * self.SLOT_BYTES)
-            window = self._windows[slot] = np.frombuffer(mapped, np.uint8)
+            window = self._windows[slot] = _mapped(self.fd, size, slot * self.SLOT_BYTES)
         return window
+
+
+def _mapped(fd: int, size: int, offset: int) -> Bytes:
+    """A part of a file as memory, unmapped when nobody refers to it any more.
+
+    Unlike ``mmap.mmap`` it keeps no descriptor: with one for each slot a channel of many slots would run out of them.
+    """
+    libc = _libc()
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mapping {size} bytes of shared memory: {os.strerror(number)}")
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    # At the interpreter's end somebody may still refer to it; the kernel unmaps it then.
+    weakref.finalize(memory, libc.munmap, address, size).atexit = False
+    return np.frombuffer(memory, np.uint8)
+
+
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+    libc.mmap.argtypes, libc.mmap.restype = (pointer, size, number, number, number, ctypes.c_int64), pointer
+    libc.munmap.argtypes, libc.munmap.restype = (pointer, size), number
+    return libc
 
 
 class ClosedFlag:

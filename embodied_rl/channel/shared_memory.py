@@ -1,11 +1,14 @@
 """The channel between the processes of one node.
 
-Each key is a lane of ``capacity`` slots of shared memory. A token stands for a slot and is in one of two queues, or in
+Each key is a lane of ``capacity`` slots of shared memory. A token stands for a slot and is in one of the queues, or in
 the hands of the process that writes or reads the slot::
 
            ┌──────────── free ◄───────────┐
       put: take, write message, push      │ get: take, read message, push
            └──────────► filled ───────────┘
+
+A slot that was never used is taken only when no used one is free, so a lane takes memory for as many messages as have
+waited in it at once, however many may.
 
 So a lane needs no lock, producers and consumers copy at the same time, and the queue ``filled`` is the order of the
 messages. Everything is anonymous: nothing is left behind, whichever process is killed. A process that is killed while
@@ -19,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing import reduction
 from multiprocessing.context import BaseContext, get_spawning_popen
 from typing import Any, TypeVar
@@ -36,24 +39,29 @@ T = TypeVar("T")
 class _Lane:
     free: TokenQueue
     filled: TokenQueue
+    unused: TokenQueue
+    """Slots that have never been in ``free``."""
+
+
+_QUEUES = len(fields(_Lane))
 
 
 class SharedMemoryChannel:
     """Lanes in anonymous shared memory, for any number of producers and consumers in processes and threads.
 
     Made by one process and handed to others as an argument of ``Process`` (or inside one). Its coroutines never
-    suspend: they block the calling thread, asleep. Linux only. Each process has three file descriptors of it, four more
-    a key, and one more for each slot that the process has used.
+    suspend: they block the calling thread, asleep. Linux only. Each process has two file descriptors of it and six more
+    a key.
     """
 
-    MAX_CAPACITY = 1024
+    MAX_CAPACITY = TokenQueue.MAX_LIMIT
 
     def __init__(self, name: str, keys: Sequence[Hashable], capacity: int, context: BaseContext) -> None:
         """
         Args:
             name: for error messages.
             keys: every key that will be used.
-            capacity: messages that may wait in each lane, 1 to 1024.
+            capacity: messages that may wait in each lane, 1 to 65,280.
             context: what the workers are started with. It must start them by ``spawn``, which passes descriptors on.
 
         Raises:
@@ -72,26 +80,27 @@ class SharedMemoryChannel:
         try:
             fds.append(SlotMemory.create_fd(name, slots=1 + len(keys) * capacity))
             fds.append(os.eventfd(0))
-            for _ in range(2 * len(keys)):
+            for _ in range(_QUEUES * len(keys)):
                 fds += TokenQueue.create_fds(capacity)
         except OSError as error:
             _close_all(fds)
-            needed = f"{2 + 4 * len(keys)} file descriptors for {len(keys)} keys"
+            needed = f"{2 + 2 * _QUEUES * len(keys)} file descriptors for {len(keys)} keys"
             raise OSError(
                 error.errno,
-                f"channel {name!r} needs {needed}, got {error.strerror!r}: raise ulimit -n or use fewer keys",
+                f"channel {name!r} needs {needed}, got {error.strerror!r}: raise ulimit -n or use fewer keys"
+                + (f"; pipes for {capacity} messages may need a larger fs.pipe-max-size" if capacity > 1024 else ""),
             ) from error
         self._assemble(name, keys, fds)
         # Slot 0 is the closed flag's.
         for index, lane in enumerate(self._lanes.values()):
             for slot in range(capacity):
-                lane.free.push(1 + index * capacity + slot, 0)
+                lane.unused.push(1 + index * capacity + slot, 0)
 
     def _assemble(self, name: str, keys: Sequence[Hashable], fds: list[int]) -> None:
         memory_fd, event_fd, *queue_fds = fds
         queues = [TokenQueue(*queue_fds[i : i + 2]) for i in range(0, len(queue_fds), 2)]
         self.name = name
-        self._lanes = {key: _Lane(*queues[2 * i : 2 * i + 2]) for i, key in enumerate(keys)}
+        self._lanes = {key: _Lane(*queues[_QUEUES * i : _QUEUES * (i + 1)]) for i, key in enumerate(keys)}
         self._memory = SlotMemory(memory_fd)
         self._closed = ClosedFlag(self._memory, slot=0, event_fd=event_fd)
         # Taken by a get_batch that ran out of time.
@@ -103,7 +112,7 @@ class SharedMemoryChannel:
     async def put(self, item: Any, *, key: Hashable = 0, timeout: float | None = None) -> None:
         lane = self._lane(key)
         encoded = encode(item)
-        slot, _ = self._take(lane.free, key, timeout, time.monotonic())
+        slot, _ = self._take(lane.free, key, timeout, time.monotonic(), spare=lane.unused)
         try:
             encoded.write(self._memory.window(slot, encoded.nbytes))
         except BaseException:
@@ -153,10 +162,20 @@ class SharedMemoryChannel:
         finally:
             lane.free.push(slot, 0)
 
-    def _take(self, queue: TokenQueue, key: Hashable, timeout: float | None, started: float) -> tuple[int, int]:
+    def _take(
+        self,
+        queue: TokenQueue,
+        key: Hashable,
+        timeout: float | None,
+        started: float,
+        spare: TokenQueue | None = None,
+    ) -> tuple[int, int]:
+        """The queue's next token, or else one of ``spare``, to which nobody adds any."""
         while True:
             self._check_open()
             token = queue.pop()
+            if token is None and spare is not None:
+                token = spare.pop()
             if token is not None:
                 return token
             remaining = None

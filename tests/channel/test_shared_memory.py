@@ -259,9 +259,39 @@ def test_a_channel_frees_its_descriptors_and_memory() -> None:
     fds, mapped = os.listdir("/proc/self/fd"), len(shared_mappings())
     messages = channel(keys=tuple(range(10)))
     put(messages, torch.zeros(1_000_000))
-    assert len(os.listdir("/proc/self/fd")) == len(fds) + 3 + 4 * 10 + 1 and len(shared_mappings()) == mapped + 2
+    assert len(os.listdir("/proc/self/fd")) == len(fds) + 2 + 6 * 10 and len(shared_mappings()) == mapped + 2
     del messages
     assert len(os.listdir("/proc/self/fd")) == len(fds) and len(shared_mappings()) == mapped
+
+
+@pytest.mark.parametrize("capacity", [2049, SharedMemoryChannel.MAX_CAPACITY])
+def test_a_lane_of_many_messages_is_full_at_its_capacity_and_not_before(capacity: int) -> None:
+    gc.collect()  # or what earlier tests left behind goes in between
+    fds, mapped = len(os.listdir("/proc/self/fd")), len(shared_mappings())
+    messages = channel(capacity=capacity)
+    count = 2049
+    for number in range(count):
+        put(messages, number)
+    assert messages.depth() == {0: count}
+    if count == capacity:
+        with pytest.raises(ChannelTimeout):
+            put(messages, count, timeout=0.01)
+    assert get_batch(messages, count) == list(range(count))
+    assert len(os.listdir("/proc/self/fd")) == fds + 2 + 6, "however many slots were used"
+    del messages
+    assert len(shared_mappings()) == mapped
+
+
+def test_memory_is_that_of_the_messages_that_waited_at_once() -> None:
+    gc.collect()
+    mapped = len(shared_mappings())
+    messages = channel(capacity=2049)
+    for number in range(300):
+        put(messages, torch.full((1000,), number))
+        put(messages, -number)
+        assert get(messages)[0] == number
+        assert get(messages) == -number
+    assert len(shared_mappings()) == mapped + 1 + 2, "the closed flag and two slots"
 
 
 def test_undeclared_keys_are_listed() -> None:
@@ -279,8 +309,8 @@ def test_pickling_outside_spawning_says_what_to_do() -> None:
 
 
 def test_wrong_arguments() -> None:
-    for capacity in (0, 1025):
-        with pytest.raises(ValueError, match=f"got capacity {capacity}, expected 1 to 1024 messages a key"):
+    for capacity in (0, 65281):
+        with pytest.raises(ValueError, match=f"got capacity {capacity}, expected 1 to 65280 messages a key"):
             channel(capacity=capacity)
     for keys in ((), (1, 1)):
         with pytest.raises(ValueError, match="expected one or more, each once"):
@@ -297,7 +327,7 @@ def test_a_failed_creation_says_what_it_needed_and_keeps_no_descriptors() -> Non
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, hard))
     try:
         with pytest.raises(
-            OSError, match="channel 'messages' needs 402 file descriptors for 100 keys, got 'Too many open"
+            OSError, match="channel 'messages' needs 602 file descriptors for 100 keys, got 'Too many open"
         ):
             channel(keys=tuple(range(100)))
     finally:
