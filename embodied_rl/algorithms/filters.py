@@ -45,8 +45,8 @@ def group_filter(
     return (mean >= rewards_lower_bound) & (mean <= rewards_upper_bound)
 
 
-def prefix_filter(tokens: Tensor, valid: Tensor, scores: Tensor, group_ids: Tensor, *, min_tokens: int) -> Tensor:
-    """Tokens outside the prefixes that a group's members share although their scores differ.
+def prefix_filter(tokens: Tensor, valid: Tensor, returns: Tensor, group_ids: Tensor, *, min_tokens: int) -> Tensor:
+    """Tokens outside the prefixes that a group's members share although their returns differ.
 
     What a good and a bad sequence both begin with is credited and blamed at once. A prefix shorter than ``min_tokens``
     stays, and so does one that is a whole sequence (Cosmos-RL's ``min_filter_prefix_tokens``).
@@ -54,7 +54,7 @@ def prefix_filter(tokens: Tensor, valid: Tensor, scores: Tensor, group_ids: Tens
     Args:
         tokens: [N,L] int64, each row one sequence in the order of time.
         valid: [N,L] bool; the valid tokens stand first.
-        scores: [N].
+        returns: [N], what advantages are made of.
         group_ids: [N] int64.
 
     Returns:
@@ -67,7 +67,7 @@ def prefix_filter(tokens: Tensor, valid: Tensor, scores: Tensor, group_ids: Tens
         its, ok = tokens[members], valid[members]
         same = (its[:, None] == its[None]) & ok[:, None] & ok[None]
         shared = same.long().cumprod(-1).sum(-1)  # [n,n]: length of the common prefix
-        differs = scores[members][:, None] != scores[members][None]
+        differs = returns[members][:, None] != returns[members][None]
         masked[members] = torch.where(differs, shared, 0).amax(1)
     masked = torch.where((masked >= min_tokens) & (masked < length), masked, 0)
     return torch.arange(tokens.shape[1], device=tokens.device)[None] >= masked[:, None]

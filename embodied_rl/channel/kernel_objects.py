@@ -118,7 +118,7 @@ def _mapped(fd: int, size: int, offset: int) -> Bytes:
     memory = (ctypes.c_uint8 * size).from_address(address)
     # At the interpreter's end somebody may still refer to it; the kernel unmaps it then.
     weakref.finalize(memory, libc.munmap, address, size).atexit = False
-    return np.frombuffer(memory, np.uint8)
+    return np.ctypeslib.as_array(memory)
 
 
 _MAP_FAILED = ctypes.c_void_p(-1).value

@@ -100,7 +100,7 @@ class AlgorithmConfig:
     max_resample_rounds: NonNegativeInt
     """Roll out again, up to so many times, until there are as many groups within the bounds as one rollout has."""
     min_filter_prefix_tokens: PositiveInt | None
-    """Mask what members of a group begin with in common although their scores differ, from so many tokens on.
+    """Mask what members of a group begin with in common although their returns differ, from so many tokens on.
     For models with discrete actions. null: off."""
     importance_sampling_level: RatioLevel
     """sequence: all units of a sample share the geometric mean of their ratios (GSPO). A sample is a completion, or a
