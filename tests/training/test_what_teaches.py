@@ -22,7 +22,7 @@ from embodied_rl.schema import Config, EmbodiedConfig
 from tests.data.rollouts import CHUNK, small_policy
 from tests.fakes import Script, ScriptedSim
 from tests.models.language import language_policy, language_spec
-from tests.training.learner import Learner, values_per_chunk
+from tests.training.learner import Learner, same, values_per_chunk
 
 PRESETS = sorted(path.stem for path in Path("config/algorithm").glob("*.yaml") if path.stem not in ("base", "sft"))
 ENVS = sorted(path.stem for path in Path("config/env").glob("*.yaml"))
@@ -171,6 +171,18 @@ def test_groups_of_episodes(mesh: DeviceMesh, preset: str, shape: Shape) -> None
         assert taught(learner, trajectory) == expected, name
         if name in MIXED:
             assert expected, "where some succeed, every preset learns in every env"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_only_successes_are_imitated(mesh: DeviceMesh, shape: Shape) -> None:
+    config = config_with("grpo", "env=dummy", "algorithm.positive_nll_coef=0.5")
+    for name, moves in (("all fail", False), ("all fail, and idle pays", False), ("all succeed", True)):
+        learner = Learner(mesh, config)
+        before = learner.weights()
+        batch = learner.batch([play(config, small_policy(), shape, GROUPS[name])])
+        assert not batch.advantages[batch.loss_mask].any()
+        learner.update(batch, step=0)
+        assert same(learner.weights(), before) != moves, name
 
 
 @dataclass(frozen=True, slots=True)

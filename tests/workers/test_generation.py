@@ -80,6 +80,7 @@ def by_completion(trajectories: Sequence[Trajectory]) -> dict[int, dict[str, Any
         int(number): {
             "group": int(t.group_ids[row]),
             "rewards": t.rewards[0, row],
+            "score": float(t.scores[row]),
             "valid": t.valid[0, row],
             "terminated": t.terminated[0, row],
             "truncated": t.truncated[0, row],
@@ -231,6 +232,7 @@ def test_long_completions_lose_in_training_alone() -> None:
             assert record.score is not None
             lost = max(record.length - 4, 0) / 4 * 2  # of 8 tokens
             assert found[record.number]["rewards"].sum().item() == pytest.approx(record.score - lost, abs=1e-6)
+            assert found[record.number]["score"] == pytest.approx(record.score)
 
 
 def test_nothing_verified_teaches_nothing() -> None:
