@@ -7,6 +7,7 @@ asked for its inside: an episode is a function of its initial state and its acti
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.errors import CheckpointError
@@ -50,7 +51,11 @@ class EnvState:
 
 
 def write(directory: Path, state: EnvState) -> None:
-    """Put ``state`` into the checkpoint ``directory``, as numbers and JSON."""
+    """Put ``state`` into the checkpoint ``directory``, as numbers and JSON.
+
+    Raises:
+        OSError: it cannot be written, as where the disk is full.
+    """
     episodes = sorted(state.episodes, key=lambda episode: episode.env_id)
     arrays = {
         name: np.array([getattr(episode, name) for episode in episodes], dtype=np.int64)
@@ -65,7 +70,11 @@ def write(directory: Path, state: EnvState) -> None:
     }
     path = directory / FILE
     path.parent.mkdir(exist_ok=True)
-    save_file(arrays, path, metadata=metadata)
+    # Not the library's save_file: its files are readable by their owner alone, and its errors are no OSError.
+    with path.open("wb") as file:
+        file.write(save(arrays, metadata=metadata))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(directory: Path) -> EnvState | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +59,19 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes) -> None:
     path.write_bytes(path.read_bytes()[: -4 if not damage else 0] + damage)
     with pytest.raises(CheckpointError, match=r"episodes\.safetensors: cannot be read"):
         read(tmp_path)
+
+
+def test_the_mode_obeys_the_umask(tmp_path: Path) -> None:
+    """Else nobody but the owner could resume or check a checkpoint whose other files all can read."""
+    write(tmp_path, EnvState(episodes=[episode(0, 3)], unreported=[], settings={}))
+    (tmp_path / "plain").touch()
+    assert (tmp_path / FILE).stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """The launcher tells the user of those by what they are."""
+    (tmp_path / FILE).parent.mkdir()
+    (tmp_path / FILE).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as raised:
+        write(tmp_path, EnvState(episodes=[episode(0, 3)], unreported=[], settings={}))
+    assert raised.value.errno == errno.ENOSPC
