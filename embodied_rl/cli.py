@@ -156,6 +156,7 @@ def _own_folders(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
+    parser.add_argument("--cfg", "-c")  # unknown, -c would be taken for the beginning of -cd
     options, rest = parser.parse_known_args(arguments)
     searchpath = [o for o in _parse(rest) if o.key_or_group == "hydra.searchpath"]
     values: list[Any] = [override.value() for override in searchpath]

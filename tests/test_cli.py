@@ -111,6 +111,11 @@ def test_a_run_with_yaml_of_ones_own(way: str, own_files: Path, tmp_path: Path) 
     assert "name: mine" in config.read_text()
 
 
+def test_hydras_short_options_are_not_taken_for_others(own_files: Path) -> None:
+    for options in (["-c", "job"], ["-c", "job", "-cd", str(own_files), "env=mine"], ["-cjob"]):
+        assert not problems_of([*options, "runner.max_steps=1"])
+
+
 def test_help_lists_yaml_of_ones_own(own_files: Path) -> None:
     result = train("--config-dir", str(own_files), "--help")
     assert result.returncode == 0, result.stderr
