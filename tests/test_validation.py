@@ -203,14 +203,6 @@ def test_several_broken_rules_are_reported_together() -> None:
             ["algorithm=dapo", "algorithm.rewards_lower_bound=0.3", "algorithm.rewards_upper_bound=0.49"],
             "no group of group_size=4 can pass",
         ),
-        (
-            ["algorithm=ppo", "algorithm.filter_rewards=true", "env.train.auto_reset=true"],
-            "algorithm.filter_rewards: asks whether an env's episode succeeded, and with env.train.auto_reset=true",
-        ),
-        (
-            ["algorithm=ppo", "algorithm.positive_nll_coef=0.1", "env.train.auto_reset=true"],
-            "rollout holds several of them, or parts; set it to null, or env.train.auto_reset to false",
-        ),
         (["actor.fsdp_config.sharding_strategy=hybrid_shard"], "actor.fsdp_config.fsdp_size: got null, but"),
         (
             [
@@ -236,6 +228,19 @@ def test_several_broken_rules_are_reported_together() -> None:
 )
 def test_what_cannot_be_is_refused_with_a_remedy(overrides: list[str], message: str) -> None:
     assert any(message in text for text in problems(*overrides)), problems(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        (["algorithm=ppo", "algorithm.filter_rewards=true"], "or use algorithm.filter_rewards=false"),
+        (["algorithm=ppo", "algorithm.positive_nll_coef=0.1"], "or use algorithm.positive_nll_coef=null"),
+        (["algorithm=dapo"], "or use algorithm=ppo and algorithm.filter_rewards=false"),
+    ],
+)
+def test_what_scores_whole_episodes_is_refused_once(overrides: list[str], remedy: str) -> None:
+    [problem] = problems(*overrides, "env.train.auto_reset=true")
+    assert problem.endswith(remedy)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -86,24 +86,19 @@ def lane_problems(c: EmbodiedConfig, placement: Placement, totals: Mapping[str, 
 def _episode_problems(c: EmbodiedConfig) -> Iterator[str]:
     train, algorithm = c.env.train, c.algorithm
     estimator = ADVANTAGES.get(algorithm.adv_type)
-    scored = {
-        f"adv_type={algorithm.adv_type}": estimator is not None and estimator.scores_episodes,
-        "filter_rewards=true": algorithm.filter_rewards,
-        f"positive_nll_coef={algorithm.positive_nll_coef}": algorithm.positive_nll_coef is not None,
-    }
-    scorers = [name for name, scores in scored.items() if scores]
+    scorers: dict[str, str] = {}  # what scores whole episodes -> how to do without it
+    if estimator and estimator.scores_episodes:
+        scorers[f"adv_type={algorithm.adv_type}"] = "algorithm=ppo"
+    if algorithm.filter_rewards:
+        scorers["filter_rewards=true"] = "algorithm.filter_rewards=false"
+    if algorithm.positive_nll_coef is not None:
+        scorers[f"positive_nll_coef={algorithm.positive_nll_coef}"] = "algorithm.positive_nll_coef=null"
     if train.auto_reset and scorers:
         yield (
             f"env.train.auto_reset: {' and '.join(scorers)} scores one whole episode per env, and with auto_reset a "
             "rollout holds pieces of several, begun at different times; set env.train.auto_reset=false and "
-            "env.train.max_steps_per_rollout_epoch=null, or use algorithm=ppo"
+            f"env.train.max_steps_per_rollout_epoch=null, or use {' and '.join(scorers.values())}"
         )
-    for key, off in (("filter_rewards", "false"), ("positive_nll_coef", "null")):
-        if getattr(c.algorithm, key) and train.auto_reset:
-            yield (
-                f"algorithm.{key}: asks whether an env's episode succeeded, and with env.train.auto_reset=true a "
-                f"rollout holds several of them, or parts; set it to {off}, or env.train.auto_reset to false"
-            )
     steps = train.max_steps_per_rollout_epoch
     mend = "set it to null" + ("" if scorers else ", or env.train.auto_reset=true: episodes then go on in the next one")
     if steps is not None and steps > train.max_episode_steps and not train.auto_reset:
