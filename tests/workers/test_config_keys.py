@@ -79,7 +79,7 @@ CASES = [
     Case("algorithm.norm_std", False, "grpo"),
     Case("algorithm.filter_rewards", True, "grpo", given={"algorithm.rewards_lower_bound": 0.5}),
     Case("algorithm.rewards_lower_bound", 1.0, "grpo", given=FILTER),
-    Case("algorithm.rewards_upper_bound", 0.6, "grpo", given=FILTER),
+    Case("algorithm.rewards_upper_bound", 0.4, "grpo", given=FILTER),
     Case("algorithm.importance_sampling_level", "sequence", given=LARGE_STEPS),
     Case("algorithm.clip_ratio_low", 0.01, given=LARGE_STEPS),
     Case("algorithm.clip_ratio_high", 0.01, given=LARGE_STEPS),
