@@ -124,6 +124,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, algorithm: st
     )
 
 
+def test_an_evaluation_names_the_checkpoint_of_its_own_weights(tmp_path: Path) -> None:
+    """Not that of the run's first weights, once others were trained."""
+    run(tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false"))
+    options = ("runner.max_steps=2", "runner.resume_dir=auto", "runner.val_before_train=true")
+    config = tiny_run(tmp_path, "cluster=serial", *options)
+    run(config)
+    files = [only_run(config) / f"eval_step_{step:06d}/eval.json" for step in (1, 2)]
+    found = [json.loads(file.read_text())["meta"] for file in files]
+    assert [(m["policy_version"], m["checkpoint"]) for m in found] == [(1, "global_step_1"), (2, None)]
+
+
 def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     run(tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1"))
     options = ("runner.only_eval=true", "runner.resume_dir=auto", "env.eval.video_cfg.save_video=true")

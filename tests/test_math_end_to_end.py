@@ -77,6 +77,8 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
     run(rest)
     one, other = run_dir(whole), run_dir(rest)
     assert samples_of(one / "samples/step_000003.jsonl") == samples_of(other / "samples/step_000003.jsonl")
+    evaluated = [json.loads((run / "eval_step_000003/eval.json").read_text())["meta"] for run in (one, other)]
+    assert evaluated[0] == evaluated[1]
     left = saved_weights(one / "checkpoints/global_step_3")
     right = saved_weights(other / "checkpoints/global_step_3")
     assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())

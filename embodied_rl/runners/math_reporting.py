@@ -132,7 +132,9 @@ class MathReporter:
     run_dir: Path
     console: Console
     checkpoint: str | None
-    """Where the weights came from, relative to its run's directory; None: trained here or initialised."""
+    """Where the run's first weights came from, relative to its run's directory; None: they were initialised."""
+    first_step: int
+    """Training steps behind those; weights of later ones were trained here."""
 
     def report(self, evaluation: Evaluation, records: Sequence[CompletionRecord], *, step: int, seconds: float) -> None:
         config = self.config
@@ -144,7 +146,7 @@ class MathReporter:
         meta = {
             **completion_conditions(config),
             "policy_version": step,
-            "checkpoint": self.checkpoint,
+            "checkpoint": self.checkpoint if step == self.first_step else None,
             "model_type": config.model.model_type,
         }
         self.write_samples(directory / "samples.jsonl", records)

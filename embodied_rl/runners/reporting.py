@@ -201,7 +201,9 @@ class EvalReporter:
     video_dir: Path
     console: Console
     checkpoint: str | None
-    """Where the weights came from, relative to its run's directory; None: trained here or initialised."""
+    """Where the run's first weights came from, relative to its run's directory; None: they were initialised."""
+    first_step: int
+    """Training steps behind those; weights of later ones were trained here."""
 
     def report(self, table: SuccessTable, reports: Sequence[EvalReport], *, step: int, seconds: float) -> None:
         """Show and write what the workers found; ``table`` sums it up."""
@@ -213,7 +215,7 @@ class EvalReporter:
         meta = {
             **episode_conditions(config, image_shapes=reports[0].image_shapes, task_ids=task_ids),
             "policy_version": step,
-            "checkpoint": self.checkpoint,
+            "checkpoint": self.checkpoint if step == self.first_step else None,
             "model_type": config.model.model_type,
             "digest": _digest(config),
         }

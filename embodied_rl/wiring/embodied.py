@@ -95,6 +95,7 @@ def loop_arguments(config: EmbodiedConfig, groups: tuple[WorkerGroup, ...], cont
             video_dir=video_dir,
             console=context.console,
             checkpoint=context.checkpoint,
+            first_step=context.first_step,
         ),
         "env_steps": logged_before(context.run_dir, TOTAL_STEPS, context.first_step) if context.first_step else 0.0,
         "first_step": context.first_step,

@@ -102,7 +102,11 @@ class MathWiring(Wiring[MathConfig]):
             progress=context.progress,
             console=context.console,
             reporter=MathReporter(
-                config=config, run_dir=context.run_dir, console=context.console, checkpoint=context.checkpoint
+                config=config,
+                run_dir=context.run_dir,
+                console=context.console,
+                checkpoint=context.checkpoint,
+                first_step=context.first_step,
             ),
             first_step=context.first_step,
         )

@@ -36,7 +36,7 @@ def test_an_evaluation_with_several_completions_a_prompt(tmp_path: Path) -> None
     output = io.StringIO()
     console = Console(file=output, width=160)
     evaluation = evaluation_of(records(), threshold=1.0, per_prompt=2)
-    reporter = MathReporter(config=config, run_dir=tmp_path, console=console, checkpoint=None)
+    reporter = MathReporter(config=config, run_dir=tmp_path, console=console, checkpoint=None, first_step=0)
     reporter.report(evaluation, records(), step=3, seconds=1.0)
     said = output.getvalue()
     assert "mean@2 37.5% (95 % interval" in said
@@ -74,7 +74,7 @@ def test_one_completion_and_one_source_need_no_table(tmp_path: Path) -> None:
     output = io.StringIO()
     evaluation = evaluation_of(records()[:4], threshold=1.0)
     reporter = MathReporter(
-        config=small_math(), run_dir=tmp_path, console=Console(file=output, width=160), checkpoint=None
+        config=small_math(), run_dir=tmp_path, console=Console(file=output, width=160), checkpoint=None, first_step=0
     )
     reporter.report(evaluation, records()[:4], step=0, seconds=1.0)
     assert "accuracy 1/4 = 25.0%" in output.getvalue()
