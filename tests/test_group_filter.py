@@ -86,6 +86,7 @@ def test_bounds_are_refused_exactly_where_no_group_can_pass(size: int) -> None:
 
 
 WEIGHTED = "[{function: math_verify, weight: 0.9}, {function: format, weight: 0.2}]"
+TENTHS = "[{function: math_verify, weight: 0.7}, {function: format, weight: 0.2}, {function: last_number, weight: 0.1}]"
 OWN = "tests.data.scores:by_text"
 
 
@@ -105,6 +106,7 @@ OWN = "tests.data.scores:by_text"
             1.2,
             "0 to 1.1, without",
         ),
+        (["task=math", "reward.function=weighted", f"++reward.params.functions={TENTHS}"], 0.2, 1.0, None),
         (["task=math", f"reward.function={OWN}"], -3.0, 70.0, None),
         (["task=math", f"reward.function={OWN}"], 3.0, 2.0, "every group would be masked"),
     ],

@@ -90,7 +90,8 @@ def score_range(parts: Sequence[Part]) -> tuple[float, float] | None:
     if any(part.function not in PASS_OR_FAIL | GRADED for part in parts):
         return None
     weights = [part.weight for part in parts]
-    return sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights)
+    # fsum, as bounds are compared with it: weights of 0.7, 0.2 and 0.1 are together 1, not a little less.
+    return math.fsum(min(weight, 0.0) for weight in weights), math.fsum(max(weight, 0.0) for weight in weights)
 
 
 def weighted(parts: Sequence[Part]) -> Reward:
