@@ -29,7 +29,14 @@ from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
-from embodied_rl.training.checkpoint_store import experiment_dir, find_checkpoint, initial_weights, read_state, verify
+from embodied_rl.training.checkpoint_store import (
+    experiment_dir,
+    find_checkpoint,
+    initial_weights,
+    later_checkpoints,
+    read_state,
+    verify,
+)
 from embodied_rl.wiring.base import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
@@ -76,6 +83,14 @@ def run(config: Config) -> None:
         console.print(resume.table(changes))
     elif changes is None:
         console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
+    if resumed and not config.runner.only_eval and (later := later_checkpoints(resumed)):
+        console.print(
+            f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
+            "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
     total = 0 if config.runner.only_eval else config.runner.max_steps
     with _full_disk(run_dir), _terminable(), contextlib.ExitStack() as stack:
         backend = make_backend(config)

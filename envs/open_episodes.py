@@ -57,7 +57,7 @@ def write(directory: Path, state: EnvState) -> None:
         OSError: it cannot be written, as where the disk is full.
     """
     episodes = sorted(state.episodes, key=lambda episode: episode.env_id)
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         name: np.array([getattr(episode, name) for episode in episodes], dtype=np.int64)
         for name in ("env_id", "number", "reset_state_id")
     }

@@ -124,6 +124,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, algorithm: st
     )
 
 
+def test_going_back_to_an_earlier_checkpoint_says_what_auto_would_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("cluster=serial", "runner.save_interval=1", "runner.max_keep=null", "runner.eval_at_end=false")
+    config = tiny_run(tmp_path, *options, "runner.max_steps=3")
+    run(config)
+    earlier = only_run(config) / "checkpoints/global_step_1"
+    capsys.readouterr()
+    run(tiny_run(tmp_path, *options, "runner.max_steps=2", f"runner.resume_dir={earlier}"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "global_step_2, global_step_3: of later steps than global_step_1" in said
+    run(tiny_run(tmp_path, *options, "runner.max_steps=4", "runner.resume_dir=auto"))
+    assert "of later steps" not in capsys.readouterr().out
+
+
 def test_an_evaluation_names_the_checkpoint_of_its_own_weights(tmp_path: Path) -> None:
     """Not that of the run's first weights, once others were trained."""
     run(tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false"))

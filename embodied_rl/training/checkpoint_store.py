@@ -155,6 +155,12 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found) if (path / STATE_FILE).is_file()]
 
 
+def later_checkpoints(checkpoint: Path) -> list[Path]:
+    """Whole checkpoints of the same run and of later steps, oldest first: from before it is gone back to this one."""
+    found = complete_checkpoints(checkpoint.parent)
+    return found[found.index(checkpoint) + 1 :] if checkpoint in found else []
+
+
 def resolve(resume_dir: str, experiment_dir: Path, *, key: str = "runner.resume_dir") -> Path | None:
     """The checkpoint that ``runner.resume_dir`` means.
 
