@@ -103,9 +103,11 @@ def compare(first: Recipe, second: Recipe, *, resamples: int = RESAMPLES, seed: 
         label = labels.setdefault(outcome.task, outcome.label)  # Of paraphrases the first.
         tasks.setdefault((outcome.task, label), []).append(key)
     pairs = [Pairs(first=_outcomes(first, keys), second=_outcomes(second, keys)) for keys in tasks.values()]
+    # Shares of several completions may all be 0 or 1 by chance, and in one source alone.
+    tested = len(runs) == 2 and all(run.meta.get("completions_per_prompt", 1) == 1 for run in runs)
     found = differences(pairs, resamples=resamples, seed=seed)
     rows = [
-        _row(task, label, part, estimate)
+        _row(task, label, part, estimate, tested=tested)
         for (task, label), part, estimate in zip(tasks, pairs, found.tasks, strict=True)
     ]
     everything = Pairs(
@@ -116,7 +118,7 @@ def compare(first: Recipe, second: Recipe, *, resamples: int = RESAMPLES, seed: 
         first=first,
         second=second,
         tasks=tuple(rows),
-        overall=_row(None, "all", everything, found.mean),
+        overall=_row(None, "all", everything, found.mean, tested=tested),
         differences=found,
         left_out=len(shared) - len(scored),
     )
@@ -126,11 +128,9 @@ def _outcomes(recipe: Recipe, keys: Sequence[Hashable]) -> np.ndarray:
     return np.array([[run.outcomes[key].score for key in keys] for run in recipe.runs], dtype=np.float64)
 
 
-def _row(task: int | str | None, label: str, pairs: Pairs, difference: Estimate) -> Row:
-    single = len(pairs.first) == len(pairs.second) == 1
-    yes_or_no = bool(np.isin(pairs.first, (0, 1)).all() and np.isin(pairs.second, (0, 1)).all())
+def _row(task: int | str | None, label: str, pairs: Pairs, difference: Estimate, *, tested: bool) -> Row:
     won = lost = p = None
-    if single and yes_or_no:
+    if tested:
         won, lost = int((pairs.second > pairs.first).sum()), int((pairs.second < pairs.first).sum())
         p = mcnemar(won, lost)
     return Row(

@@ -104,11 +104,12 @@ def _aggregates(comparison: Comparison) -> Table:
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
     names = f"{comparison.second.name} against {comparison.first.name}"
+    asked = ASKED[comparison.first.runs[0].kind]
     if comparison.left_out:
         yield f"{names}: {comparison.left_out} prompts left out, unverified in one of the evaluations"
     if any(row.difference.interval is None for row in (*comparison.tasks, comparison.overall)):
         yield (
-            f"{names}: - where all pairs went alike, of which a bootstrap makes no interval; with more episodes some "
+            f"{names}: - where all pairs went alike, of which a bootstrap makes no interval; with more {asked} some "
             "might not"
         )
     if comparison.several_runs:

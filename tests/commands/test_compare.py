@@ -211,6 +211,16 @@ def test_several_completions_have_an_interval_and_no_test(tmp_path: Path) -> Non
     assert overall["p"] is None and overall["change"]["interval"] is not None
 
 
+def test_several_completions_that_agree_have_no_test_either(tmp_path: Path) -> None:
+    meta = {**MATH, "completions_per_prompt": 2}
+    first = math_file(tmp_path / "a.json", [[True, True], [False, False]], meta)
+    second = math_file(tmp_path / "b.json", [[True, True], [True, True]], meta)
+    main([first, second, "--json", str(tmp_path / "c.json")])
+    overall = json.loads((tmp_path / "c.json").read_text())["comparisons"][0]["overall"]
+    assert (overall["first"], overall["second"]) == (0.5, 1.0)
+    assert (overall["won"], overall["lost"], overall["p"]) == (None, None, None)
+
+
 def test_prompts_asked_twice_are_paired_in_their_order(tmp_path: Path) -> None:
     entries = completions([[True], [False], [True]])
     for entry in entries:
