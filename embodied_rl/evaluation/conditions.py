@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pydantic_core import to_jsonable_python
+from pydantic import TypeAdapter
 
 from embodied_rl import __version__
 from embodied_rl.data.prompts import dataset_params
@@ -40,7 +40,7 @@ def episode_conditions(
         "temperature": config.algorithm.sampling_params.temperature_eval,
         "num_action_chunks": config.model.num_action_chunks,
         "cameras": {name: list(shape) for name, shape in sorted(image_shapes.items())},
-        "init_params": to_jsonable_python(params),
+        "init_params": _jsonable(params),
         "use_rel_reward": env.use_rel_reward,
         "reward_coef": env.reward_coef,
         "seed": env.seed,
@@ -60,11 +60,11 @@ def completion_conditions(config: MathConfig) -> dict[str, Any]:
     return {
         "data": data.name,
         "dataset": data.dataset,
-        "params": to_jsonable_python(dataset_params(data.dataset, data.params)),
+        "params": _jsonable(dataset_params(data.dataset, data.params)),
         "eval_size": data.eval_size,
         "max_prompt_length": data.max_prompt_length,
         "reward": reward.function,
-        "reward_params": to_jsonable_python(reward.params),
+        "reward_params": _jsonable(reward.params),
         "success_threshold": reward.success_threshold,
         "backend": rollout.backend,
         "max_new_tokens": rollout.max_new_tokens,
@@ -85,3 +85,7 @@ def versions(*packages: str) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _jsonable(value: Any) -> Any:
+    return TypeAdapter(Any).dump_python(value, mode="json")

@@ -256,6 +256,7 @@ def test_a_killed_peer_leaves_nothing_behind_and_blocks_nobody() -> None:
 
 
 def test_a_channel_frees_its_descriptors_and_memory() -> None:
+    gc.collect()  # or what earlier tests left behind goes in between
     fds, mapped = os.listdir("/proc/self/fd"), len(shared_mappings())
     messages = channel(keys=tuple(range(10)))
     put(messages, torch.zeros(1_000_000))
