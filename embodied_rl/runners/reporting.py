@@ -113,7 +113,11 @@ def train_metrics(
 
 
 def task_metrics(table: SuccessTable) -> dict[str, float]:
-    """Each task's success rate, under names that stay the same and that people can read."""
+    """Each task's success rate, named by its number and its instruction.
+
+    A task of one instruction keeps its name. Where an adapter words a task in several ways, the name follows the
+    wording of the lowest initial state played.
+    """
     return {f"{_task_name(row)}/success": row.success_rate for row in table.tasks}
 
 
