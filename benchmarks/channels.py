@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from embodied_rl.channel import SharedMemoryChannel
-from embodied_rl.runtime.cooperative import run_blocking
+from embodied_rl.channel.cooperative import run_blocking
 
 Message = dict[str, torch.Tensor]
 

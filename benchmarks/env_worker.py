@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from embodied_rl.cli import config_of
-from embodied_rl.envs.libero import LiberoEnv, LiberoParams
+from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
 from embodied_rl.launch import connect, make_backend
 from embodied_rl.runtime.worker import Backend
 from embodied_rl.workers.actor import ActorWorker

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from embodied_rl.envs.chunked import ChunkedEnv
-from embodied_rl.envs.libero import LiberoEnv, LiberoParams, _load_suite
+from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams, _load_suite
 
 SUITE, TASK = "libero_goal", 7
 FIRST_STATE = 50 * TASK

@@ -44,7 +44,7 @@ from benchmarks.trl_race_report import (
     trl_measured,
 )
 from embodied_rl.cli import config_of
-from embodied_rl.data.prompts import build_dataset
+from embodied_rl.language.datasets.registry import build_dataset
 from embodied_rl.monitoring.jsonl_file import FILE_NAME
 from embodied_rl.schema import MathConfig
 

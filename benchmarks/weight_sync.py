@@ -26,12 +26,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from embodied_rl.channel import SharedMemoryChannel
+from embodied_rl.channel.cooperative import run_blocking
 from embodied_rl.cli import config_of
 from embodied_rl.models.base import Policy
-from embodied_rl.runtime.cooperative import run_blocking
-from embodied_rl.training.fsdp import init_process_group
-from embodied_rl.training.weight_sync import WeightReceiver, WeightSender
-from embodied_rl.wiring.base import BUCKETS_IN_FLIGHT
+from embodied_rl.tasks.task import BUCKETS_IN_FLIGHT
+from embodied_rl.training.sharding import init_process_group
+from embodied_rl.workers.weight_sync import WeightReceiver, WeightSender
 
 WIDTH = 1024
 SPAWN = mp.get_context("spawn")

@@ -9,8 +9,8 @@
            └──────────────────────────────┼───────────┘                    │
                                           └──────── weights, versioned ◄───┘
 
-Start reading at ``wiring/embodied.py`` (who talks to whom), then ``runners/embodied.py`` (the training loop) and
-``contracts.py`` (every message on the arrows above). ``launch.py`` runs the whole job.
+Start reading at ``tasks/embodied/wiring.py`` (who talks to whom), then ``tasks/embodied/run.py`` (the training
+loop) and ``contracts.py`` (every message on the arrows above). ``launch.py`` runs the whole job.
 """
 
 __version__ = "0.1.0"

@@ -20,15 +20,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from embodied_rl.checkpoints.store import find_checkpoint, find_initial
 from embodied_rl.commands import COMMANDS
 from embodied_rl.errors import ConfigError, UserError, suggestion
-from embodied_rl.models.folders import register_resolvers
+from embodied_rl.models.weights.shipped import register_resolvers
 from embodied_rl.params import unknown_key
 from embodied_rl.registry import load_function
 from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.schema import TASKS, Config
-from embodied_rl.training.checkpoint_store import find_checkpoint, find_initial
-from embodied_rl.validation import build_config, foreign_section
+from embodied_rl.tasks.validation import build_config, foreign_section
 
 CONFIG_MODULE = "embodied_rl.config"
 GROUPS = ("task", "env", "data", "model", "algorithm", "cluster", "logger", "experiment")

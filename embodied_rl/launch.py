@@ -1,4 +1,4 @@
-"""Runs a whole job of any task: run directory, workers, loop, shutdown. Who talks to whom is in ``wiring/``."""
+"""Runs a whole job of any task: run directory, workers, loop, shutdown. Who talks to whom is in ``tasks/``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,8 @@ import rich
 import yaml
 from rich.console import Console
 
-from embodied_rl import resume
-from embodied_rl.errors import UserError
-from embodied_rl.models.folders import provide
-from embodied_rl.models.registry import policy_class
-from embodied_rl.monitoring.metrics import MetricLogger
-from embodied_rl.monitoring.progress import Progress
-from embodied_rl.params import parse_params
-from embodied_rl.registry import load_class
-from embodied_rl.runners.saving import CheckpointSaver
-from embodied_rl.runtime.process import ProcessBackend
-from embodied_rl.runtime.serial import SerialBackend
-from embodied_rl.runtime.worker import Backend, WorkerGroup
-from embodied_rl.schema import Config
-from embodied_rl.training.checkpoint_store import (
+from embodied_rl.checkpoints import resume
+from embodied_rl.checkpoints.store import (
     experiment_dir,
     find_checkpoint,
     initial_weights,
@@ -37,15 +25,27 @@ from embodied_rl.training.checkpoint_store import (
     read_state,
     verify,
 )
-from embodied_rl.wiring.base import RunContext, Wiring
+from embodied_rl.errors import UserError
+from embodied_rl.models.registry import policy_class
+from embodied_rl.models.weights.shipped import provide
+from embodied_rl.monitoring.metrics import MetricLogger
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.params import parse_params
+from embodied_rl.registry import load_class
+from embodied_rl.runtime.process import ProcessBackend
+from embodied_rl.runtime.serial import SerialBackend
+from embodied_rl.runtime.worker import Backend, WorkerGroup
+from embodied_rl.schema import Config
+from embodied_rl.tasks.saving import CheckpointSaver
+from embodied_rl.tasks.task import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
 WIRINGS: dict[str, str] = {
-    "collect": "embodied_rl.wiring.collect:CollectWiring",
-    "embodied": "embodied_rl.wiring.embodied:EmbodiedWiring",
-    "embodied_sft": "embodied_rl.wiring.embodied_sft:EmbodiedSftWiring",
-    "math": "embodied_rl.wiring.math:MathWiring",
-    "sft": "embodied_rl.wiring.math:SftWiring",
+    "collect": "embodied_rl.tasks.collect.wiring:CollectWiring",
+    "embodied": "embodied_rl.tasks.embodied.wiring:EmbodiedWiring",
+    "embodied_sft": "embodied_rl.tasks.embodied_sft.wiring:EmbodiedSftWiring",
+    "math": "embodied_rl.tasks.math.wiring:MathWiring",
+    "sft": "embodied_rl.tasks.math.wiring:SftWiring",
 }
 """``runner.task_type`` -> "module:Class"."""
 

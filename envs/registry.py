@@ -7,9 +7,9 @@ from embodied_rl.registry import load_configurable
 
 ADAPTERS: dict[str, str] = {
     "dummy": "embodied_rl.envs.dummy:DummyEnv",
-    "libero": "embodied_rl.envs.libero:LiberoEnv",
-    "maniskill": "embodied_rl.envs.maniskill:ManiSkillEnv",
-    "robosuite": "embodied_rl.envs.robosuite_env:RobosuiteEnv",
+    "libero": "embodied_rl.envs.libero.adapter:LiberoEnv",
+    "maniskill": "embodied_rl.envs.maniskill.adapter:ManiSkillEnv",
+    "robosuite": "embodied_rl.envs.robosuite:RobosuiteEnv",
 }
 """``env_type`` -> "module:Class"."""
 

@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models import pretrained
+from embodied_rl.models.weights import folder as pretrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

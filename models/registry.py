@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from embodied_rl.schema import ModelConfig
 
 MODELS: dict[str, str] = {
-    "causal_lm": "embodied_rl.models.causal_lm:CausalLMPolicy",
+    "causal_lm": "embodied_rl.models.causal_lm.policy:CausalLMPolicy",
     "mlp": "embodied_rl.models.mlp:MlpPolicy",
     "openvla": "embodied_rl.models.openvla.autoregressive:OpenVlaPolicy",
     "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",
@@ -48,7 +48,7 @@ def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Polic
     if initialize is not None:
         initialize(policy)
     if config.lora.used:
-        from embodied_rl.models.lora import add_adapters  # peft takes a second to import
+        from embodied_rl.models.weights.lora import add_adapters  # peft takes a second to import
 
         add_adapters(policy, config.lora)
     return policy

@@ -37,7 +37,7 @@ from embodied_rl.models.action_bins import (
     places_among_bins,
 )
 from embodied_rl.models.base import ActionStatistics, Evaluation, Policy, PolicyOutput, PolicySpec
-from embodied_rl.models.text import PADDING, hash_words
+from embodied_rl.models.causal_lm.text import PADDING, hash_words
 
 WORD_BUCKETS = 8192
 """Rows of the word table: LIBERO's words do not collide in it."""

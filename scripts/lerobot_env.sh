@@ -15,4 +15,4 @@ rm -rf "$VENV"
   draccus==0.11.6 mergedeep==1.3.4 typing-inspect==0.9.0 mypy-extensions==1.1.0 pyyaml-include==2.2 toml==0.10.2
 site_packages() { "$1" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'; }
 site_packages .venv/bin/python >"$(site_packages "$VENV/bin/python")/project.pth"
-echo "$VENV is ready: .venv/bin/python -m pytest tests/data/lerobot/test_lerobot_library.py"
+echo "$VENV is ready: .venv/bin/python -m pytest tests/demonstrations/lerobot/test_lerobot_library.py"

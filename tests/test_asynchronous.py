@@ -30,7 +30,7 @@ def language(directory: Path, *overrides: str) -> list[dict[str, float]]:
     config = tiny_math_run(
         directory,
         "cluster=process",
-        "reward.function=tests.data.scores:by_text",
+        "reward.function=tests.language.rewards.scores:by_text",
         f"runner.max_steps={STEPS}",
         "runner.eval_at_end=false",
         *overrides,

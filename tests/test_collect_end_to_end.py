@@ -12,16 +12,16 @@ import yaml
 
 from embodied_rl import launch
 from embodied_rl.cli import config_of
-from embodied_rl.data.collection import CONFIG
-from embodied_rl.data.demonstrations import Demonstrations
-from embodied_rl.data.episode_recorder import play
-from embodied_rl.data.lerobot import tables
-from embodied_rl.data.lerobot.episode import STAGING, count_staged
+from embodied_rl.demonstrations.dataset import Demonstrations
+from embodied_rl.demonstrations.episode_recorder import play
+from embodied_rl.demonstrations.lerobot import tables
+from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged
+from embodied_rl.demonstrations.plan import CONFIG
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
+from embodied_rl.envs.dummy_expert import DummyExpert
 from embodied_rl.errors import ConfigError, UserError
-from embodied_rl.experts.dummy import DummyExpert
 from embodied_rl.schema import CollectConfig
-from embodied_rl.workers import collect as worker
+from embodied_rl.workers import collector as worker
 
 DUMMY = ("env=dummy", "env.init_params.image_size=16")
 

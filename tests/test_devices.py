@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from embodied_rl.launch import run
-from embodied_rl.models.flow_policy import FlowPolicy
+from embodied_rl.models.flow.policy import FlowPolicy
 from embodied_rl.models.registry import policy_class
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import Config
 from embodied_rl.workers import actor
 from tests.configs import embodied_sft, tiny_math_run, tiny_run
-from tests.demonstrations import record
-from tests.models.flow_models import POLICIES, A, C, N, flow_policy, look
+from tests.demonstrations.recording import record
+from tests.models.flow.flow_models import POLICIES, A, C, N, flow_policy, look
 from tests.stand_in import DEVICE, sharded, stand_in_accelerator
 
 ONE_STEP = "cluster=serial", "runner.max_steps=1", "runner.save_interval=-1"
@@ -127,7 +127,7 @@ def test_a_policy_that_denoises(tmp_path: Path, model: str, params: dict[str, An
 
 @pytest.mark.parametrize("case", ON_TEXT)
 def test_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    reward = "algorithm.group_size=4", "reward.function=tests.data.scores:by_text"
+    reward = "algorithm.group_size=4", "reward.function=tests.language.rewards.scores:by_text"
     check(monkeypatch, tmp_path, lambda directory: tiny_math_run(directory, *ONE_STEP, *ON_TEXT[case], *reward))
 
 

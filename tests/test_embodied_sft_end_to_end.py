@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied_rl.data.demonstrations import Demonstrations
+from embodied_rl.demonstrations.dataset import Demonstrations
 from embodied_rl.launch import run
 from embodied_rl.models.action_bins import bin_range
 from embodied_rl.models.base import ActionStatistics
 from embodied_rl.schema import EmbodiedConfig, EmbodiedSftConfig
+from tests.checkpoints.saved import saved_weights
 from tests.configs import embodied_sft, tiny_run
-from tests.demonstrations import record
-from tests.training.saved import saved_weights
+from tests.demonstrations.recording import record
 
 HELD_OUT = 4
 """Of each task's 64 initial states, the first: those that evaluations play."""

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from embodied_rl.channel.base import Channel
+from embodied_rl.channel.cooperative import Scheduler, run_blocking
 from embodied_rl.contracts import Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.launch import connect, make_backend, run
-from embodied_rl.runtime.cooperative import Scheduler, run_blocking
 from embodied_rl.schema import Config
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from embodied_rl.workers.rollout import RolloutWorker
+from tests.checkpoints.saved import saved_tensors, saved_weights
 from tests.configs import tiny_run
-from tests.training.saved import saved_tensors, saved_weights
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:

@@ -12,9 +12,9 @@ from embodied_rl.contracts import Trajectory
 from embodied_rl.envs.open_episodes import FILE
 from embodied_rl.launch import run
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
+from tests.checkpoints.saved import saved_tensors
 from tests.configs import embodied
 from tests.test_end_to_end import assert_equal, metrics_of, only_run
-from tests.training.saved import saved_tensors
 
 GOING_ON = ["algorithm=ppo", "env.train.auto_reset=true"]
 SMALL = {

@@ -14,10 +14,10 @@ from torch import Tensor
 from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.launch import run
 from embodied_rl.schema import Config
+from tests.checkpoints.saved import saved_tensors
 from tests.configs import embodied_sft, tiny_math_run, tiny_run
-from tests.demonstrations import record
+from tests.demonstrations.recording import record
 from tests.test_end_to_end import assert_equal, metrics_of, only_run
-from tests.training.saved import saved_tensors
 
 SMALL = (
     "cluster=serial",
@@ -73,7 +73,7 @@ def configure(model: str, directory: Path, tiny: Callable[[str], Path], *overrid
     if model != "causal_lm":
         return tiny_run(directory, *SMALL, f"model={model}", *own, *overrides)
     small = ("model=causal_lm", "~model.params.architecture", *own, "actor.optim.lr=1e-3")
-    text = "reward.function=tests.data.scores:by_text"
+    text = "reward.function=tests.language.rewards.scores:by_text"
     return tiny_math_run(directory, *small, text, "runner.save_interval=100", "runner.eval_at_end=false", *overrides)
 
 

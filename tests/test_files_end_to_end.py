@@ -12,11 +12,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from embodied_rl.cli import config_of
 from embodied_rl.errors import UserError
 from embodied_rl.launch import run
-from embodied_rl.models.character_tokenizer import character_tokenizer
+from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
-from tests.data.chat import CHAT_TEMPLATE
+from tests.language.chat import CHAT_TEMPLATE
 from tests.workers.test_generation import LanguageJob, by_completion
 
 ROWS = [{"question": f"{n}+{n}=", "answer": 2 * n, "solution": f"{2 * n}"} for n in range(14)]

@@ -12,10 +12,10 @@ import torch
 from embodied_rl.errors import UserError
 from embodied_rl.launch import run
 from embodied_rl.schema import MathConfig
+from tests.checkpoints.saved import saved_weights
 from tests.configs import tiny_math_run
-from tests.training.saved import saved_weights
 
-BY_TEXT = "reward.function=tests.data.scores:by_text"
+BY_TEXT = "reward.function=tests.language.rewards.scores:by_text"
 TIMED = ("time/", "eval/seconds", "rollout/tokens_per_s")
 
 

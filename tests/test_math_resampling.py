@@ -44,7 +44,7 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "algorithm=dapo",
             f"algorithm.group_size={SIZE}",
             f"data.rollout_batch_size={PROMPTS}",
-            f"reward.function=tests.data.scores:{function}",
+            f"reward.function=tests.language.rewards.scores:{function}",
             "rollout.max_new_tokens=24",  # so that some are cut, but not most
             "runner.max_steps=1",
             "runner.save_interval=-1",

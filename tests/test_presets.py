@@ -32,7 +32,7 @@ def in_an_env(directory: Path, *overrides: str) -> Config:
 
 
 def on_a_text(directory: Path, *overrides: str) -> Config:
-    return tiny_math_run(directory, *SHORT, "reward.function=tests.data.scores:by_text", *overrides)
+    return tiny_math_run(directory, *SHORT, "reward.function=tests.language.rewards.scores:by_text", *overrides)
 
 
 SHORT = "cluster=serial", "runner.max_steps=2", "runner.eval_at_end=false", "runner.save_interval=-1"

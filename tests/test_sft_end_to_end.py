@@ -10,12 +10,12 @@ import torch
 
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
-from embodied_rl.models.causal_lm import CausalLMPolicy
+from embodied_rl.models.causal_lm.policy import CausalLMPolicy
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
+from tests.checkpoints.saved import saved_weights
 from tests.configs import small_math, tiny_math_run
-from tests.training.saved import saved_weights
 from tests.workers.test_generation import LanguageJob, by_completion
 
 LENGTH = "rollout.max_new_tokens=12"  # "3+4+0=07;7" and its end

@@ -26,7 +26,7 @@ from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
-from embodied_rl.data.rewards import final_answer
+from embodied_rl.language.rewards.functions import final_answer
 
 PHASES = ("generation", "reward", "log-probabilities", "advantages", "forward", "backward", "optimizer")
 """What is timed; all else is the rest: data loading, clipping, the trainer's own loop."""

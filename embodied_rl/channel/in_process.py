@@ -10,7 +10,7 @@ import numpy as np
 
 from embodied_rl.channel.base import ChannelClosed, check_capacity, check_count, show_depths
 from embodied_rl.channel.codec import decode, encode
-from embodied_rl.runtime.cooperative import until
+from embodied_rl.channel.cooperative import until
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from embodied_rl.checkpoints.resume import CONFIG_FILE, read_config
+from embodied_rl.checkpoints.store import STATE_FILE, complete_checkpoints, read_state, verify
 from embodied_rl.commands.findings import Finding, listed, ok, problem, warning
 from embodied_rl.commands.safetensors_header import DamagedError, TensorInfo, read_header
 from embodied_rl.errors import CheckpointError
-from embodied_rl.resume import CONFIG_FILE, read_config
-from embodied_rl.training.checkpoint_store import STATE_FILE, complete_checkpoints, read_state, verify
 
 _RECORD: Final = "policy.json"
 _ACTOR: Final = "actor"

@@ -10,13 +10,13 @@ from typing import Final
 
 from rich.console import Console
 
+from embodied_rl.checkpoints.store import resolve
 from embodied_rl.commands.arguments import HELP as HELP_FLAGS
 from embodied_rl.commands.arguments import parse
 from embodied_rl.commands.checkpoint_folder import checkpoint_findings, is_checkpoint, is_run, run_findings
 from embodied_rl.commands.findings import Finding, listed, show
 from embodied_rl.commands.weights_folder import ADAPTER_CONFIG, CONFIG_FILE, adapter_findings, weights_findings
 from embodied_rl.errors import UserError
-from embodied_rl.training.checkpoint_store import resolve
 
 USAGE: Final = "python train.py doctor [<folder>]"
 HELP: Final = f"""{USAGE}

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich
 
+from embodied_rl.checkpoints.store import read_state, resolve, verify
 from embodied_rl.commands.arguments import parse, wants_help
 from embodied_rl.commands.folders import new_folder, refuse_existing
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
-from embodied_rl.training.checkpoint_store import read_state, resolve, verify
 
 if TYPE_CHECKING:
+    from embodied_rl.checkpoints.policy_record import PolicyRecord
     from embodied_rl.models.base import Policy
-    from embodied_rl.training.policy_record import PolicyRecord
 
 USAGE: Final = "python train.py export <checkpoint or run directory> <folder> [adapters=merged|only] [base=<folder>]"
 HELP: Final = f"""{USAGE}
@@ -81,7 +81,9 @@ def export(source: Path, output: Path, *, adapters_only: bool = False, base: str
     if checkpoint is None:
         raise CheckpointError(f"checkpoint={source}: holds no whole checkpoint")
     verify(checkpoint)
-    from embodied_rl.training.policy_record import PolicyRecord  # imports torch, so only for a checkpoint that is there
+    from embodied_rl.checkpoints.policy_record import (
+        PolicyRecord,  # imports torch, so only for a checkpoint that is there
+    )
 
     record = PolicyRecord.read(checkpoint)
     if base is not None:
@@ -91,7 +93,7 @@ def export(source: Path, output: Path, *, adapters_only: bool = False, base: str
     policy = _rebuild(record, checkpoint, unchanged_base=adapters_only)
     with new_folder(output) as scratch:
         if adapters_only:
-            from embodied_rl.models.lora import save_adapters
+            from embodied_rl.models.weights.lora import save_adapters
 
             assert record.model.path is not None
             save_adapters(policy, record.model.lora, record.model.path, scratch)
@@ -142,8 +144,8 @@ def _check_adapters(record: PolicyRecord, checkpoint: Path) -> None:
 
 def _rebuild(record: PolicyRecord, checkpoint: Path, *, unchanged_base: bool) -> Policy:
     """The policy with the checkpoint's weights, adapters merged unless ``unchanged_base``, which is then checked."""
+    from embodied_rl.checkpoints.shards import load_weights
     from embodied_rl.models.registry import policy_of
-    from embodied_rl.training.checkpoint import load_weights
 
     lora = record.model.lora
     if lora.used:
@@ -153,7 +155,7 @@ def _rebuild(record: PolicyRecord, checkpoint: Path, *, unchanged_base: bool) ->
     load_weights(policy, checkpoint)
     if not lora.used:
         return policy
-    from embodied_rl.models.lora import merge_adapters
+    from embodied_rl.models.weights.lora import merge_adapters
 
     if unchanged_base:
         after = _sums(policy)
@@ -173,7 +175,7 @@ def _sums(policy: Policy) -> dict[str, int]:
     """CRC-32 of every tensor that adapters leave alone."""
     import torch
 
-    from embodied_rl.models.lora import base_tensors
+    from embodied_rl.models.weights.lora import base_tensors
 
     return {
         name: zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -27,7 +27,7 @@ _GIB: Final = 2**30
 _TIMEOUT_SECONDS: Final = 120
 _LIBERO: Final = """
 import os
-from embodied_rl.envs.libero_install import import_libero, require_renderer
+from embodied_rl.envs.libero.install import import_libero, require_renderer
 import_libero(); require_renderer()
 from libero.libero import get_libero_path
 assets = get_libero_path("assets")
@@ -41,7 +41,7 @@ os._exit(0)
 """
 _MANISKILL: Final = """
 import os
-from embodied_rl.envs.maniskill_install import can_render, import_maniskill
+from embodied_rl.envs.maniskill.install import can_render, import_maniskill
 import_maniskill()
 print("imports, " + ("renders" if can_render() else "cannot render (no Vulkan device): states alone"), flush=True)
 os._exit(0)

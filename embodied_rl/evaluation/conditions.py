@@ -10,8 +10,8 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from embodied_rl import __version__
-from embodied_rl.data.prompts import dataset_params
 from embodied_rl.envs.registry import adapter_class
+from embodied_rl.language.datasets.registry import dataset_params
 from embodied_rl.params import parse_params
 from embodied_rl.schema import EmbodiedConfig, MathConfig
 

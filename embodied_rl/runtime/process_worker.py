@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
+from embodied_rl.channel.cooperative import run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime import signals
-from embodied_rl.runtime.cooperative import run_blocking
 from embodied_rl.runtime.signs_of_life import DataWatch, rarely
 from embodied_rl.runtime.worker import Worker, WorkerContext
 

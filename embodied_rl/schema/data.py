@@ -16,7 +16,7 @@ class DataConfig:
     name: str
     """Of the data group, for the run's name."""
     dataset: str
-    """Name in ``data/prompts.py``, or ``module:Class``."""
+    """Name in ``language/datasets/registry.py``, or ``module:Class``."""
     params: dict[str, Any]
     """The data set's own options: its ``Params`` dataclass documents them."""
     seed: NonNegativeInt
@@ -35,8 +35,8 @@ class DataConfig:
 class RewardConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     function: str
-    """Name in ``data/rewards.py``, ``module:function`` or ``path/to/file.py:function``; ``weighted``: a sum of several;
-    ``reward_model``: a sequence classifier."""
+    """Name in ``language/rewards/functions.py``, ``module:function`` or ``path/to/file.py:function``; ``weighted``: a
+    sum of several; ``reward_model``: a sequence classifier."""
     params: dict[str, Any]
     """The function's own keyword options."""
     num_processes: NonNegativeInt

@@ -50,7 +50,7 @@ class BaseReference:
     def __call__(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
-        from embodied_rl.models.lora import adapters_off  # peft takes a second to import
+        from embodied_rl.models.weights.lora import adapters_off  # peft takes a second to import
 
         with adapters_off(self.policy):
             return self.policy(replay_inputs, temperature=temperature, with_distribution=with_distribution)

@@ -18,33 +18,33 @@ from embodied_rl.algorithms.diagnostics import Diagnostics
 from embodied_rl.algorithms.kl import KLController
 from embodied_rl.algorithms.normalization import explained_variance, masked_moments, mean_and_variance
 from embodied_rl.channel.base import Channel
+from embodied_rl.checkpoints import shards as checkpoint
+from embodied_rl.checkpoints.async_save import AsyncWriter
+from embodied_rl.checkpoints.policy_record import PolicyRecord
+from embodied_rl.checkpoints.store import Publication
 from embodied_rl.contracts import Delivery, TrainBatch, Trajectory
-from embodied_rl.data.batch import build_train_batch, passing_members
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.registry import policy_of
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
 from embodied_rl.schema import ActorConfig, AlgorithmConfig, ModelConfig
-from embodied_rl.training import checkpoint
-from embodied_rl.training.async_save import AsyncWriter
+from embodied_rl.training.batch import build_train_batch, passing_members
 from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
-from embodied_rl.training.checkpoint_store import Publication
-from embodied_rl.training.fsdp import (
+from embodied_rl.training.logprobs import Scorer
+from embodied_rl.training.offload import TrainingState, require_accelerator
+from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
+from embodied_rl.training.reference import BaseReference, CopiedReference, Reference
+from embodied_rl.training.schedule import learning_rate_factor
+from embodied_rl.training.sharding import (
     gather_ids,
     init_process_group,
     max_over_ranks,
     shard,
     sum_over_ranks,
 )
-from embodied_rl.training.offload import TrainingState, require_accelerator
-from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
-from embodied_rl.training.policy_record import PolicyRecord
-from embodied_rl.training.reference import BaseReference, CopiedReference, Reference
-from embodied_rl.training.schedule import learning_rate_factor
-from embodied_rl.training.scoring import Scorer
 from embodied_rl.training.update import Updater
-from embodied_rl.training.weight_sync import WeightSender
+from embodied_rl.workers.weight_sync import WeightSender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

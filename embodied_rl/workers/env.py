@@ -22,7 +22,6 @@ from embodied_rl.contracts import (
     RolloutEnd,
     Spaces,
 )
-from embodied_rl.data.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.open_episodes import OpenEpisode
@@ -34,6 +33,7 @@ from embodied_rl.params import parse_params
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import EnvConfig, VideoConfig
 from embodied_rl.workers.lanes import Lane, Lanes
+from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,24 +7,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from embodied_rl.channel.base import Channel
+from embodied_rl.channel.cooperative import run_blocking
 from embodied_rl.contracts import Delivery, Trajectory
-from embodied_rl.data.completions import completion_trajectory
-from embodied_rl.data.encoding import PromptEncoder
-from embodied_rl.data.prompts import Problem, build_dataset, problem_id
-from embodied_rl.data.rewards import overlong_penalty
-from embodied_rl.data.scoring import Item, Scorer
-from embodied_rl.data.trajectory import split_by_rank
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.accuracy import CompletionRecord
-from embodied_rl.generation.base import Completion, GenerationBackend, Sampling
-from embodied_rl.generation.registry import backend_class
-from embodied_rl.generation.sampling import prompt_seed
+from embodied_rl.language.accuracy import CompletionRecord
+from embodied_rl.language.completions import completion_trajectory
+from embodied_rl.language.datasets.registry import Problem, build_dataset, problem_id
+from embodied_rl.language.encoding import PromptEncoder
+from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling
+from embodied_rl.language.engines.registry import backend_class
+from embodied_rl.language.engines.sampling import prompt_seed
+from embodied_rl.language.rewards.functions import overlong_penalty
+from embodied_rl.language.rewards.scoring import Item, Scorer
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.monitoring.timers import PhaseTimer
-from embodied_rl.runtime.cooperative import run_blocking
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import DataConfig, GenerationConfig, ModelConfig, RewardConfig, SamplingConfig
-from embodied_rl.training.weight_sync import WeightReceiver
+from embodied_rl.workers.trajectory import split_by_rank
+from embodied_rl.workers.weight_sync import WeightReceiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

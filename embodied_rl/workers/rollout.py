@@ -18,8 +18,8 @@ from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import ModelConfig, SamplingConfig
 from embodied_rl.training.offload import HostWeights, require_accelerator
-from embodied_rl.training.weight_sync import WeightReceiver
 from embodied_rl.workers.lanes import Lane, Lanes
+from embodied_rl.workers.weight_sync import WeightReceiver
 
 Mode = Literal["train", "eval"]
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.pretrained import (
+from embodied_rl.models.weights.folder import (
     CONFIG_FILE,
     INDEX_FILE,
     WEIGHTS_FILE,

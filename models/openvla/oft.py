@@ -27,7 +27,7 @@ from embodied_rl.models.openvla.heads import L1ActionHead, ProprioProjector
 from embodied_rl.models.openvla.policy import OpenVlaBase, OpenVlaParams, entropy_of
 from embodied_rl.models.openvla.prompts import EOS
 from embodied_rl.models.openvla.tiny import write_tiny
-from embodied_rl.models.pretrained import check_fit
+from embodied_rl.models.weights.folder import check_fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

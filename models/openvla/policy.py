@@ -21,7 +21,7 @@ from embodied_rl.models.openvla.heads import ValueHead
 from embodied_rl.models.openvla.images import ImageProfile, normalize
 from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork
 from embodied_rl.models.openvla.prompts import PAD, PromptTokenizer, trim
-from embodied_rl.models.pretrained import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
+from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class OpenVlaBase(Policy):
     def save_pretrained(self, directory: Path) -> None:
         weights = self.network.state_dict()
         if any(".lora_" in name for name in weights):
-            raise RuntimeError("published layouts have no adapters: merge them first, with models/lora.py")
+            raise RuntimeError("published layouts have no adapters: merge them first, with models/weights/lora.py")
         write_folder(directory, self._folder, weights, self._parts())
         if self.value_head is not None:
             write_tensors(directory / VALUE_HEAD_FILE, self.value_head.state_dict())

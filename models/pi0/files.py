@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PI0Config
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.lerobot_folder import ACTION, ARCHITECTURE, STATE
-from embodied_rl.models.pretrained import read_json
+from embodied_rl.models.flow.lerobot_folder import ACTION, ARCHITECTURE, STATE
+from embodied_rl.models.weights.folder import read_json
 
 TOKENIZER_NAME = "google/paligemma-3b-pt-224"
 VARIANTS: Mapping[str, Mapping[str, int]] = {

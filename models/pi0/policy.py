@@ -14,8 +14,7 @@ from transformers.initialization import no_init_weights
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.flow_policy import FlowPolicy, FlowPolicyParams, resize_with_padding
-from embodied_rl.models.lerobot_folder import (
+from embodied_rl.models.flow.lerobot_folder import (
     LerobotFolder,
     load_weights,
     read_config,
@@ -23,9 +22,10 @@ from embodied_rl.models.lerobot_folder import (
     without_statistics,
     write_folder,
 )
+from embodied_rl.models.flow.policy import FlowPolicy, FlowPolicyParams, resize_with_padding
+from embodied_rl.models.flow.prefix_attention import AfterPrefix, PrefixCache, places, run_prefix
 from embodied_rl.models.pi0 import files, tiny
-from embodied_rl.models.prefix_attention import AfterPrefix, PrefixCache, places, run_prefix
-from embodied_rl.models.pretrained import read_weights
+from embodied_rl.models.weights.folder import read_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

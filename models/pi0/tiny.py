@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import PI0Config, PI0ForConditionalGeneration
 
-from embodied_rl.models import lerobot_tiny
-from embodied_rl.models.lerobot_folder import LerobotFolder, write_folder
+from embodied_rl.models.flow import lerobot_tiny
+from embodied_rl.models.flow.lerobot_folder import LerobotFolder, write_folder
 from embodied_rl.models.pi0 import files
 
 _GEMMA = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16}

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig, SmolVLMConfig
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.lerobot_folder import ARCHITECTURE
+from embodied_rl.models.flow.lerobot_folder import ARCHITECTURE
 
 VLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 _PUBLISHED: Mapping[str, Mapping[str, Any]] = {

@@ -17,7 +17,7 @@ from transformers import LlamaModel, SmolVLMModel
 from transformers.initialization import no_init_weights
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from embodied_rl.models.prefix_attention import AfterPrefix, PrefixCache
+from embodied_rl.models.flow.prefix_attention import AfterPrefix, PrefixCache
 from embodied_rl.models.smolvla.files import Sizes
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from embodied_rl.models import lerobot_tiny
-from embodied_rl.models.lerobot_folder import ARCHITECTURE, LerobotFolder, write_folder
+from embodied_rl.models.flow import lerobot_tiny
+from embodied_rl.models.flow.lerobot_folder import ARCHITECTURE, LerobotFolder, write_folder
 from embodied_rl.models.smolvla import files
 from embodied_rl.models.smolvla.network import SmolVlaNetwork
 

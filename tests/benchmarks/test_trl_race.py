@@ -30,7 +30,7 @@ from benchmarks.trl_race_report import (
     trl_measured,
     verdict,
 )
-from embodied_rl.models.folders import SHIPPED
+from embodied_rl.models.weights.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 

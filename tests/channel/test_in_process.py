@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embodied_rl.channel import ChannelClosed, InProcessChannel
-from embodied_rl.runtime.cooperative import DeadlockError, Scheduler
+from embodied_rl.channel.cooperative import DeadlockError, Scheduler
 
 
 def test_fifo_per_key_and_bounded() -> None:

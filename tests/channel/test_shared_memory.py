@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from embodied_rl.channel import ChannelClosed, ChannelTimeout, SharedMemoryChannel
-from embodied_rl.runtime.cooperative import run_blocking
+from embodied_rl.channel.cooperative import run_blocking
 from tests.leftovers import left_since, shared_files
 
 SPAWN = mp.get_context("spawn")

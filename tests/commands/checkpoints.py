@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from embodied_rl.checkpoints.policy_record import PolicyRecord
+from embodied_rl.checkpoints.shards import save_actor
+from embodied_rl.checkpoints.store import STATE_FILE, RunState, begin, checkpoint_dir, publish, seal
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import FSDPConfig, ModelConfig
-from embodied_rl.training.checkpoint import save_actor
-from embodied_rl.training.checkpoint_store import STATE_FILE, RunState, begin, checkpoint_dir, publish, seal
-from embodied_rl.training.fsdp import shard
-from embodied_rl.training.policy_record import PolicyRecord
+from embodied_rl.training.sharding import shard
 from tests.configs import config_of
 from tests.models.small import shaken
 

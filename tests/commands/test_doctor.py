@@ -21,7 +21,7 @@ from embodied_rl.commands.findings import Finding, ok
 from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.commands.safetensors_header import DamagedError, read_header
 from embodied_rl.errors import UserError
-from embodied_rl.models.lora import save_adapters
+from embodied_rl.models.weights.lora import save_adapters
 from tests.commands.checkpoints import republish, save
 from tests.models.small import model_config, shaken
 

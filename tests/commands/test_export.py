@@ -15,16 +15,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from embodied_rl.checkpoints.store import RunState, publish, seal
 from embodied_rl.cli import main
 from embodied_rl.commands.export import export, use_of
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
 from embodied_rl.models.base import Policy
-from embodied_rl.models.causal_lm import CausalLMPolicy
-from embodied_rl.models.lora import merge_adapters
+from embodied_rl.models.causal_lm.policy import CausalLMPolicy
 from embodied_rl.models.registry import policy_of
+from embodied_rl.models.weights.lora import merge_adapters
 from embodied_rl.schema import ModelConfig
-from embodied_rl.training.checkpoint_store import RunState, publish, seal
 from tests.commands.checkpoints import republish, save, save_in_ranks
 from tests.configs import tiny_run
 from tests.models.small import MODELS, inputs, model_config, shaken
@@ -276,7 +276,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model_config("mlp")
     state = {"extra": {"kl_beta": torch.zeros(())}}
-    monkeypatch.setattr("embodied_rl.training.checkpoint.actor_state", lambda *_: state)
+    monkeypatch.setattr("embodied_rl.checkpoints.shards.actor_state", lambda *_: state)
     checkpoint = save(shaken(config), config, tmp_path / "run")
     with pytest.raises(CheckpointError, match="holds no weights"):
         export(checkpoint, tmp_path / "out")

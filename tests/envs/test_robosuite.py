@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from embodied_rl.envs.chunked import ChunkedEnv
-from embodied_rl.envs.libero_install import SimulatorMissingError, explain_missing
-from embodied_rl.envs.robosuite_env import RobosuiteEnv, RobosuiteParams
+from embodied_rl.envs.libero.install import SimulatorMissingError, explain_missing
+from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
 from embodied_rl.errors import UserError
 from embodied_rl.params import parse_params
 
@@ -222,7 +222,7 @@ def test_import_needs_neither_torch_nor_the_simulator() -> None:
     done = run_python(
         """
         import sys
-        from embodied_rl.envs.robosuite_env import RobosuiteEnv, RobosuiteParams
+        from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
         RobosuiteParams(task="Lift")
         print(sorted({"torch", "robosuite", "mujoco"} & set(sys.modules)))
         """
@@ -233,7 +233,7 @@ def test_import_needs_neither_torch_nor_the_simulator() -> None:
 def test_is_silent() -> None:
     done = run_python(
         """
-        from embodied_rl.envs.robosuite_env import RobosuiteEnv, RobosuiteParams
+        from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
         env = RobosuiteEnv(1, RobosuiteParams(task="Lift", camera_height=8, camera_width=8), seed=0)
         env.reset([0], [0])
         env.render([0])
@@ -259,7 +259,7 @@ def test_what_is_missing_or_does_not_fit_is_named(setting: str, message: str) ->
     done = run_python(
         f"""
         import sys
-        from embodied_rl.envs.robosuite_env import RobosuiteEnv, RobosuiteParams
+        from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
         {setting}
         RobosuiteEnv(1, RobosuiteParams(task="Lift"), seed=0)
         """
@@ -285,7 +285,7 @@ def test_missing_graphics_library_is_named_with_the_command() -> None:
                     raise OSError(f"{name}: cannot open shared object file")
                 super().__init__(name, *args, **kwargs)
         ctypes.CDLL = NoEgl
-        from embodied_rl.envs.robosuite_env import RobosuiteEnv, RobosuiteParams
+        from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
         RobosuiteEnv(1, RobosuiteParams(task="Lift", cameras=("wrist",)), seed=0)
         """
     )

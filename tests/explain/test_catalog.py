@@ -14,7 +14,7 @@ from embodied_rl.envs.registry import ADAPTERS, adapter_class
 from embodied_rl.explain.catalog import STATUSES, SYSTEMS, _entry, expand_braces, load_entries
 from embodied_rl.models.registry import MODELS, policy_class
 from embodied_rl.schema import TASKS
-from embodied_rl.validation import known_keys
+from embodied_rl.tasks.validation import known_keys
 
 COUNTS = {"verl": 235, "roll": 159, "areal": 654, "cosmos_rl": 162, "rlinf": 289}
 """Keys of each system. More is welcome; fewer means that someone's key is no longer answered."""

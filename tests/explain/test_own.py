@@ -5,7 +5,7 @@ from __future__ import annotations
 from embodied_rl.cli import GROUPS, config_of
 from embodied_rl.explain.own import documentation, own_groups, own_keys, shown
 from embodied_rl.schema import TASKS, ActionModelConfig
-from embodied_rl.validation import known_keys
+from embodied_rl.tasks.validation import known_keys
 
 
 def test_every_key_that_takes_a_value_is_known() -> None:

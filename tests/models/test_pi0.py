@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PI0ForConditionalGeneration
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.flow_policy import resize_with_padding
+from embodied_rl.models.flow.policy import resize_with_padding
 from embodied_rl.models.pi0 import Pi0Policy, files
 from embodied_rl.models.registry import build_policy
-from tests.models.flow_models import A, N, S, decide, flow_policy, flow_spec, look
+from tests.models.flow.flow_models import A, N, S, decide, flow_policy, flow_spec, look
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.data.prompts import dataset_class
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import UserError
+from embodied_rl.language.datasets.registry import dataset_class
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.mlp import MlpPolicy
 from embodied_rl.models.registry import MODELS, build_policy, policy_class

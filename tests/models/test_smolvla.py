@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.lerobot_folder import read_config
+from embodied_rl.models.flow.lerobot_folder import read_config
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.smolvla import SmolVlaPolicy, files
 from embodied_rl.models.smolvla.network import SmolVlaNetwork, time_embedding
-from tests.models.flow_models import N, decide, flow_policy, flow_spec, look
+from tests.models.flow.flow_models import N, decide, flow_policy, flow_spec, look
 
 ROOT = "model.vlm_with_expert"
 

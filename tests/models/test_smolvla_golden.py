@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.flow_policy import resize_with_padding
+from embodied_rl.models.flow.policy import resize_with_padding
 from embodied_rl.models.pi0 import Pi0Policy
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.smolvla import SmolVlaPolicy, files

@@ -34,7 +34,9 @@ def test_folders_answer_to_their_package_name(name: str) -> None:
     assert done.stdout.strip() == f"embodied_rl.{name}", done.stderr
 
 
-@pytest.mark.parametrize("module", ["embodied_rl", "embodied_rl.schema", "embodied_rl.validation", "embodied_rl.cli"])
+@pytest.mark.parametrize(
+    "module", ["embodied_rl", "embodied_rl.schema", "embodied_rl.tasks.validation", "embodied_rl.cli"]
+)
 def test_configuration_imports_nothing_heavy(module: str) -> None:
     done = run_python(f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from embodied_rl.channel import ChannelClosed
+from embodied_rl.channel.cooperative import run_blocking
 from embodied_rl.runtime import process
-from embodied_rl.runtime.cooperative import run_blocking
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import WorkerError
 from tests.leftovers import left_since, shared_files

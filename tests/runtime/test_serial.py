@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from embodied_rl.channel import ChannelClosed
+from embodied_rl.channel.cooperative import DeadlockError, run_blocking
 from embodied_rl.errors import UserError
-from embodied_rl.runtime.cooperative import DeadlockError, run_blocking
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup
 from tests.runtime.workers import Answerer, Asker, Probe, Unbuildable

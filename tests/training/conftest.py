@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from embodied_rl.training.fsdp import init_process_group
+from embodied_rl.training.sharding import init_process_group
 from tests.training.ranks import Ranks
 
 

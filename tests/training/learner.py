@@ -14,22 +14,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from embodied_rl.algorithms.diagnostics import Diagnostics
+from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.contracts import TrainBatch, Trajectory
-from embodied_rl.data.batch import build_train_batch
-from embodied_rl.data.trajectory import split_by_rank
 from embodied_rl.models.base import Policy
-from embodied_rl.models.lora import add_adapters
+from embodied_rl.models.weights.lora import add_adapters
 from embodied_rl.schema import Config
+from embodied_rl.training.batch import build_train_batch
 from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
-from embodied_rl.training.checkpoint import load_actor, save_actor
-from embodied_rl.training.fsdp import full_state_dict, shard, sum_over_ranks
+from embodied_rl.training.logprobs import Scorer
 from embodied_rl.training.optimizer import build_optimizer
 from embodied_rl.training.reference import CopiedReference
-from embodied_rl.training.scoring import Scorer
+from embodied_rl.training.sharding import full_state_dict, shard, sum_over_ranks
 from embodied_rl.training.update import Updater
+from embodied_rl.workers.trajectory import split_by_rank
 from tests.configs import config_of
-from tests.data.rollouts import CHUNK, rollout, small_policy
 from tests.stand_in import sharded
+from tests.training.rollouts import CHUNK, rollout, small_policy
 
 GROUPS = 5
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh
 
-from embodied_rl.training.fsdp import init_process_group
+from embodied_rl.training.sharding import init_process_group
 
 
 class Ranks:

@@ -10,7 +10,7 @@ from torch import Tensor
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import Policy, PolicySpec
 from embodied_rl.models.registry import build_policy
-from tests.models.language import language_policy, language_spec, replay_inputs
+from tests.models.causal_lm.language import language_policy, language_spec, replay_inputs
 
 MODELS = ("mlp", "tiny_vla", "causal_lm")
 C, A, S = 3, 2, 4

@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from embodied_rl.training.fsdp import full_state_dict, gather_ids, max_over_ranks, shard, sum_over_ranks
-from tests.data.rollouts import small_policy
+from embodied_rl.training.sharding import full_state_dict, gather_ids, max_over_ranks, shard, sum_over_ranks
 from tests.training.learner import same, training_config
 from tests.training.ranks import Ranks
+from tests.training.rollouts import small_policy
 
 
 def collectives(mesh: DeviceMesh) -> dict[str, Tensor]:

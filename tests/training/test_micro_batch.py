@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy
 from embodied_rl.training.micro_batch import MicroBatch, of_equal_size, within_budget
-from tests.data.rollouts import small_policy
 from tests.training.learner import Learner, distance, trained, training_config, two_epochs
 from tests.training.ranks import Ranks
+from tests.training.rollouts import small_policy
 
 AUTO = "actor.micro_batch_size=auto"
 ON_THE_CPU = (

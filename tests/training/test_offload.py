@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from embodied_rl.errors import UserError
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.training.offload import HostWeights, TrainingState, require_accelerator
-from tests.data.rollouts import small_policy
 from tests.training.learner import Learner, same, training_config, two_epochs
+from tests.training.rollouts import small_policy
 
 
 def test_new_weights_go_to_the_host_and_are_used_after_the_next_load() -> None:

@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 
 from embodied_rl.models.base import Policy
 from embodied_rl.training.optimizer import build_optimizer
-from tests.data.rollouts import small_policy
 from tests.training.learner import same, trained, training_config
+from tests.training.rollouts import small_policy
 from tests.training.samples import model
 
 

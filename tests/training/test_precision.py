@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.models.base import Evaluation, Policy
-from embodied_rl.training.fsdp import shard
+from embodied_rl.training.sharding import shard
 from tests.training.learner import Learner, distance, trained, training_config, two_epochs
 from tests.training.ranks import Ranks
 from tests.training.samples import MODELS, decisions, model

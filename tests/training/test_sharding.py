@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.tensor import DTensor
 
+from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.errors import UserError
 from embodied_rl.schema import Config
-from embodied_rl.training.checkpoint import load_actor, save_actor
-from tests.data.rollouts import small_policy
 from tests.training.learner import Learner, distance, same, trained, training_config, two_epochs
 from tests.training.ranks import Ranks
+from tests.training.rollouts import small_policy
 from tests.training.test_update import SMALLEST_MOVE, plain_training
 
 FSDP = "actor.fsdp_config"

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.schema import Config
-from embodied_rl.training.checkpoint import load_actor, save_actor
-from tests.data.rollouts import rollout, small_policy
 from tests.training.learner import (
     GROUPS,
     Learner,
@@ -26,6 +25,7 @@ from tests.training.learner import (
     values_per_chunk,
 )
 from tests.training.ranks import Ranks
+from tests.training.rollouts import rollout, small_policy
 
 PPO = "ppo", "algorithm.value_clip=0.2", "algorithm.huber_delta=1.0", "algorithm.entropy_bonus=0.01"
 PPO_BY_ACTION = "ppo", "algorithm.reward_type=action_level", "algorithm.logprob_type=action_level"

@@ -13,16 +13,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.cli import config_of
 from embodied_rl.contracts import ActionChunk, Trajectory
-from embodied_rl.data.completions import completion_trajectory
-from embodied_rl.data.trajectory import TrajectoryBuilder
 from embodied_rl.envs.chunked import ChunkedEnv
-from embodied_rl.generation.base import Completion
+from embodied_rl.language.completions import completion_trajectory
+from embodied_rl.language.engines.base import Completion
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import Config, EmbodiedConfig
-from tests.data.rollouts import CHUNK, small_policy
+from embodied_rl.workers.trajectory import TrajectoryBuilder
 from tests.fakes import Script, ScriptedSim
-from tests.models.language import language_policy, language_spec
+from tests.models.causal_lm.language import language_policy, language_spec
 from tests.training.learner import Learner, same, values_per_chunk
+from tests.training.rollouts import CHUNK, small_policy
 
 PRESETS = sorted(path.stem for path in Path("config/algorithm").glob("*.yaml") if path.stem not in ("base", "sft"))
 ENVS = sorted(path.stem for path in Path("config/env").glob("*.yaml"))

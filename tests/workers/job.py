@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from embodied_rl.checkpoints.store import STATE_FILE
 from embodied_rl.contracts import ChunkResult, EpisodeRecord, Trajectory
 from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.envs.open_episodes import OpenEpisode
@@ -17,8 +18,7 @@ from embodied_rl.launch import connect, make_backend
 from embodied_rl.models.base import Policy
 from embodied_rl.runtime.serial import SerialGroup
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.training.checkpoint_store import STATE_FILE
-from embodied_rl.training.fsdp import full_state_dict
+from embodied_rl.training.sharding import full_state_dict
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from embodied_rl.workers.env import EnvReport, EnvWorker
 from embodied_rl.workers.rollout import RolloutReport, RolloutWorker

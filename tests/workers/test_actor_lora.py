@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.errors import CheckpointError
-from embodied_rl.models.lora import save_adapters
+from embodied_rl.models.weights.lora import save_adapters
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.training.policy_record import PolicyRecord
 from embodied_rl.training.reference import BaseReference, CopiedReference
 from tests.workers.job import Job, easy, small
 

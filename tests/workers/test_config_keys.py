@@ -124,11 +124,11 @@ ELSEWHERE = {
             "algorithm.kl_ctrl.target_kl",
             "algorithm.kl_ctrl.horizon",
         ],
-        "tests/training/test_scoring.py",
+        "tests/training/test_logprobs.py",
     ),
     "actor.optim.skip_nonfinite": "tests/training/test_update.py",
     "algorithm.max_resample_rounds": "tests/test_resampling.py",
-    "algorithm.min_filter_prefix_tokens": "tests/data/test_batch.py, tests/test_presets.py",
+    "algorithm.min_filter_prefix_tokens": "tests/training/test_batch.py, tests/test_presets.py",
 }
 
 

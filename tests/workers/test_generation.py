@@ -11,18 +11,18 @@ from torch import Tensor
 
 from embodied_rl.contracts import Trajectory
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.accuracy import CompletionRecord
+from embodied_rl.language.accuracy import CompletionRecord
 from embodied_rl.launch import connect, make_backend
-from embodied_rl.models.causal_lm import CausalLMPolicy
-from embodied_rl.runners.math_reporting import all_records
+from embodied_rl.models.causal_lm.policy import CausalLMPolicy
 from embodied_rl.runtime.serial import SerialGroup
 from embodied_rl.schema import MathConfig
-from embodied_rl.training.fsdp import full_state_dict
+from embodied_rl.tasks.math.reporting import all_records
+from embodied_rl.training.sharding import full_state_dict
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationReport, GenerationWorker
 from tests.configs import small_math
 
-SCORES = "tests.data.scores"
+SCORES = "tests.language.rewards.scores"
 
 
 class LanguageJob:

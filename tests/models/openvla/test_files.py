@@ -18,8 +18,8 @@ from embodied_rl.models.openvla.files import (
     write_folder,
     write_shards,
 )
-from embodied_rl.models.pretrained import check_fit, read_weights
 from embodied_rl.models.registry import build_policy
+from embodied_rl.models.weights.folder import check_fit, read_weights
 from tests.models.openvla.golden_inputs import ACTION
 from tests.models.openvla.published import spec, write_checkpoint
 

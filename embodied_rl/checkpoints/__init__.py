@@ -1,0 +1,1 @@
+"""Checkpoints: shards, their store and checksums, and resuming."""

@@ -1,0 +1,279 @@
+"""Where checkpoints are, and how one becomes visible. No torch here: the command line checks paths before loading it.
+
+A run's checkpoints are ``<run>/checkpoints/global_step_<N>/``, each with ``actor/`` (see ``checkpoint.py``) and
+``state.json``. A checkpoint is written to a hidden neighbour and renamed when complete, and renamed to a hidden
+neighbour before it is deleted: a directory that has the right name is whole, whenever the run was killed. Whether it
+still is what was saved, :func:`verify` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from embodied_rl.checkpoints.sums import FileSum, differences, is_former, strangers, sums
+from embodied_rl.errors import CheckpointError
+from embodied_rl.schema import Config
+
+STATE_FILE = "state.json"
+_NAME = re.compile(r"global_step_(\d+)")
+_HIDDEN = ".global_step_*"
+_SHOWN: Final = 3
+"""Files that a message lists."""
+_FORMER: Final = (
+    "it is of an earlier version, whose checkpoints are pickles. As reading them can run code, they were not opened. "
+    "If you trust it, export it with the version that wrote it (python train.py export), and use that as model.path"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What a run needs, beside weights and optimiser, to go on.
+
+    Randomness is a function of seed and step everywhere, so the step is all that has to be remembered of it.
+    """
+
+    step: int
+    """Finished training steps; the next one has this number."""
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What it takes to complete a checkpoint once its contents are written: :meth:`seal`, then :meth:`publish`."""
+
+    scratch: Path
+    directory: Path
+    state: RunState
+    max_keep: int | None
+
+    def seal(self) -> None:
+        """See :func:`seal`; reads all that was written, so it takes a while, and may be repeated."""
+        seal(self.scratch, self.state)
+
+    def publish(self) -> None:
+        """See :func:`publish`; takes a moment, and must not be interrupted."""
+        publish(self.scratch, self.directory, max_keep=self.max_keep)
+
+
+def checkpoint_dir(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"global_step_{step}"
+
+
+def experiment_dir(config: Config) -> Path:
+    """Where the experiment's runs are."""
+    return Path(config.runner.output_dir) / config.runner.experiment_name
+
+
+def find_checkpoint(config: Config) -> Path | None:
+    """The checkpoint to go on from or to evaluate; None to start afresh.
+
+    Raises:
+        CheckpointError: as :func:`resolve`, or an evaluation asks for ``auto`` and there is nothing to evaluate.
+    """
+    resume_dir, runs = config.runner.resume_dir, experiment_dir(config)
+    found = None if resume_dir is None else resolve(resume_dir, runs)
+    if found is None and resume_dir is not None and config.runner.only_eval:
+        raise CheckpointError(
+            f"runner.resume_dir={resume_dir}: no run in {runs} has a whole checkpoint to evaluate; train first, "
+            "set runner.experiment_name, give a path, or leave it out to evaluate the untrained policy"
+        )
+    return found
+
+
+def find_initial(config: Config) -> Path | None:
+    """The checkpoint whose weights a run starts from that resumes none; None for fresh ones.
+
+    Raises:
+        CheckpointError: as :func:`resolve`.
+    """
+    start = config.runner.init_from
+    return None if start is None else resolve(start, Path(start), key="runner.init_from")
+
+
+def initial_weights(config: Config) -> Path | None:
+    """:func:`find_initial`, where the run has a use for it: it resumes nothing, or has a reference policy."""
+    if config.runner.init_from is None:
+        return None
+    return find_initial(config) if config.algorithm.kl_beta > 0 or find_checkpoint(config) is None else None
+
+
+def begin(directory: Path) -> Path:
+    """A clean hidden place to write the checkpoint to that :func:`publish` will call ``directory``.
+
+    What killed runs left behind is removed.
+    """
+    for leftover in directory.parent.glob(_HIDDEN):
+        shutil.rmtree(leftover)
+    scratch = directory.with_name(f".{directory.name}.writing")
+    scratch.mkdir(parents=True)
+    return scratch
+
+
+def seal(scratch: Path, state: RunState) -> None:
+    """Write a checkpoint's last file: its state, and the checksums of all others."""
+    files = {path: asdict(saved) for path, saved in sums(scratch, without=STATE_FILE).items()}
+    content = {**asdict(state), "files": files}
+    with (scratch / STATE_FILE).open("w") as file:
+        file.write(json.dumps({**content, "sha256": _sum(content)}, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def publish(scratch: Path, directory: Path, *, max_keep: int | None) -> None:
+    """Give a sealed checkpoint its name; then drop the oldest ones beyond ``max_keep``.
+
+    Checkpoints of later steps, from before the run was resumed at an earlier one, neither count nor are dropped.
+    """
+    _remove(directory)
+    scratch.rename(directory)
+    if max_keep is not None:
+        upto = complete_checkpoints(directory.parent)
+        upto = upto[: upto.index(directory) + 1]
+        for old in upto[:-max_keep]:
+            _remove(old)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Delete a checkpoint, if it exists, so that a half-deleted one does not pass for a whole one."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}.removed")
+    if checkpoint.exists():
+        checkpoint.rename(hidden)
+        shutil.rmtree(hidden)
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Whole checkpoints in a run's ``checkpoints`` directory, oldest first."""
+    found = [(int(match[1]), path) for path in directory.glob("*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found) if (path / STATE_FILE).is_file()]
+
+
+def later_checkpoints(checkpoint: Path) -> list[Path]:
+    """Whole checkpoints of the same run and of later steps, oldest first: from before it is gone back to this one."""
+    found = complete_checkpoints(checkpoint.parent)
+    return found[found.index(checkpoint) + 1 :] if checkpoint in found else []
+
+
+def resolve(resume_dir: str, experiment_dir: Path, *, key: str = "runner.resume_dir") -> Path | None:
+    """The checkpoint that ``runner.resume_dir`` means.
+
+    Args:
+        resume_dir: ``auto``, a checkpoint, a run directory, or that of an experiment: the newest of its newest run.
+        key: the config key, for messages.
+        experiment_dir: where ``auto`` looks: the newest checkpoint of the newest run that has one.
+
+    Returns:
+        None only for ``auto`` where no run has a checkpoint.
+
+    Raises:
+        CheckpointError: the path does not exist or holds no whole checkpoint.
+    """
+    if resume_dir == "auto":
+        return _newest(experiment_dir)
+    path = Path(resume_dir)
+    if not path.is_dir():
+        raise CheckpointError(f"{key}={resume_dir}: no such directory")
+    if (path / STATE_FILE).is_file():
+        return path
+    found = complete_checkpoints(path / "checkpoints") or complete_checkpoints(path)
+    newest = found[-1] if found else _newest(path)
+    if newest is None:
+        raise CheckpointError(
+            f"{key}={resume_dir}: holds no whole checkpoint (checkpoints/global_step_<N>/{STATE_FILE})"
+        )
+    return newest
+
+
+def _newest(experiment_dir: Path) -> Path | None:
+    """The newest checkpoint of the newest run that has one."""
+    for run in sorted(experiment_dir.glob("*"), reverse=True):
+        if found := complete_checkpoints(run / "checkpoints"):
+            return found[-1]
+    return None
+
+
+def read_state(directory: Path) -> RunState:
+    """A checkpoint's :class:`RunState`.
+
+    Raises:
+        CheckpointError: it is missing, torn, or not one, or :func:`refuse_strangers` finds some.
+    """
+    return _read(directory)[0]
+
+
+def verify(directory: Path) -> Mapping[str, FileSum]:
+    """Compare a checkpoint's files with their checksums.
+
+    Every byte is read, about a gibibyte a second and file. Nothing that could run code is opened.
+
+    Returns:
+        Path -> size and checksum.
+
+    Raises:
+        CheckpointError: a file is damaged, missing or not of the checkpoint; all such files are named. Or the
+            checkpoint is of an earlier version.
+    """
+    _, saved = _read(directory)
+    try:
+        found = differences(directory, saved, without=STATE_FILE)
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be read ({error}); use another checkpoint of the run") from error
+    if found:
+        raise CheckpointError(
+            f"{directory} is not what was saved:\n"
+            + "\n".join(f"  {text}" for text in found)
+            + "\nUse another checkpoint of the run, or copy this one again."
+        )
+    return saved
+
+
+def refuse_strangers(directory: Path) -> None:
+    """See that there are no files among a checkpoint's that could run code when they are read.
+
+    Raises:
+        CheckpointError: there are; they are named, and were not opened.
+    """
+    names = strangers(directory)
+    if former := [name for name in names if is_former(name)]:
+        raise CheckpointError(f"{directory}: holds {_listed(former)}: {_FORMER}")
+    if names:
+        raise CheckpointError(
+            f"{directory}: holds {_listed(names)}, which is no part of a checkpoint (*.safetensors and *.json) and was "
+            "not opened, as reading it could run code; find out where it is from, and remove it"
+        )
+
+
+def _read(directory: Path) -> tuple[RunState, dict[str, FileSum]]:
+    """What :func:`seal` wrote into :data:`STATE_FILE`, which has a checksum of itself."""
+    refuse_strangers(directory)
+    path = directory / STATE_FILE
+    advice = "use another checkpoint of the run"
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        if isinstance(content, dict) and content.keys() == {"step", "policy_version"}:
+            raise CheckpointError(f"{path}: has no checksums: {_FORMER}")
+        expected = content.pop("sha256")
+        state = RunState(step=content["step"], policy_version=content["policy_version"])
+        files = {name: FileSum(**fields) for name, fields in content["files"].items()}
+    except KeyError as error:
+        raise CheckpointError(f"{path}: cannot be read (it has no {error}); {advice}") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); {advice}") from error
+    if _sum(content) != expected:
+        raise CheckpointError(f"{path}: is not what was saved (another SHA-256); {advice}")
+    return state, files
+
+
+def _sum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

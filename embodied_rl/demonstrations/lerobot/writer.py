@@ -1,0 +1,226 @@
+"""Puts finished episodes into a LeRobot v3.0 data set: a new one, or behind the episodes of one that exists.
+
+Files are only ever added, and ``meta/info.json``, which says how many episodes there are, is replaced last. A process
+that is killed on the way leaves files that nothing refers to; the next one writes them anew.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+
+from embodied_rl.demonstrations.lerobot import layout, statistics, tables, video
+from embodied_rl.demonstrations.lerobot.episode import StagedEpisode
+from embodied_rl.demonstrations.lerobot.layout import IMAGES, Shapes
+
+FACTS: Final = ("success", "task_id", "demonstration", "attempt", "reset_state_id")
+"""What an episode's record says beyond the format."""
+
+
+def append(root: Path, episodes: Sequence[StagedEpisode], shapes: Shapes, *, robot_type: str) -> None:
+    """Add ``episodes``, in this order, to the data set in ``root``, which is made if it does not exist.
+
+    Args:
+        shapes: of all its frames.
+        robot_type: what ``info.json`` says of a new data set.
+    """
+    info = _info(root, shapes, robot_type)
+    earlier = tables.episodes(root, info) if info["total_episodes"] else []
+    file = 1 + max((layout.FILES_PER_CHUNK * e["data/chunk_index"] + e["data/file_index"] for e in earlier), default=-1)
+    _remove_unfinished(root, info, file)
+    instructions = tables.tasks(root) if earlier else []
+    records: list[dict[str, Any]] = []
+    first_frame = info["total_frames"]
+    for share in _shares(episodes):
+        new = [e.facts.instruction for e in share if e.facts.instruction not in instructions]
+        instructions += dict.fromkeys(new)
+        first_episode = info["total_episodes"] + len(records)
+        written = _write_files(root, share, shapes, file, first_episode, first_frame, instructions)
+        records += written
+        first_frame = written[-1]["dataset_to_index"]
+        file += 1
+    _write_tasks(root, instructions)
+    info |= {
+        "total_episodes": info["total_episodes"] + len(records),
+        "total_frames": first_frame,
+        "total_tasks": len(instructions),
+    }
+    info["splits"] = {"train": f"0:{info['total_episodes']}"}
+    layout.write_json(root / layout.STATS, _overall(root, info))
+    layout.write_json(root / layout.INFO, info)
+
+
+def _info(root: Path, shapes: Shapes, robot_type: str) -> dict[str, Any]:
+    path = root / layout.INFO
+    return json.loads(path.read_text()) if path.exists() else layout.new_info(shapes, robot_type)
+
+
+def _remove_unfinished(root: Path, info: dict[str, Any], first: int) -> None:
+    """Files from number ``first`` on, which a killed process left."""
+    videos = [(layout.VIDEOS, key) for key, f in info["features"].items() if f["dtype"] == "video"]
+    for pattern, key in ((layout.DATA, ""), (layout.EPISODES, ""), *videos):
+        number = first
+        while (path := root / layout.numbered(pattern, number, video_key=key)).exists():
+            path.unlink()
+            number += 1
+
+
+def _shares(episodes: Sequence[StagedEpisode]) -> Iterator[list[StagedEpisode]]:
+    """Runs of episodes whose files stay within the format's sizes."""
+    share: list[StagedEpisode] = []
+    used: dict[str, float] = {}
+    for episode in episodes:
+        sizes = {path.name: path.stat().st_size / 2**20 for path in episode.folder.iterdir()}
+        limits = {name: layout.VIDEO_FILE_MB if name.endswith(".mp4") else layout.DATA_FILE_MB for name in sizes}
+        if share and any(used.get(name, 0) + size > limits[name] for name, size in sizes.items()):
+            yield share
+            share, used = [], {}
+        share.append(episode)
+        used = {name: used.get(name, 0) + size for name, size in sizes.items()}
+    if share:
+        yield share
+
+
+def _write_files(
+    root: Path,
+    episodes: Sequence[StagedEpisode],
+    shapes: Shapes,
+    file: int,
+    first_episode: int,
+    first_frame: int,
+    instructions: Sequence[str],
+) -> list[dict[str, Any]]:
+    """File number ``file`` of each kind; returns the episodes' records."""
+    columns: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    frame = first_frame
+    for number, episode in enumerate(episodes, start=first_episode):
+        facts, length = episode.facts, episode.facts.length
+        task = instructions.index(facts.instruction)
+        frames = _frames(episode, shapes, number, frame, task)
+        columns.append(frames)
+        record: dict[str, Any] = {
+            "episode_index": number,
+            "tasks": [facts.instruction],
+            "length": length,
+            "dataset_from_index": frame,
+            "dataset_to_index": frame + length,
+            **layout.place(file, "data"),
+            **layout.place(file, "meta/episodes"),
+            **{name: getattr(facts, name) for name in FACTS},
+        }
+        for camera in shapes.cameras if shapes.videos else ():
+            key = f"videos/{IMAGES}{camera}"
+            record |= layout.place(file, key) | {
+                f"{key}/from_timestamp": (frame - first_frame) / shapes.fps,
+                f"{key}/to_timestamp": (frame - first_frame + length) / shapes.fps,
+            }
+        records.append(record | _statistics(episode, shapes, frames))
+        frame += length
+    for camera in shapes.cameras if shapes.videos else ():
+        path = root / layout.numbered(layout.VIDEOS, file, video_key=IMAGES + camera)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        video.join(path, [episode.video(camera) for episode in episodes], shapes.fps)
+    schema = _schema(shapes)
+    merged = {name: [row for part in columns for row in part[name]] for name in schema.names}
+    _write(root / layout.numbered(layout.DATA, file), pa.table(merged, schema=schema))
+    _write(root / layout.numbered(layout.EPISODES, file), pa.Table.from_pylist(records))
+    return records
+
+
+def _frames(episode: StagedEpisode, shapes: Shapes, number: int, first_frame: int, task: int) -> dict[str, Any]:
+    """Columns of the episode's frames."""
+    steps, length = episode.steps(), episode.facts.length
+    index = np.arange(length)
+    columns: dict[str, Any] = {
+        layout.STATE: steps["state"] if shapes.state_dim > 1 else steps["state"].ravel(),
+        layout.ACTION: steps["actions"] if shapes.action_dim > 1 else steps["actions"].ravel(),
+        "timestamp": (index / shapes.fps).astype(np.float32),
+        "frame_index": index,
+        "episode_index": np.full(length, number),
+        "index": first_frame + index,
+        "task_index": np.full(length, task),
+        "next.reward": steps["rewards"],
+        "next.done": index == length - 1,
+        "next.success": steps["success"],
+    }
+    for camera in () if shapes.videos else shapes.cameras:
+        columns[IMAGES + camera] = [{"bytes": _png(image), "path": None} for image in episode.images(camera)]
+    return columns
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _schema(shapes: Shapes) -> pa.Schema:
+    """Of the frames."""
+    fields = []
+    for name, feature in layout.features(shapes).items():
+        if feature["dtype"] == "video":
+            continue
+        if feature["dtype"] == "image":
+            kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        else:
+            kind = pa.bool_() if feature["dtype"] == "bool" else pa.type_for_alias(feature["dtype"])
+            if name in (layout.STATE, layout.ACTION) and feature["shape"] != [1]:
+                kind = pa.list_(kind, feature["shape"][0])
+        fields.append((name, kind))
+    return pa.schema(fields)
+
+
+def _statistics(episode: StagedEpisode, shapes: Shapes, frames: dict[str, Any]) -> dict[str, Any]:
+    """The record's ``stats/<feature>/<name>``."""
+    found = {name: statistics.of_numbers(np.asarray(c)) for name, c in frames.items() if not name.startswith(IMAGES)}
+    for camera in shapes.cameras:
+        found[IMAGES + camera] = statistics.of_histogram(episode.histogram(camera), episode.facts.length)
+    return {f"stats/{feature}/{name}": value for feature, its in found.items() for name, value in its.items()}
+
+
+def _overall(root: Path, info: dict[str, Any]) -> dict[str, Any]:
+    """``stats.json``."""
+    records = tables.episodes(root, info)
+    found: dict[str, Any] = {}
+    for name, feature in info["features"].items():
+        if feature["dtype"] in ("video", "image"):
+            prefix = f"stats/{name}/"
+            parts = [{k.removeprefix(prefix): v for k, v in r.items() if k.startswith(prefix)} for r in records]
+            found[name] = statistics.merged(parts)
+        else:
+            found[name] = statistics.of_numbers(tables.column(root, info, name))
+    return found
+
+
+def _write_tasks(root: Path, instructions: Sequence[str]) -> None:
+    """The instructions are the index of a pandas table, as ``lerobot`` reads it."""
+    description = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [
+            {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+            {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
+        ],
+        "pandas_version": "2.2.0",
+    }
+    for column in description["columns"]:
+        column["metadata"] = None
+    table = pa.table({"task_index": list(range(len(instructions))), "task": list(instructions)})
+    _write(root / layout.TASKS, table.replace_schema_metadata({"pandas": json.dumps(description)}))
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}")
+    pq.write_table(table, scratch)
+    scratch.replace(path)

@@ -1,0 +1,1 @@
+"""Prompts, completions and their scores."""

@@ -1,0 +1,275 @@
+"""``vllm``: decoding in vLLM, with paged attention, continuous batching and a prefix cache.
+
+The engine lives in the worker's process. A copy of the policy in host memory takes each version of the weights from the
+actor, and :meth:`VllmBackend.refresh` loads it into the engine through vLLM's own reloading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import multiprocessing
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from embodied_rl.errors import UserError, suggestion
+from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling
+from embodied_rl.language.engines.check import check_engine
+from embodied_rl.language.engines.merged import merged_weights
+from embodied_rl.language.engines.stop_strings import StopStrings
+from embodied_rl.language.engines.vllm_answers import Answers
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.registry import policy_of
+from embodied_rl.schema import GenerationConfig, ModelConfig
+from embodied_rl.training.offload import require_accelerator
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine  # pyright: ignore[reportMissingImports]
+
+_ENVIRONMENT: Final = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over as references
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # TokenChooser has the interface of the first
+}
+_DEFAULT_ENVIRONMENT: Final = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",  # a training run reports to nobody
+}
+_PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_MAX_CPU_CACHE: Final = 1 << 30
+"""Bytes of the key-value cache in host memory, where vLLM would take most of the machine's."""
+
+
+class VllmBackend(GenerationBackend):
+    """See the module. ``rollout.engine_kwargs`` are arguments of vLLM's ``EngineArgs``."""
+
+    interruptible = True
+
+    def __init__(self, model: ModelConfig, spec: PolicySpec, config: GenerationConfig, device: str) -> None:
+        _import_vllm()
+        if config.enable_offload:
+            require_accelerator("rollout.enable_offload", device)
+        policy = policy_of(model, spec)
+        if not isinstance(policy, CausalLMPolicy):
+            raise UserError(f"rollout.backend=vllm: got model_type {model.model_type!r}, expected causal_lm")
+        self._policy = policy.eval().requires_grad_(False)
+        self.tokenizer, self.stop_token_ids = policy.tokenizer, policy.stop_token_ids
+        self._offload = config.enable_offload
+        self._asleep, self._stale, self._checked = False, True, False
+        if device == "cpu":
+            _require_head_size(policy)
+        self._arguments = _engine_arguments(policy, config, device)
+        self.max_length = self._arguments.get("max_model_len")
+        self._running: LLMEngine | None = None
+        # In one process with the actor, the actor's process group has to be there first: vLLM takes it then, and would
+        # else make one that the actor cannot take.
+        if multiprocessing.parent_process() is not None:
+            self._start()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self._policy.state_dict()
+
+    def refresh(self) -> None:
+        self._stale = True
+        if self._running is None:
+            self._start()
+        if not self._asleep:
+            self._load()
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
+            self._load()
+
+    def sleep(self) -> None:
+        if self._offload and not self._asleep:
+            self._engine.sleep(level=2)  # drops the weights, too: the policy has them
+            self._asleep = self._stale = True
+
+    def close(self) -> None:
+        if self._running is None:
+            return
+        # An actor in this process may have ended the process group before, and vLLM's groups with it.
+        with contextlib.suppress(ValueError):
+            self._running.engine_core.shutdown()
+        self._running = None
+
+    @property
+    def _engine(self) -> LLMEngine:
+        assert self._running is not None  # refresh() comes before all that needs it
+        return self._running
+
+    def _start(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="embodied_rl-vllm-") as folder:
+            config: Any = self._policy.model.config
+            config.architectures = [type(self._policy.model).__name__]
+            config.save_pretrained(folder)
+            self._running = _start_engine({"model": folder, **self._arguments})
+        self.sleep()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        report: Callable[[int, int], None],
+        interrupt: Callable[[], bool] | None = None,
+    ) -> list[list[Completion]]:
+        from embodied_rl.language.engines.vllm_parts import request_params
+
+        if self._stale:
+            raise RuntimeError("the engine has not got the weights: refresh() comes before generate()")
+        stops, n, total = sorted(self.stop_token_ids), sampling.n, len(prompts) * sampling.n
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            for place in range(n):
+                self._engine.add_request(
+                    str(number * n + place),
+                    {"prompt_token_ids": list(prompt)},
+                    request_params(sampling, seed=seed, place=place, stops=stops, vocabulary=self.vocabulary),
+                )
+        answers = Answers(self._engine, StopStrings(self.tokenizer, sampling.stop), sampling.min_new_tokens)
+        while self._engine.has_unfinished_requests():
+            with self._stance():
+                answers.take(self._engine.step())
+            report(len(answers.complete), total)
+            if interrupt:
+                interrupt()
+        return [[answers.complete[number * n + place] for place in range(n)] for number in range(len(prompts))]
+
+    def _stance(self) -> contextlib.AbstractContextManager[object]:
+        """vLLM compiles a function of its sampler even where ``enforce_eager`` is set, which takes longer than all that
+        the function does in a run."""
+        eager = self._engine.model_config.enforce_eager
+        return torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
+
+    def _load(self) -> None:
+        """Give the engine the policy's weights."""
+        self._engine.collective_rpc("take_weights", args=(merged_weights(self._policy),))
+        # What is being decoded is read again: its keys and values belong to the weights before.
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM kept its prefix cache, which belongs to the weights before")
+        self._stale = False
+        if not self._checked:
+            check_engine(self, self._policy)
+            self._checked = True
+
+
+def _import_vllm() -> None:
+    os.environ.update(_ENVIRONMENT)
+    for name, value in _DEFAULT_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it misses Triton, on a CPU
+    try:
+        import vllm  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UserError(
+            f"rollout.backend=vllm: vLLM cannot be imported ({error}); install it with pip install -e '.[vllm]' for "
+            "CUDA, or run scripts/vllm_env.sh and .venv-vllm/bin/python for a machine without a GPU (docs/vllm.md); "
+            "rollout.backend=hf needs nothing"
+        ) from error
+    del vllm
+
+
+def _engine_arguments(policy: CausalLMPolicy, config: GenerationConfig, device: str) -> dict[str, Any]:
+    """vLLM's arguments, but for the folder with the model's configuration.
+
+    Raises:
+        UserError: ``rollout.engine_kwargs`` has a name that vLLM does not know, or one that we decide.
+    """
+    from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
+
+    from embodied_rl.language.engines import vllm_parts
+
+    ours = {
+        "skip_tokenizer_init": True,
+        "dtype": policy.params.dtype,
+        "load_format": "dummy",
+        "generation_config": "vllm",
+        "logits_processors": [vllm_parts.TokenChooser],
+        "logprobs_mode": "processed_logits",
+        "async_scheduling": False,  # TokenChooser counts the tokens that there are
+        "worker_extension_cls": f"{vllm_parts.__name__}.{vllm_parts.WeightReload.__name__}",
+        "enable_sleep_mode": config.enable_offload,
+        "disable_log_stats": True,
+    }
+    defaults: dict[str, Any] = {"max_num_seqs": config.max_batch_size}
+    if policy.max_length is not None:
+        defaults["max_model_len"] = policy.max_length
+    if device == "cpu":
+        length = config.engine_kwargs.get("max_model_len", policy.max_length)
+        defaults["enforce_eager"] = True  # compiling takes longer than short runs do
+        defaults["kv_cache_memory_bytes"] = _cpu_cache_bytes(policy, config.max_batch_size, length)
+    else:
+        defaults["device_ids"] = [torch.device(device).index or 0]
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    for name in config.engine_kwargs:
+        if name in _PARALLEL:
+            raise UserError(
+                f"rollout.engine_kwargs.{name}: an engine uses one device; give rollout more devices in "
+                "cluster.component_placement, and each gets an engine"
+            )
+        if name in ours or name == "model":
+            raise UserError(f"rollout.engine_kwargs.{name}: set by rollout.backend=vllm itself; leave it out")
+        if name not in known:
+            raise UserError(
+                f"rollout.engine_kwargs.{name}: no argument of vLLM's EngineArgs.{suggestion(name, known - set(ours))}"
+            )
+    return {**defaults, **config.engine_kwargs, **ours}
+
+
+def _start_engine(arguments: Mapping[str, Any]) -> LLMEngine:
+    """Raises UserError: vLLM does not take the model or the arguments."""
+    from vllm import EngineArgs, LLMEngine  # pyright: ignore[reportMissingImports]
+
+    set_num_threads = torch.set_num_threads
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's, to vLLM's authors
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"rollout.backend=vllm: vLLM refuses the model or rollout.engine_kwargs: {error}") from error
+    finally:
+        # On a CPU vLLM takes the function away from whoever else is in this process.
+        torch.set_num_threads = set_num_threads
+
+
+def _attention(policy: CausalLMPolicy) -> tuple[int, int, int]:
+    """Layers, key-value heads, and numbers of each head."""
+    config = policy.model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, size
+
+
+def _cpu_cache_bytes(policy: CausalLMPolicy, batch: int, length: int | None) -> int:
+    """For a whole batch of the longest texts, where that is not too much."""
+    layers, heads, size = _attention(policy)
+    per_token = 2 * layers * heads * size * getattr(torch, policy.params.dtype).itemsize
+    blocks = -(-(length or 4096) // 128) + 1  # vLLM hands it out in blocks of 128 tokens
+    return min(_MAX_CPU_CACHE, batch * blocks * 128 * per_token)
+
+
+def _require_head_size(policy: CausalLMPolicy) -> None:
+    """Raises UserError: vLLM has no attention of that size on a CPU."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    size = _attention(policy)[-1]
+    if size in sizes:
+        return
+    message = f"rollout.backend=vllm: attention heads of {size} numbers; on a CPU vLLM has {', '.join(map(str, sizes))}"
+    architecture = policy.params.architecture
+    if architecture is not None:
+        fitting = [n for n in range(architecture.num_heads, 0, -1) if architecture.hidden_size / n in sizes]
+        fitting = [n for n in fitting if n % architecture.num_key_value_heads == 0]
+        override = f"num_heads={fitting[0]}" if fitting else f"hidden_size={architecture.num_heads * min(sizes)}"
+        message += f"; model.params.architecture.{override} fits"
+    raise UserError(f"{message}; rollout.backend=hf takes any")

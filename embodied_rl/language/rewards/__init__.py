@@ -1,0 +1,1 @@
+"""Reward functions for completions, and the processes that run them."""

@@ -1,1 +1,0 @@
-"""The training loops. Each fits one screen; who talks to whom is in ``launch.py``."""

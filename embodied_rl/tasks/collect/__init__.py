@@ -1,0 +1,1 @@
+"""``task=collect``: an expert or a policy plays, and its episodes become a data set."""

@@ -1,0 +1,211 @@
+"""The loop of ``task=collect``: play what is missing, then put it into the data set."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import importlib.metadata
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import yaml
+from rich.console import Console
+
+from embodied_rl import __version__
+from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.demonstrations.lerobot import layout, tables, writer
+from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, StagedEpisode, count_staged, staged
+from embodied_rl.demonstrations.plan import CONFIG, Job, Played, plan
+from embodied_rl.errors import UserError
+from embodied_rl.evaluation.report import SuccessReport
+from embodied_rl.evaluation.success import success_table
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runtime.worker import Backend, WorkerGroup
+from embodied_rl.schema import CollectConfig
+from embodied_rl.workers.collector import CollectSpaces, CollectWorker
+
+_PROVENANCE: Final = "meta/provenance.json"
+_PACKAGES: Final = ("torch", "numpy", "av", "mujoco", "robosuite", "mani-skill", "transformers")
+
+
+@dataclass(slots=True, kw_only=True)
+class CollectRunner:
+    """Drives the env group."""
+
+    config: CollectConfig
+    run_dir: Path
+    env: WorkerGroup
+    backend: Backend
+    spaces: CollectSpaces
+    progress: Progress
+    console: Console
+    saver: None = field(default=None, init=False)
+    """Nothing is trained."""
+
+    @property
+    def root(self) -> Path:
+        """The data set."""
+        return Path(self.config.collect.path)
+
+    def run(self) -> None:
+        """Collect, or go on collecting, until every task has its demonstrations.
+
+        Raises:
+            UserError: another run collects to the same folder, or nothing that was played is worth keeping.
+        """
+        with _alone(self.root):
+            layout.write_text(self.root / CONFIG, yaml.safe_dump(asdict(self.config), sort_keys=False))
+            published = self._published()
+            jobs = plan(self.spaces.tasks, self.config.collect, [_played(facts) for facts in self._known(published)])
+            try:
+                self._play(jobs)
+            except (KeyboardInterrupt, SystemExit):
+                self._say(f"{count_staged(self.root).successes} finished demonstrations wait in {self.root}; the same "
+                          "command goes on from there")  # fmt: skip
+                raise
+            self.progress.describe("writing the data set")
+            self._publish(published)
+        self.progress.advance()
+        self._report()
+
+    def _play(self, jobs: list[Job]) -> None:
+        """Let the workers play ``jobs``."""
+        if not jobs:
+            return
+        before = count_staged(self.root)
+        seen = 0
+        with self.progress.inner("demonstrations", total=len(jobs)) as advance:
+
+            def follow(what: str, done: int, total: int) -> None:
+                nonlocal seen
+                del what, done, total  # of one worker
+                now = count_staged(self.root)
+                successes = now.successes - before.successes
+                self.progress.describe(f"{successes} succeeded, {now.failures - before.failures} failed")
+                advance(successes - seen)
+                seen = successes
+
+            self.backend.on_progress(follow)
+            self.env.call(CollectWorker.play, jobs).wait()
+            follow("", 0, 0)
+
+    def _published(self) -> list[EpisodeFacts]:
+        """The episodes that the data set has."""
+        if not (self.root / layout.INFO).exists():
+            return []
+        info = tables.info(self.root)
+        return [
+            EpisodeFacts(
+                instruction=record["tasks"][0],
+                **{name: record[name] for name in (*writer.FACTS, "length")},
+            )
+            for record in tables.episodes(self.root, info)
+        ]
+
+    def _known(self, published: list[EpisodeFacts]) -> list[EpisodeFacts]:
+        """Every attempt whose outcome is known, each once."""
+        found = {facts.name: facts for facts in (*published, *(episode.facts for episode in staged(self.root)))}
+        return [found[name] for name in sorted(found)]
+
+    def _publish(self, published: list[EpisodeFacts]) -> None:
+        """Put the staged episodes into the data set, and forget them."""
+        there = {facts.name for facts in published}
+        waiting = [episode for episode in staged(self.root) if episode.kept]
+        new = [episode for episode in waiting if episode.facts.name not in there]
+        if not new and not published:
+            raise UserError(
+                f"none of {len(staged(self.root))} attempts succeeded, so there is nothing to keep. Raise "
+                "collect.max_episode_steps or collect.max_attempts, lower collect.noise, or let another policy play; "
+                f"with other settings give another collect.path than {self.root}"
+            )
+        if new:
+            writer.append(self.root, new, self.spaces.shapes, robot_type=self.config.env.env_type)
+            self._note_provenance(new, first=len(published))
+        for episode in waiting:
+            shutil.rmtree(episode.folder)
+
+    def _note_provenance(self, new: list[StagedEpisode], first: int) -> None:
+        """Add to the list of the runs that the episodes came from."""
+        path = self.root / _PROVENANCE
+        runs = json.loads(path.read_text()) if path.exists() else []
+        packages = {"embodied_rl": __version__}
+        for name in _PACKAGES:
+            try:
+                packages[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        model = self.config.collect.policy == "model"
+        runs.append(
+            {
+                "episodes": [first, first + len(new)],
+                "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+                "run_directory": str(self.run_dir),
+                "command": sys.argv,
+                "weights": (self.config.runner.init_from or self.config.model.path) if model else None,
+                "python": sys.version.split()[0],
+                "packages": packages,
+            }
+        )
+        layout.write_json(path, runs)
+
+    def _report(self) -> None:
+        """What was collected, over all runs."""
+        published = self._published()
+        known = self._known(published)
+        records = [
+            EpisodeRecord(
+                env_id=0,
+                task_id=facts.task_id,
+                instruction=facts.instruction,
+                reset_state_id=facts.reset_state_id,
+                success=facts.success,
+                episode_return=float(facts.success),
+                episode_length=facts.length,
+            )
+            for facts in known
+        ]
+        self.console.print(SuccessReport(success_table(records), title=f"attempts, {self.config.env.name}"))
+        wanted = self.config.collect.episodes_per_task
+        for task_id in self.spaces.tasks:
+            got = sum(facts.success for facts in published if facts.task_id == task_id)
+            if got < wanted:
+                self._say(
+                    f"task {task_id} has {got} of {wanted} demonstrations; raise collect.max_attempts for more",
+                    style="yellow",
+                )
+        size = sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file() and not _hidden(path))
+        frames = sum(facts.length for facts in published)
+        self._say(f"data set: {self.root}, {len(published)} episodes, {frames} frames, {size / 2**20:.1f} MiB")
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, highlight=False, soft_wrap=True)
+
+
+def _played(facts: EpisodeFacts) -> Played:
+    return Played(
+        task_id=facts.task_id, demonstration=facts.demonstration, attempt=facts.attempt, success=facts.success
+    )
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """The system lifts the lock when the process dies."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"collect.path: another run is collecting to {root}; wait for it, or give another folder"
+            ) from None
+        yield

@@ -1,0 +1,1 @@
+"""``task=embodied``: a policy learns by acting in simulators."""

@@ -1,0 +1,197 @@
+"""The embodied training loop.
+
+One step; ``=>`` is a message, a column waits where it has nothing to do:
+
+====================  =====================  ===========================  ==========================
+runner                env workers            rollout workers              actor ranks
+====================  =====================  ===========================  ==========================
+publish, load                                load weights v               => weights v
+interact, serve,      reset, => request      <= request, act, => answer   receive: waits
+receive               step, => request ...   for the next stage ...       <= trajectories, one by one
+                      => trajectories
+update                steps for later steps  acts for later steps         advantages, update
+save                                                                      => checkpoint
+====================  =====================  ===========================  ==========================
+
+With ``rollout.max_staleness`` 0 nobody acts while the actor updates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
+from embodied_rl.evaluation.success import success_table
+from embodied_rl.runtime.worker import Handle, WorkerGroup
+from embodied_rl.schema import EmbodiedConfig, groups_per_step
+from embodied_rl.tasks.embodied.episodes import changes, reportable, settings_of
+from embodied_rl.tasks.embodied.reporting import (
+    TOTAL_STEPS,
+    EvalReporter,
+    Rollout,
+    eval_name,
+    longest,
+    task_metrics,
+    train_metrics,
+    warning,
+)
+from embodied_rl.tasks.loop import TrainingLoop
+from embodied_rl.workers.actor import ActorWorker
+from embodied_rl.workers.env import EnvWorker, EvalReport
+from embodied_rl.workers.rollout import RolloutWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCalls:
+    """A rollout under way."""
+
+    interacted: Handle
+    served: Handle
+
+    def wait(self) -> Rollout:
+        return Rollout(envs=self.interacted.wait(), policies=self.served.wait())
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
+    """Drives the three groups."""
+
+    rollout_worker = RolloutWorker
+
+    env: WorkerGroup
+    video_dir: Path
+    """Of evaluations."""
+    train_video_dir: Path
+    reporter: EvalReporter
+    env_steps: float | None
+    """Simulator steps of training so far; None: nobody knows."""
+    _open_episodes: list[OpenEpisode] = field(default_factory=list, init=False)
+    """With auto-reset: where the finished training steps left the envs."""
+    _unreported: list[EpisodeRecord] = field(default_factory=list, init=False)
+    """Episodes that ended and are in no metric yet."""
+
+    def start_rollout(self, step: int, number: int = 0) -> RolloutCalls:
+        """Start a rollout of all envs: of the step's rounds the one with this number."""
+        wants_video = self.config.env.train.video_cfg.save_video and number == 0
+        video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wants_video else None
+        first = number * self.config.algorithm.rollout_epoch
+        return RolloutCalls(
+            served=self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first),
+            interacted=self.env.call(EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir),
+        )
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Rollout, advantages, update, weight sync."""
+        start = time.perf_counter()
+        rollouts = self._roll_out(step)
+        rollout_s = time.perf_counter() - start
+        self.run_ahead(step)
+        updates = self.update(step)
+        sync_s = self.sync_if_due(step + 1)
+        # Only now, so that a checkpoint of the step before, saved on SIGTERM, has the state of that step.
+        episodes = self._ended(rollouts)
+        self._open_episodes = [episode for report in rollouts[-1].envs for episode in report.open_episodes]
+        metrics = train_metrics(
+            rollouts,
+            updates,
+            episodes=episodes,
+            unfinished=len(self._open_episodes),
+            steps_before=self.env_steps,
+            rollout_s=rollout_s,
+            sync_s=sync_s,
+            step_s=time.perf_counter() - start,
+        )
+        self.env_steps = metrics.get(TOTAL_STEPS)
+        return metrics
+
+    def _ended(self, rollouts: Sequence[Rollout]) -> Sequence[EpisodeRecord]:
+        """The episodes that the step's metrics are made of: all that ended since the last ones that were."""
+        ended = [*self._unreported, *(e for rollout in rollouts for report in rollout.envs for e in report.episodes)]
+        report = reportable(ended, self.config.env.train.total_num_envs)
+        self._unreported = [] if report else ended
+        return ended if report else []
+
+    def save_state(self, directory: Path) -> None:
+        """With auto-reset the episodes under way."""
+        if self._open_episodes:
+            state = EnvState(
+                episodes=self._open_episodes, unreported=self._unreported, settings=settings_of(self.config)
+            )
+            write(directory, state)
+
+    def restore(self, checkpoint: Path) -> None:
+        """With auto-reset bring the envs to where the checkpoint found them; say so where that cannot be."""
+        if not self.config.env.train.auto_reset:
+            return
+        self.progress.describe("resuming envs")
+        state = read(checkpoint)
+        if state is None:
+            self._say(f"every env starts a new episode: {checkpoint.name} was saved without env.train.auto_reset")
+            return
+        if changed := changes(state.settings, settings_of(self.config)):
+            self._say(f"every env starts a new episode, as other settings make other ones: {'; '.join(changed)}")
+            first = 1 + max(episode.number for episode in state.episodes)
+            self.env.call(EnvWorker.resume, [], first_episode=first).wait()
+            return
+        resumed: list[list[int]] = self.env.call(EnvWorker.resume, state.episodes, first_episode=0).wait()
+        astray = sum(len(env_ids) for env_ids in resumed)
+        self._unreported = list(state.unreported)
+        self._open_episodes = list(state.episodes)
+        if astray:
+            self._say(
+                f"{astray} of {len(state.episodes)} envs did not come to the very state where the checkpoint left "
+                "them when their actions were repeated, as on another machine or version of the simulator: they go on "
+                "from where that led"
+            )
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+    def _roll_out(self, step: int) -> list[Rollout]:
+        """Fill the actor's batch: in several rounds where groups are filtered and may be drawn again."""
+        self.progress.describe("rollout")
+        rolling, received = self.next_rollout(), self.actor.call(ActorWorker.receive, step=step)
+        rollouts = [rolling.wait()]
+        kept = sum(received.wait())
+        for number in range(1, 1 + self.config.algorithm.max_resample_rounds):
+            if kept >= groups_per_step(self.config):
+                break
+            self.progress.describe(f"rollout, again ({number})")
+            received = self.actor.call(ActorWorker.receive, step=step, more=True)
+            rollouts.append(self.start_rollout(step, number).wait())
+            kept = sum(received.wait())
+        return rollouts
+
+    def evaluate(self, step: int) -> float:
+        """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
+        start = time.perf_counter()
+        video_dir = self.video_dir / eval_name(step) if self.config.env.eval.video_cfg.save_video else None
+        served = self.rollout.call(RolloutWorker.serve, mode="eval", step=step)
+        reports: list[EvalReport] = self.env.call(EnvWorker.evaluate, video_dir=video_dir).wait()
+        served.wait()
+        table = success_table(episode for report in reports for episode in report.episodes)
+        seconds = time.perf_counter() - start
+        self.reporter.report(table, reports, step=step, seconds=seconds)
+        self.logger.log(
+            step,
+            {
+                "success_rate": table.overall.success_rate,
+                "mean_task_success": table.mean_task_success,
+                "episodes": table.overall.episodes,
+                "return": table.overall.mean_return,
+                "seconds": seconds,
+                "wait_seconds": longest(reports, "wait"),
+            },
+            prefix="eval",
+        )
+        self.logger.log(step, task_metrics(table), prefix="eval_task")
+        for path in (path for report in reports for path in report.videos):
+            self.logger.log_video(step, f"eval/{path.stem}", path)
+        return table.overall.success_rate
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        return warning(metrics, self.config)

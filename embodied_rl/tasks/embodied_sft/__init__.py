@@ -1,0 +1,1 @@
+"""``task=embodied_sft``: a policy imitates recorded episodes."""

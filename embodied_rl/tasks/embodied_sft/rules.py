@@ -1,0 +1,33 @@
+"""What cannot be in a configuration of ``task=embodied_sft``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from embodied_rl.runtime.placement import Placement
+from embodied_rl.schema import EmbodiedSftConfig
+from embodied_rl.tasks.embodied.rules import adapter_problems, lane_problems
+from embodied_rl.tasks.rules.imitation import imitation_problems
+
+
+def embodied_sft_problems(c: EmbodiedSftConfig, placement: Placement | None) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do.
+
+    Args:
+        placement: None where it could not be read, which was said already.
+    """
+    yield from imitation_problems(c)
+    yield from adapter_problems(c)
+    if c.algorithm.rollout_epoch != 1:
+        yield (
+            f"algorithm.rollout_epoch: got {c.algorithm.rollout_epoch}, but a step's demonstrations are drawn at once; "
+            "raise data.batch_size instead"
+        )
+    if placement is None:
+        return
+    yield from lane_problems(c, placement, {"eval": c.env.eval.total_num_envs})
+    if placement.world_size("actor") > c.data.batch_size:
+        yield (
+            f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for data.batch_size="
+            f"{c.data.batch_size} samples a step; use fewer ranks or more samples"
+        )

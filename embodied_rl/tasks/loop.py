@@ -1,0 +1,207 @@
+"""What all training loops share: when to step, evaluate and save, and how versions of the weights travel."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from rich.console import Console
+
+from embodied_rl.monitoring.metrics import MetricLogger
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runtime.worker import Handle, WorkerGroup
+from embodied_rl.schema import EmbodiedConfig, MathConfig
+from embodied_rl.tasks.lookahead import Lookahead
+from embodied_rl.tasks.saving import CheckpointSaver
+from embodied_rl.workers.actor import ActorWorker, UpdateReport
+
+C = TypeVar("C", bound=EmbodiedConfig | MathConfig)
+
+
+class LoadsWeights(Protocol):
+    """A worker that acts or generates with the actor's weights."""
+
+    async def load_weights(self, version: int) -> int: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingLoop(Generic[C]):
+    """A task says what a training step and an evaluation are; the rest is here."""
+
+    rollout_worker: ClassVar[type[LoadsWeights]]
+    """The class of the workers that the weights go to."""
+
+    config: C
+    run_dir: Path
+    rollout: WorkerGroup
+    actor: WorkerGroup
+    logger: MetricLogger
+    progress: Progress
+    console: Console
+    first_step: int = 0
+    resumed: Path | None = None
+    """The checkpoint that the run goes on from."""
+    saver: CheckpointSaver = field(init=False)
+    _version: int | None = field(default=None, init=False)
+    """Of the weights that the rollout workers hold, or take before they begin anything new."""
+    _ahead: Lookahead[Any] = field(init=False)
+    _loading: deque[tuple[int, int, Handle]] = field(default_factory=deque, init=False)
+    """Versions on their way to the rollout workers: the first training step whose rollout starts with it, the version,
+    and the call to take it."""
+    _warned: str | None = field(default=None, init=False)
+    _idle: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._ahead = Lookahead(
+            max_staleness=self.max_staleness,
+            first=self.first_step,
+            end=self.config.runner.max_steps,
+            start=self.start_rollout,
+        )
+        self.saver = CheckpointSaver(
+            config=self.config.runner,
+            run_dir=self.run_dir,
+            actor=self.actor,
+            finished=self.first_step,
+            saved=self.first_step or None,
+            also=self.save_state,
+        )
+
+    def run(self) -> None:
+        """Train from ``first_step`` to ``max_steps`` or ``stop_at``, or evaluate only."""
+        cfg = self.config.runner
+        self.sync(self.first_step)
+        if cfg.only_eval:
+            self._evaluate(self.first_step)
+            return
+        if self.resumed is not None:
+            self.restore(self.resumed)
+        if cfg.val_before_train:
+            self._evaluate(self.first_step)
+        for step in range(self.first_step, cfg.max_steps):
+            metrics = self.train_step(step)
+            done = step + 1
+            last = done == cfg.max_steps
+            # Logged before it is saved: a run killed in between resumes before this step and logs it again.
+            self.logger.log(done, metrics)
+            self.warn(step, metrics)
+            if self.saver.step_finished(done, last=last):
+                self.progress.describe("checkpoint")
+                self.saver.save()
+            self.progress.advance()
+            if (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0) or (last and cfg.eval_at_end):
+                self.sync(done)
+                reached = self._evaluate(done)
+                if not last and cfg.stop_at is not None and reached >= cfg.stop_at:
+                    self._end_early(done, reached)
+                    break
+        self.saver.wait()
+
+    def _evaluate(self, step: int) -> float:
+        with self.progress.phase("evaluation"):
+            return self.evaluate(step)
+
+    def _end_early(self, done: int, reached: float) -> None:
+        saved = self.saver.save_at_termination()
+        self.console.print(
+            f"step {done}: evaluated at {reached:.1%}, at least runner.stop_at={self.config.runner.stop_at:.1%}: the "
+            f"end; {saved}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    @property
+    def max_staleness(self) -> int:
+        """How many updates older than a training step's own its rollout's weights may be."""
+        return self.config.rollout.max_staleness
+
+    def start_rollout(self, step: int) -> Any:
+        """Start the rollout of training step ``step``, without waiting for it."""
+        raise NotImplementedError
+
+    def next_rollout(self) -> Any:
+        """What :meth:`start_rollout` gave for the present training step. Those of later steps go on meanwhile."""
+        assert self._version is not None
+        self._ahead.begin(self._version)
+        return self._ahead.take()
+
+    def run_ahead(self, step: int) -> None:
+        """Start what may run while training step ``step`` updates, whose rollout is complete."""
+        assert self._version is not None
+        self._confirm(step)
+        self._ahead.begin(self._version)
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Do training step ``step`` and return its metrics."""
+        raise NotImplementedError
+
+    def save_state(self, directory: Path) -> None:
+        """Write into a checkpoint what of the finished training steps the actor does not hold."""
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take up what :meth:`save_state` wrote."""
+
+    def evaluate(self, step: int) -> float:
+        """Evaluate and report the weights after ``step`` training steps; returns their success rate or accuracy."""
+        raise NotImplementedError
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        """Why a step cannot have taught anything, and what to do; None if it can."""
+        raise NotImplementedError
+
+    def warn(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say so where a step taught nothing, once for as long as it stays so."""
+        text = self.warning(metrics)
+        if text is not None and text != self._warned:
+            self.console.print(f"step {step + 1}: {text}", style="yellow", highlight=False)
+        self._warned = text
+
+    def update(self, step: int) -> list[UpdateReport]:
+        """Let the actor train on what it has received."""
+        self.progress.describe("update")
+        self.saver.updating = True
+        reports: list[UpdateReport] = self.actor.call(ActorWorker.update, step=step).wait()
+        self._warn_of_idle_parameters(step, reports[0].without_gradient)
+        return reports
+
+    def _warn_of_idle_parameters(self, step: int, names: tuple[str, ...]) -> None:
+        """Say so where parameters are to be trained that no loss reaches, once for as long as they are the same."""
+        if names and names != self._idle:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self.console.print(
+                f"step {step + 1}: no gradient for {', '.join(names[:3])}{more}: they stay as they are, since nothing "
+                "that the loss depends on reads them",
+                style="yellow",
+                highlight=False,
+            )
+        self._idle = names
+
+    def sync_if_due(self, version: int) -> float:
+        """As :meth:`sync`, each ``runner.weight_sync_interval`` versions; returns the seconds it took."""
+        return 0.0 if version % self.config.runner.weight_sync_interval else self.sync(version)
+
+    def sync(self, version: int) -> float:
+        """Bring the actor's weights to every rollout worker, unless they have them; returns the seconds it took.
+
+        A version is the number of updates behind it. Where rollouts run ahead, workers take it when those are done, or
+        in their middle.
+        """
+        if version == self._version:
+            return 0.0
+        self._loading.append((self._ahead.next, version, self.rollout.call(self.rollout_worker.load_weights, version)))
+        seconds: list[float] = self.actor.call(ActorWorker.publish_weights, version).wait()
+        if not self.config.rollout.interruptible:
+            self._confirm(self._ahead.next)
+        self._version = version
+        return max(seconds)
+
+    def _confirm(self, step: int) -> None:
+        """Wait for the versions with which the rollouts of ``step`` and of earlier steps were to start."""
+        while self._loading and self._loading[0][0] <= step:
+            _, version, loaded = self._loading.popleft()
+            versions: list[int] = loaded.wait()
+            # One that was on its way in the middle of a rollout may have been followed by others.
+            assert min(versions) >= version, f"rollout workers hold {versions}, expected {version}"

@@ -1,0 +1,1 @@
+"""``task=math``: a language model learns from the scores of its answers."""

@@ -1,0 +1,294 @@
+"""What the runner of language models says: step metrics, samples, and an evaluation's table and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.evaluation.conditions import completion_conditions
+from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null, write_json
+from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
+from embodied_rl.schema import MathConfig
+from embodied_rl.tasks.embodied.reporting import actor_metrics, eval_name, gap_warning, longest, nothing_left
+from embodied_rl.workers.actor import UpdateReport
+from embodied_rl.workers.generation import GenerationReport
+
+SHOWN = 4
+"""Completions in a printed table of samples."""
+_CUT = 200
+"""Characters of a text in that table."""
+
+
+def all_records(reports: Iterable[GenerationReport]) -> list[CompletionRecord]:
+    """All workers' completions, by their number: the same list for any number of workers."""
+    return sorted((record for report in reports for record in report.records), key=lambda record: record.number)
+
+
+def train_metrics(
+    rounds: Sequence[Sequence[GenerationReport]],
+    updates: Sequence[UpdateReport],
+    *,
+    threshold: float,
+    rollout_s: float,
+    sync_s: float,
+    step_s: float,
+) -> dict[str, float]:
+    """A training step's metrics. ``time/`` values are wall seconds, of the slowest of the workers that did the same.
+
+    Args:
+        rounds: the workers' reports of each round.
+        threshold: the score from which on a completion counts as solved.
+    """
+    accuracy = accuracy_of(all_records(report for reports in rounds for report in reports), threshold=threshold)
+    generate_s = sum(longest(reports, "generate") for reports in rounds)
+    metrics = {
+        "rollout/completions": float(accuracy.completions),
+        "rollout/accuracy": accuracy.accuracy,
+        "rollout/score": accuracy.mean_score,
+        "rollout/length": accuracy.mean_length,
+        "rollout/truncated": accuracy.truncated,
+        "rollout/unverified": accuracy.unverified / accuracy.completions,
+        "rollout/tokens_per_s": accuracy.mean_length * accuracy.completions / generate_s,
+        "rollout/rounds": float(len(rounds)),
+        "rollout/interruptions": float(max(report.interruptions for reports in rounds for report in reports)),
+    }
+    metrics |= actor_metrics(updates)
+    metrics |= {
+        "time/step": step_s,
+        "time/rollout": rollout_s,
+        "time/generate": generate_s,
+        "time/reward": sum(longest(reports, "reward") for reports in rounds),
+        "time/sync": sync_s,
+        "time/policy_load": sum(longest(reports, "load") for reports in rounds),
+        "time/policy_offload": sum(longest(reports, "offload") for reports in rounds),
+    }
+    return metrics
+
+
+def eval_metrics(evaluation: Evaluation, *, seconds: float) -> dict[str, float]:
+    """An evaluation's metrics; with several completions a prompt, ``pass_at_k``, too."""
+    overall = evaluation.overall
+    metrics = {
+        "accuracy": overall.accuracy,
+        "score": overall.mean_score,
+        "length": overall.mean_length,
+        "truncated": overall.truncated,
+        "unverified": overall.unverified / overall.completions,
+        "completions": float(overall.completions),
+        "seconds": seconds,
+    }
+    if overall.per_prompt > 1:
+        metrics["pass_at_k"] = overall.pass_at_k
+    for name, accuracy in evaluation.sources.items():
+        metrics[f"{name}/accuracy"] = accuracy.accuracy
+    return metrics
+
+
+def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
+    """What is wrong with a training step, most of all why it cannot have taught the policy anything, and what to do;
+    None if nothing is."""
+    if metrics["rollout/unverified"] == 1:
+        return (
+            f"no update: reward.function={config.reward.function} could verify no completion; look at the answers in "
+            "the data, or raise reward.timeout or reward.params.timeout"
+        )
+    if metrics["actor/groups_unscored"] == 1:
+        masked = metrics["rollout/truncated"] if config.reward.mask_truncated else 0.0
+        return (
+            f"no update: no prompt has enough completions with a score, {metrics['rollout/unverified']:.0%} are "
+            f"unverified and {masked:.0%} were cut and left out (reward.mask_truncated); raise "
+            "rollout.max_new_tokens, look at the answers in the data, or use a larger algorithm.group_size"
+        )
+    if text := nothing_left(
+        metrics,
+        config,
+        score="mean score",
+        easier="start from a better model, or use easier prompts, more of them, or a larger algorithm.group_size",
+        harder="there is little left to learn, so use harder prompts, or end here",
+    ):
+        return text
+    if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
+        return (
+            "every prompt's completions got the same score, so the gradient is zero: it takes prompts that are solved "
+            "sometimes; start from a better model, or use easier prompts, more of them, or a larger group_size"
+        )
+    return gap_warning(metrics, config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MathReporter:
+    """Shows an evaluation and writes it to ``<run>/eval_step_<n>/``."""
+
+    config: MathConfig
+    run_dir: Path
+    console: Console
+    checkpoint: str | None
+    """Where the run's first weights came from, relative to its run's directory; None: they were initialised."""
+    first_step: int
+    """Training steps behind those; weights of later ones were trained here."""
+
+    def report(self, evaluation: Evaluation, records: Sequence[CompletionRecord], *, step: int, seconds: float) -> None:
+        config = self.config
+        self.console.print(sample_table(records, title=f"{config.data.name} after {step} training steps"))
+        if len(evaluation.sources) > 1:
+            self.console.print(source_table(evaluation))
+        self.console.print(summary(evaluation.overall), highlight=False)
+        directory = self.run_dir / eval_name(step)
+        meta = {
+            **completion_conditions(config),
+            "policy_version": step,
+            "checkpoint": self.checkpoint if step == self.first_step else None,
+            "model_type": config.model.model_type,
+        }
+        self.write_samples(directory / "samples.jsonl", records)
+        path = directory / FILE_NAME
+        write_json(
+            path,
+            eval_report(
+                evaluation, records, meta=meta, threshold=config.reward.success_threshold, step=step, seconds=seconds
+            ),
+        )
+        self.console.print(f"table:  {path}", highlight=False, soft_wrap=True)
+
+    def write_samples(self, path: Path, records: Sequence[CompletionRecord]) -> None:
+        """Every completion as a line of JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records))
+
+
+def eval_report(
+    evaluation: Evaluation,
+    records: Sequence[CompletionRecord],
+    *,
+    meta: Mapping[str, Any],
+    threshold: float,
+    step: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of eval.json. ``pc_`` values are percentages of the verified completions, lengths are tokens.
+
+    Args:
+        records: all completions, by their number; their texts are in ``samples.jsonl``.
+        threshold: the score from which on a completion counts as solved.
+    """
+    per_prompt = evaluation.overall.per_prompt
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": COMPLETIONS,
+        "meta": dict(meta),
+        "overall": _row(evaluation.overall),
+        "sources": {name: _row(accuracy) for name, accuracy in evaluation.sources.items()},
+        "completions": [_completion(record, threshold, per_prompt, step) for record in records],
+        "timing": {"eval_s": round(seconds, 3)},
+    }
+
+
+def _completion(record: CompletionRecord, threshold: float, per_prompt: int, step: int) -> dict[str, Any]:
+    return {
+        "prompt_id": record.prompt_id,
+        "prompt": record.number // per_prompt,
+        "completion": record.number % per_prompt,
+        "source": record.source,
+        "verified": record.score is not None,
+        "correct": None if record.score is None else record.score >= threshold,
+        "score": number_or_null(record.score),
+        "truncated": record.finish_reason == "length",
+        "length": record.length,
+        "policy_version": step,
+    }
+
+
+def _row(accuracy: Accuracy) -> dict[str, Any]:
+    row = {
+        "pc_accuracy": number_or_null(100 * accuracy.accuracy),
+        "pc_accuracy_ci95": [round(100 * end, 4) for end in accuracy.interval],
+        "ci_method": accuracy.interval_method,
+        "n_completions": accuracy.completions,
+        "n_per_prompt": accuracy.per_prompt,
+        "n_solved": accuracy.solved,
+        "n_unverified": accuracy.unverified,
+        "avg_score": number_or_null(accuracy.mean_score),
+        "avg_length": round(accuracy.mean_length, 4),
+        "pc_truncated": round(100 * accuracy.truncated, 4),
+    }
+    if accuracy.per_prompt > 1:
+        row["pc_pass_at_k"] = number_or_null(100 * accuracy.pass_at_k)
+        row["pc_pass_at_k_ci95"] = [round(100 * end, 4) for end in accuracy.pass_interval]
+    return row
+
+
+def summary(accuracy: Accuracy) -> str:
+    """One line."""
+    k = accuracy.per_prompt
+    unverified = f", {accuracy.unverified} unverified" if accuracy.unverified else ""
+    found = f"{accuracy.solved}/{accuracy.verified}"
+    rate = f"{accuracy.accuracy:.1%} (95 % interval {_percent(accuracy.interval)})"
+    if k == 1:
+        head = f"accuracy {found} = {rate}"
+    else:  # over prompts, so it is not the quotient where some are unverified
+        head = (
+            f"mean@{k} {rate}, {found} solved, pass@{k} {accuracy.pass_at_k:.1%} ({_percent(accuracy.pass_interval)})"
+        )
+    return f"{head}{unverified}, {accuracy.mean_length:.1f} tokens, {accuracy.truncated:.1%} cut"
+
+
+def source_table(evaluation: Evaluation) -> Table:
+    """A row for each source."""
+    k = evaluation.overall.per_prompt
+    table = Table(title="by source", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("source", overflow="fold")
+    for name in ("solved", "accuracy" if k == 1 else f"mean@{k}", "95 % interval", *([f"pass@{k}"] if k > 1 else [])):
+        table.add_column(name, justify="right")
+    for name, row in evaluation.sources.items():
+        cells = [f"{row.solved}/{row.verified}", f"{row.accuracy:.1%}", _percent(row.interval)]
+        table.add_row(Text(name), *cells, *([f"{row.pass_at_k:.1%}"] if k > 1 else []))
+    return table
+
+
+def sample_text(records: Sequence[CompletionRecord]) -> str:
+    """The first few completions, as Markdown for loggers."""
+    return "\n\n---\n\n".join(
+        "\n\n".join(
+            f"**{name}**\n\n" + "\n".join(f"    {line}" for line in text.splitlines())
+            for name, text in (
+                ("prompt", record.prompt),
+                ("completion", record.completion),
+                ("answer", record.answer),
+                ("score", "unverified" if record.score is None else f"{record.score:g}"),
+            )
+        )
+        for record in records[:SHOWN]
+    )
+
+
+def _percent(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{100 * low:.1f} - {100 * high:.1f}"
+
+
+def sample_table(records: Sequence[CompletionRecord], *, title: str) -> Table:
+    """The first few completions."""
+    table = Table(title=title, title_style="bold", box=box.SIMPLE_HEAD)
+    for name in ("prompt", "completion", "answer"):
+        table.add_column(name, overflow="fold")
+    table.add_column("score", justify="right")
+    for record in records[:SHOWN]:
+        score = "?" if record.score is None else f"{record.score:g}"
+        cut = " [cut]" if record.finish_reason == "length" else ""
+        texts = (_shortened(text) for text in (record.prompt, record.completion + cut, record.answer))
+        table.add_row(*(Text(text) for text in texts), score)
+    return table
+
+
+def _shortened(text: str) -> str:
+    """Both ends of a long text; more of its end, where the question is and the answer."""
+    return text if len(text) <= _CUT else f"{text[: _CUT // 4]} ... {text[-3 * _CUT // 4 :]}"

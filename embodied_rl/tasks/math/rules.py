@@ -1,0 +1,93 @@
+"""What cannot be in a configuration of ``task=math`` or ``task=sft``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.language.datasets.registry import DATASETS, dataset_params
+from embodied_rl.language.rewards.functions import REWARD_MODEL, REWARDS, build_reward, name_problem, parts_of
+from embodied_rl.runtime.placement import Placement
+from embodied_rl.schema import MathConfig, SftConfig
+from embodied_rl.tasks.rules.imitation import imitation_problems
+
+
+def math_problems(c: MathConfig, placement: Placement | None) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do.
+
+    Args:
+        placement: None where it could not be read, which was said already.
+    """
+    if c.rollout.min_new_tokens > c.rollout.max_new_tokens:
+        yield (
+            f"rollout.min_new_tokens: got {c.rollout.min_new_tokens}, more than max_new_tokens="
+            f"{c.rollout.max_new_tokens}"
+        )
+    if c.reward.overlong_buffer_length > c.rollout.max_new_tokens:
+        yield (
+            f"reward.overlong_buffer_length: got {c.reward.overlong_buffer_length}, more than rollout.max_new_tokens="
+            f"{c.rollout.max_new_tokens}: even an empty completion would be too long"
+        )
+    if c.algorithm.rollout_epoch != 1:
+        yield (
+            f"algorithm.rollout_epoch: got {c.algorithm.rollout_epoch}, but a step's completions are generated at "
+            "once; raise data.rollout_batch_size instead"
+        )
+    if c.data.eval_completions > 1 and c.algorithm.sampling_params.temperature_eval == 0:
+        yield (
+            f"data.eval_completions: got {c.data.eval_completions}, which would all be the same at "
+            "algorithm.sampling_params.temperature_eval=0; set that, for example to 1.0, or leave this at 1"
+        )
+    yield from _loss_problems(c)
+    yield from _data_problems(c)
+    yield from _reward_problems(c)
+    if placement:
+        prompts = c.data.rollout_batch_size
+        for component in ("actor", "rollout"):
+            if placement.world_size(component) > prompts:
+                yield (
+                    f"cluster.component_placement: got {placement.world_size(component)} {component} workers for "
+                    f"data.rollout_batch_size={prompts} prompts; a prompt's completions are never split, so use fewer "
+                    "workers or more prompts"
+                )
+
+
+def _data_problems(c: MathConfig) -> Iterator[str]:
+    if c.data.dataset not in DATASETS:  # a module of the user's may import anything, so a worker loads it
+        return
+    try:
+        dataset_params(c.data.dataset, c.data.params, imitation=isinstance(c, SftConfig))
+    except ConfigError as error:
+        yield from error.problems
+
+
+def _reward_problems(c: MathConfig) -> Iterator[str]:
+    try:
+        parts = parts_of(c.reward.function, c.reward.params)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if c.reward.num_processes and all(part.function == REWARD_MODEL for part in parts):
+        yield (
+            f"reward.num_processes: got {c.reward.num_processes}, but a reward model works in the worker itself; leave "
+            "it out"
+        )
+    for part in parts:
+        if part.function not in REWARDS:  # a module of the user's may import anything, so a worker loads it
+            if problem := name_problem(part.function):
+                yield problem
+            continue
+        try:
+            build_reward(part.function, part.params or {})
+        except ConfigError as error:
+            yield from error.problems
+        except UserError as error:
+            yield str(error)
+
+
+def _loss_problems(c: MathConfig) -> Iterator[str]:
+    if not isinstance(c, SftConfig):
+        if c.algorithm.loss_type == "nll":
+            yield "algorithm.loss_type: nll imitates demonstrations; use task=sft, or another loss for task=math"
+        return
+    yield from imitation_problems(c)

@@ -1,0 +1,102 @@
+"""The training loop of language models.
+
+One step; ``=>`` is a message, a column waits where it has nothing to do:
+
+====================  ===========================  ==========================
+runner                generation workers           actor ranks
+====================  ===========================  ==========================
+publish, load         load weights v               => weights v
+generate, receive     prompts, tokens, scores      receive: waits
+                      => trajectories              <= trajectories
+update                generates for later steps    advantages, update
+save                                               => checkpoint
+====================  ===========================  ==========================
+
+With ``rollout.max_staleness`` 0 nothing is generated while the actor updates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from embodied_rl.language.accuracy import evaluation_of
+from embodied_rl.runtime.worker import Handle
+from embodied_rl.schema import MathConfig
+from embodied_rl.tasks.loop import TrainingLoop
+from embodied_rl.tasks.math.reporting import (
+    MathReporter,
+    all_records,
+    eval_metrics,
+    sample_text,
+    train_metrics,
+    warning,
+)
+from embodied_rl.workers.actor import ActorWorker
+from embodied_rl.workers.generation import GenerationReport, GenerationWorker
+
+
+@dataclass(slots=True, kw_only=True)
+class MathRunner(TrainingLoop[MathConfig]):
+    """Drives the two groups."""
+
+    rollout_worker = GenerationWorker
+
+    reporter: MathReporter
+
+    def start_rollout(self, step: int) -> Handle:
+        return self.rollout.call(GenerationWorker.generate, step=step)
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Completions, advantages, update, weight sync."""
+        start = time.perf_counter()
+        rounds = self._generate(step)
+        rollout_s = time.perf_counter() - start
+        self.run_ahead(step)
+        updates = self.update(step)
+        sync_s = self.sync_if_due(step + 1)
+        return train_metrics(
+            rounds,
+            updates,
+            threshold=self.config.reward.success_threshold,
+            rollout_s=rollout_s,
+            sync_s=sync_s,
+            step_s=time.perf_counter() - start,
+        )
+
+    def _generate(self, step: int) -> list[Sequence[GenerationReport]]:
+        """Fill the actor's batch: in several rounds where groups are filtered and may be drawn again."""
+        self.progress.describe("generation")
+        generated, received = self.next_rollout(), self.actor.call(ActorWorker.receive, step=step)
+        rounds: list[Sequence[GenerationReport]] = [generated.wait()]
+        kept = sum(received.wait())
+        for number in range(1, 1 + self.config.algorithm.max_resample_rounds):
+            if kept >= self.config.data.rollout_batch_size:
+                break
+            self.progress.describe(f"generation, again ({number})")
+            received = self.actor.call(ActorWorker.receive, step=step, more=True)
+            rounds.append(self.rollout.call(GenerationWorker.generate, step=step, number=number).wait())
+            kept = sum(received.wait())
+        self.reporter.write_samples(
+            self.run_dir / "samples" / f"step_{step + 1:06d}.jsonl", all_records(r for part in rounds for r in part)
+        )
+        return rounds
+
+    def evaluate(self, step: int) -> float:
+        """Every held-out prompt with the present policy: accuracy, eval.json, samples, metrics."""
+        start = time.perf_counter()
+        records = all_records(self.rollout.call(GenerationWorker.evaluate, step=step).wait())
+        evaluation = evaluation_of(
+            records,
+            threshold=self.config.reward.success_threshold,
+            per_prompt=self.config.data.eval_completions,
+        )
+        seconds = time.perf_counter() - start
+        self.reporter.report(evaluation, records, step=step, seconds=seconds)
+        self.logger.log(step, eval_metrics(evaluation, seconds=seconds), prefix="eval")
+        self.logger.log_text(step, "eval/samples", sample_text(records))
+        return evaluation.overall.accuracy
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        return warning(metrics, self.config)

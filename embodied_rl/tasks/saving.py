@@ -1,0 +1,103 @@
+"""When a run saves its checkpoints, and how: while it waits, or while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from embodied_rl.checkpoints import store as checkpoint_store
+from embodied_rl.checkpoints.store import Publication, RunState
+from embodied_rl.runtime import signals
+from embodied_rl.runtime.worker import WorkerGroup
+from embodied_rl.schema import RunnerConfig
+from embodied_rl.workers.actor import ActorWorker
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointSaver:
+    """The training loop tells it of every update and every finished step."""
+
+    config: RunnerConfig
+    run_dir: Path
+    actor: WorkerGroup
+    finished: int
+    """Training steps whose result the actor holds."""
+    saved: int | None
+    """Training steps in the newest checkpoint that was begun; None: there is none."""
+    also: Callable[[Path], None] = lambda directory: None
+    """Writes what the finished steps left beside the actor's state into the checkpoint."""
+    updating: bool = False
+    """The actor may hold part of a step."""
+    _began: float = field(default_factory=lambda: time.monotonic(), init=False)
+    """When the run, or its newest checkpoint, began."""
+    _unpublished: Publication | None = field(default=None, init=False)
+
+    def step_finished(self, done: int, *, last: bool) -> bool:
+        """Note that training step number ``done`` is over; returns whether to save now."""
+        self.finished, self.updating = done, False
+        cfg = self.config
+        if cfg.save_interval > 0 and (done % cfg.save_interval == 0 or last):
+            return True
+        if cfg.save_interval_seconds is None:
+            return False
+        # As a resumed run begins with the newest weights, rollouts must be due to get them anyway.
+        due = time.monotonic() - self._began >= cfg.save_interval_seconds and done % cfg.weight_sync_interval == 0
+        return due or last
+
+    def save(self) -> None:
+        """Write a checkpoint of the finished steps; with ``runner.save_async`` only begin to.
+
+        Raises:
+            CheckpointError: the one before could not be written.
+        """
+        self.wait()
+        directory = checkpoint_store.checkpoint_dir(self.run_dir, self.finished)
+        with signals.deferred():  # or nobody would know what has begun
+            publication = Publication(
+                scratch=checkpoint_store.begin(directory),
+                directory=directory,
+                state=RunState(step=self.finished, policy_version=self.finished),
+                max_keep=self.config.max_keep,
+            )
+            self._unpublished, self.saved, self._began = publication, self.finished, time.monotonic()
+            self.also(publication.scratch)
+            contents = tuple(self.config.save_contents)
+            if self.config.save_async:
+                writing = self.actor.call(ActorWorker.begin_save, publication, contents=contents)
+            else:
+                writing = self.actor.call(ActorWorker.save, publication.scratch, contents=contents)
+        writing.wait()
+        if not self.config.save_async:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the checkpoint that was begun, if any, is complete and has its name.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._unpublished is None:
+            return
+        self.actor.call(ActorWorker.finish_save, self._unpublished.scratch).wait()
+        if not self.config.save_async:
+            self._unpublished.seal()
+        with signals.deferred():
+            if not self.config.save_async:
+                self._unpublished.publish()
+            self._unpublished = None
+
+    def save_at_termination(self) -> str:
+        """See that there is a checkpoint of the last finished step, if that can be; returns what came of it."""
+        saves = self.config.save_interval > 0 or self.config.save_interval_seconds is not None
+        if not saves:
+            return "no checkpoint: runner.save_interval=-1"
+        if self.updating and self.saved != self.finished:
+            return f"no checkpoint of step {self.finished}: step {self.finished + 1} was being trained"
+        if self.saved == self.finished:
+            self.wait()
+        elif self.finished:
+            self.save()
+            self.wait()
+        return f"checkpoint of step {self.finished} is complete" if self.finished else "no step was finished"

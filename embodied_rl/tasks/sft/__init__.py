@@ -1,0 +1,1 @@
+"""``task=sft``: a language model imitates demonstrations."""

@@ -1,0 +1,300 @@
+"""From a plain dict to a checked :class:`Config`: types, unknown keys and rules across fields, all problems at once.
+
+No torch here, and no simulator: a mistake is answered before anything heavy is imported or any worker starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry
+from embodied_rl.errors import ConfigError, suggestion
+from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
+from embodied_rl.monitoring.metrics import BACKENDS
+from embodied_rl.params import describe
+from embodied_rl.runtime.placement import Placement, PlacementError, parse_placement
+from embodied_rl.schema import (
+    TASKS,
+    CollectConfig,
+    Config,
+    EmbodiedConfig,
+    EmbodiedSftConfig,
+    LoraSettings,
+    MathConfig,
+    RunnerConfig,
+)
+from embodied_rl.tasks.collect.rules import collect_problems
+from embodied_rl.tasks.embodied.rules import embodied_problems
+from embodied_rl.tasks.embodied_sft.rules import embodied_sft_problems
+from embodied_rl.tasks.math.rules import math_problems
+from embodied_rl.tasks.rules.actor import actor_problems
+from embodied_rl.tasks.rules.algorithm import algorithm_problems
+from embodied_rl.tasks.rules.runner import runner_problems, saves_checkpoints
+from embodied_rl.tasks.rules.staleness import staleness_problems
+
+COMPONENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "collect": ("env",),
+    "embodied": ("actor", "rollout", "env"),
+    "embodied_sft": ("actor", "rollout", "env"),
+    "math": ("actor", "rollout"),
+    "sft": ("actor", "rollout"),
+}
+"""Each task's worker groups."""
+SHARING: Final = ("env",)
+"""Those whose workers may outnumber the accelerators."""
+
+
+def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Config:
+    """Check ``raw`` and return it as a :class:`Config`.
+
+    Args:
+        raw: the resolved configuration as nested dicts and lists.
+        overridden: the keys that the user set, dotted; those that the run would not read are refused.
+
+    Raises:
+        ConfigError: naming every problem found.
+    """
+    schema = _schema(raw)
+    foreign = _sections() - _sections(schema)
+    problems = [foreign_section(name, schema) for name in raw if name in foreign and raw[name] is not None]
+    if misfit := _model_misfit(raw, schema):  # its section differs, and so would every further finding
+        raise ConfigError([*problems, misfit])
+    own = {name: section for name, section in raw.items() if name not in _sections() - _sections(schema)}
+    try:
+        config = TypeAdapter(schema).validate_json(json.dumps(own))
+    except ValidationError as error:
+        raise ConfigError([*problems, *describe(error, known_keys(schema))]) from None
+    problems += [*_rule_problems(config), *_unread_keys(config, overridden)]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def placement_of(config: Config) -> Placement:
+    """Where the run's workers go.
+
+    Raises:
+        PlacementError: as :func:`parse_placement`.
+    """
+    components = COMPONENTS[config.runner.task_type]
+    return parse_placement(config.cluster.component_placement, components, sharing=SHARING)
+
+
+def _schema(raw: Mapping[str, Any]) -> type[Config]:
+    """The run's configuration class. A task that does not exist is left for pydantic to refuse."""
+    runner = raw.get("runner")
+    name = runner.get("task_type") if isinstance(runner, Mapping) else None
+    return TASKS.get(str(name), EmbodiedConfig)
+
+
+def _model_misfit(raw: Mapping[str, Any], schema: type[Config]) -> str:
+    """The message for a model of another task."""
+    model = raw.get("model")
+    name = model.get("model_type") if isinstance(model, Mapping) else None
+    language = issubclass(schema, MathConfig)
+    if name not in MODELS or (name in LANGUAGE_MODELS) == language:
+        return ""
+    if language:
+        return f"model.model_type: got {name!r}, which acts in an env; use a language model, such as model=tiny_lm"
+    return f"model.model_type: got {name!r}, a language model, which does not act in an env; use another, or task=math"
+
+
+def _sections(schema: type[Config] | None = None) -> set[str]:
+    """The top-level sections of a task, or of all tasks."""
+    return {field.name for kind in ([schema] if schema else TASKS.values()) for field in dataclasses.fields(kind)}
+
+
+def foreign_section(key: str, schema: type[Config]) -> str:
+    """The message for a key or group of another task than ``schema``'s; empty where it is of no other task."""
+    section = key.split(".")[0]
+    others = [name for name, kind in TASKS.items() if section in _sections(kind) and kind is not schema]
+    if section in _sections(schema) or not others:
+        return ""
+    task = next(name for name, kind in TASKS.items() if kind is schema)
+    return f"{key}: task={task} has no {section} and would not read it; leave it out, or use task={others[0]}"
+
+
+def known_keys(schema: type, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema, sections included."""
+    for name, kind in _annotations(schema).items():
+        yield prefix + name
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from known_keys(kind, f"{prefix}{name}.")
+
+
+def _annotations(schema: type) -> dict[str, Any]:
+    hints = get_type_hints(schema)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+
+
+# Rules across fields. Each yields what was got, why it cannot be, and what to do.
+
+
+def _rule_problems(c: Config) -> Iterator[str]:
+    yield from _name_problems(c)
+    placement = None
+    try:
+        placement = placement_of(c)
+    except PlacementError as error:
+        yield f"cluster.component_placement: {error}"
+    if isinstance(c, CollectConfig):
+        yield from collect_problems(c)
+        return
+    if placement and c.cluster.backend == "serial" and placement.world_size("actor") > 1:
+        yield (
+            f"cluster.backend=serial: got {placement.world_size('actor')} actor ranks, but one process is one rank; "
+            "use cluster=process, or cluster.component_placement.actor=0"
+        )
+    yield from actor_problems(c, placement)
+    yield from runner_problems(c)
+    yield from staleness_problems(c)
+    yield from algorithm_problems(c)
+    if isinstance(c, EmbodiedSftConfig):
+        yield from embodied_sft_problems(c, placement)
+    elif isinstance(c, EmbodiedConfig):
+        yield from embodied_problems(c, placement)
+    elif isinstance(c, MathConfig):
+        yield from math_problems(c, placement)
+
+
+def _name_problems(c: Config) -> Iterator[str]:
+    for backend in c.runner.logger.logger_backends:
+        if backend not in BACKENDS:
+            yield (
+                f"runner.logger.logger_backends: got {backend!r}, expected some of {', '.join(BACKENDS)}."
+                f"{suggestion(backend, BACKENDS)}"
+            )
+    if c.model.model_type not in MODELS and ":" not in c.model.model_type:  # the module itself may import torch
+        yield (
+            f"model.model_type: got {c.model.model_type!r}, expected one of {', '.join(MODELS)}, or module:Class."
+            f"{suggestion(c.model.model_type, MODELS)}"
+        )
+    adapters = c.model.lora.path
+    if adapters is not None and not (Path(adapters) / "adapter_config.json").is_file():
+        yield (
+            f"model.lora.path: got {adapters}, which has no adapter_config.json; expected a folder of adapters in "
+            "peft's format"
+        )
+    components = COMPONENTS[c.runner.task_type]
+    if missing := set(components) - set(c.cluster.num_threads):
+        yield f"cluster.num_threads: no entry for {', '.join(sorted(missing))}; add cluster.num_threads.<component>=1"
+    for name in set(c.cluster.num_threads) - set(components):
+        yield f"cluster.num_threads.{name}: no such component.{suggestion(name, components)}"
+
+
+def _estimator(c: Config) -> Entry:
+    return ADVANTAGES[c.algorithm.adv_type]
+
+
+def _imitates(c: Config) -> bool:
+    return c.runner.task_type in ("sft", "embodied_sft")
+
+
+def _strategy(c: Config) -> str:
+    return c.actor.fsdp_config.sharding_strategy
+
+
+def _collects(c: Config) -> bool:
+    return isinstance(c, CollectConfig)
+
+
+def _plays(c: Config, policy: str) -> bool:
+    """Whether demonstrations are collected, and of whom."""
+    return isinstance(c, CollectConfig) and c.collect.policy == policy
+
+
+_UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
+    ("algorithm.normalize_advantages", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
+    ("algorithm.value_loss_coef", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.value_clip", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.huber_delta", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.critic_warmup_steps", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("actor.optim.value_lr", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    *(
+        (f"model.lora.{name}", lambda c: not c.model.lora.used, "model.lora.rank is 0")
+        for name in _annotations(LoraSettings)
+        if name not in ("rank", "path")
+    ),
+    *(
+        (f"model.lora.{name}", lambda c: c.model.lora.path is not None, "the folder in model.lora.path says it")
+        for name in ("rank", "alpha", "target_modules", "use_rslora", "init_lora_weights")
+    ),
+    ("algorithm.normalize_returns", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("algorithm.reward_norm", lambda c: not _estimator(c).reward_normalized, "adv_type takes scores as they are"),
+    ("algorithm.adv_norm", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
+    ("algorithm.adv_norm", lambda c: not c.algorithm.normalize_advantages, "normalize_advantages is false"),
+    ("algorithm.loss_scale_factor", lambda c: not c.algorithm.loss_agg_func.endswith("-norm"), "of loss_agg_func"),
+    ("algorithm.kl_penalty_type", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
+    ("algorithm.kl_in", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
+    ("algorithm.kl_ctrl", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
+    ("algorithm.kl_ctrl.target_kl", lambda c: c.algorithm.kl_ctrl.type == "fixed", "kl_ctrl.type is fixed"),
+    ("algorithm.kl_ctrl.horizon", lambda c: c.algorithm.kl_ctrl.type == "fixed", "kl_ctrl.type is fixed"),
+    ("algorithm.rewards_lower_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
+    ("algorithm.rewards_upper_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
+    ("algorithm.entropy_type", lambda c: c.algorithm.entropy_bonus == 0, "algorithm.entropy_bonus is 0"),
+    ("actor.lr_sched.lr_warmup_iters", lambda c: c.actor.lr_sched.lr_warmup_fraction is not None, "of the fraction"),
+    ("actor.lr_sched.lr_decay_iters", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
+    ("actor.lr_sched.min_lr_ratio", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
+    ("actor.lr_sched.wsd_decay_fraction", lambda c: c.actor.lr_sched.lr_decay_style != "wsd", "the style is not wsd"),
+    ("actor.logprob_gap_warning", lambda c: not c.actor.recompute_logprobs, "actor.recompute_logprobs is false"),
+    ("actor.fsdp_config.fsdp_size", lambda c: _strategy(c) != "hybrid_shard", "sharding_strategy is not hybrid_shard"),
+    ("actor.fsdp_config.reshard_after_forward", lambda c: _strategy(c) == "no_shard", "no_shard gathers nothing"),
+    ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
+    ("runner.max_keep", lambda c: not saves_checkpoints(c), "it saves nothing"),
+    ("runner.save_async", lambda c: not saves_checkpoints(c), "it saves nothing"),
+    ("runner.save_contents", lambda c: not saves_checkpoints(c), "it saves nothing"),
+    *(
+        (key, lambda c: _imitates(c), "demonstrations are made by no policy")
+        for key in ("runner.weight_sync_interval", "rollout.max_staleness", "rollout.interruptible")
+    ),
+    ("env.train", lambda c: c.runner.task_type == "embodied_sft", "it trains on demonstrations, not in the env"),
+    *(
+        (section, _collects, "it collects demonstrations and trains nothing")
+        for section in ("algorithm", "actor", "env.train", "env.eval", "env.use_rel_reward", "env.reward_coef")
+    ),
+    *(
+        (f"runner.{name}", _collects, "it collects demonstrations and trains nothing")
+        for name in _annotations(RunnerConfig)
+        if name.startswith(("max_", "val_", "eval_", "save_", "weight_"))
+    ),
+    *(
+        (key, lambda c: _plays(c, "expert"), "the expert plays (collect.policy)")
+        for key in ("model", "runner.init_from", "collect.temperature")
+    ),
+    ("collect.expert_noise", lambda c: _plays(c, "model"), "a model plays (collect.policy)"),
+    (
+        "collect.noise_correlation",
+        lambda c: isinstance(c, CollectConfig) and c.collect.noise == 0,
+        "collect.noise is 0",
+    ),
+    ("reward.timeout", lambda c: isinstance(c, MathConfig) and c.reward.num_processes == 0, "num_processes is 0"),
+    ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
+)
+"""Key (or section) -> when the run would not read it -> why. Checked for keys the user set, not for defaults.
+
+Not here: what ``runner.only_eval`` leaves unread. One evaluates with the command that one trained with.
+"""
+
+
+def _unread_keys(c: Config, overridden: Sequence[str]) -> Iterator[str]:
+    if c.algorithm.adv_type not in ADVANTAGES or c.algorithm.loss_type not in POLICY_LOSSES:
+        return  # said already, and nothing is known of what they read
+    for key in dict.fromkeys(overridden):
+        for pattern, unread, why in _UNREAD:
+            if (key == pattern or key.startswith(pattern + ".")) and unread(c):
+                yield f"{key}: this run would not read it, since {why}; leave it out"
+                break
+        for name, table in (("adv_type", ADVANTAGES), ("loss_type", POLICY_LOSSES)):
+            option, choice = key.removeprefix("algorithm."), getattr(c.algorithm, name)
+            readers = [entry for entry, its in table.items() if option in (*its.options, *its.sections)]
+            if readers and choice not in readers:
+                yield (
+                    f"{key}: this run would not read it, since {name}={choice} does not use it "
+                    f"({', '.join(readers)} does); leave it out"
+                )

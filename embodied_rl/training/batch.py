@@ -1,0 +1,272 @@
+"""From trajectories to training samples: advantages, masks and the order in which the optimiser sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages
+from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.algorithms.filters import group_filter, prefix_filter
+from embodied_rl.algorithms.granularity import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
+from embodied_rl.algorithms.groups import Groups, rollout_returns
+from embodied_rl.algorithms.normalization import Reduce, normalize
+from embodied_rl.contracts import SAMPLE_ID_ROOM, TrainBatch, Trajectory
+from embodied_rl.errors import UserError
+from embodied_rl.schema import AlgorithmConfig, NormConfig
+from embodied_rl.workers.trajectory import select_envs
+
+
+def build_train_batch(
+    trajectories: Sequence[Trajectory],
+    config: AlgorithmConfig,
+    *,
+    kl_beta: float = 0.0,
+    last_group: int | None = None,
+    reduce: Reduce | None = None,
+) -> tuple[TrainBatch, dict[str, Tensor]]:
+    """One rank's samples of a training step: every chunk with a valid step in a kept group, and what to report of them.
+
+    Each trajectory holds whole groups, so estimators that compare group members see them all.
+
+    Args:
+        kl_beta: weight of ``reference_kl`` in the reward, where trajectories have it.
+        last_group: groups of higher ids are left out: the batch is full without them.
+        reduce: sums a float64 tensor over all ranks; None for one rank.
+
+    Returns:
+        The batch and, for the metrics, float64 pairs [2] of (sum, count): ``groups_filtered``, ``groups_equal``,
+        ``groups_unscored``, ``score``, and with a prefix filter ``prefix_masked``.
+
+    Raises:
+        ValueError: no trajectory at all.
+        UserError: a prefix filter for a model without tokens.
+    """
+    if not trajectories:
+        raise ValueError("no trajectory to train on: there are fewer groups than actor ranks")
+    entry = ADVANTAGES[config.adv_type]
+    unscored = torch.stack([_unscored_groups(t, config) for t in trajectories]).sum(0)
+    trajectories, kept = map(list, zip(*[_known_part(t, config, last_group) for t in trajectories], strict=True))
+    returns = [rollout_returns(t.rewards, t.valid) for t in trajectories]
+    if entry.reward_normalized and any(level != "none" for level in _levels(config.reward_norm)):
+        normalized = normalize(
+            torch.cat(returns),
+            torch.cat(kept),
+            group_ids=torch.cat([t.group_ids for t in trajectories]),
+            reduce=reduce,
+            **asdict(config.reward_norm),
+        ).split([len(part) for part in returns])
+    else:
+        normalized = returns
+    parts = [
+        _samples(t, config, returns=raw, normalized=norm, kept=keep, kl_beta=kl_beta)
+        for t, raw, norm, keep in zip(trajectories, returns, normalized, kept, strict=True)
+    ]
+    fields = {key: _cat([part[key] for part in parts]) for key in parts[0] if key != "counts"}
+    advantages, unit_mask, group_ids = (fields.pop(key) for key in ("unit_advantages", "unit_mask", "group_ids"))
+    if config.normalize_advantages and entry.batch_normalized:
+        advantages = normalize(advantages, unit_mask, group_ids=group_ids, reduce=reduce, **asdict(config.adv_norm))
+    fields["advantages"] = broadcast_to_level(
+        advantages,
+        config.reward_type,
+        config.logprob_type,
+        num_action_chunks=trajectories[0].logprobs.shape[-2],
+        action_dim=trajectories[0].logprobs.shape[-1],
+    ).contiguous()
+    counts = {name: torch.stack([part["counts"][name] for part in parts]).sum(0) for name in parts[0]["counts"]}
+    counts["groups_unscored"] = unscored
+    batch = TrainBatch(**fields)
+    # A filtered group's chunks carry no gradient. One sample always stays, masked: without any to compute on, a rank
+    # could not take part in the collectives of the others.
+    trainable = batch.trainable()
+    return batch.select(trainable if len(trainable) else torch.zeros(1, dtype=torch.int64)), counts
+
+
+def passing_members(trajectory: Trajectory, config: AlgorithmConfig, *, last_group: int | None = None) -> Tensor:
+    """[N] bool: the members that training uses, known ones of the groups that pass the filter and are needed.
+
+    What is trained on, and whether groups are missing that have to be drawn again, both follow from this.
+
+    Args:
+        last_group: groups of higher ids are not needed.
+    """
+    passing = _known_members(trajectory, config)
+    if config.filter_rewards:
+        passing[passing.clone()] = group_filter(
+            trajectory.scores[passing],
+            trajectory.group_ids[passing],
+            rewards_lower_bound=config.rewards_lower_bound,
+            rewards_upper_bound=config.rewards_upper_bound,
+        )
+    return passing if last_group is None else passing & (trajectory.group_ids <= last_group)
+
+
+def _known_members(trajectory: Trajectory, config: AlgorithmConfig) -> Tensor:
+    """[N] bool: not those without a valid step, whose score nobody knows; nor those of groups that have fewer than two
+    others left, where members are compared."""
+    known = trajectory.valid.any(0).any(-1)
+    if ADVANTAGES[config.adv_type].needs_groups:
+        groups = Groups.of(trajectory.group_ids)
+        left = torch.zeros(len(groups.ids), dtype=torch.int64).index_add_(0, groups.member_of, known.long())
+        known = known & (left[groups.member_of] >= 2)
+    return known
+
+
+def _known_part(trajectory: Trajectory, config: AlgorithmConfig, last_group: int | None) -> tuple[Trajectory, Tensor]:
+    """The known members, and which of them ([n] bool) pass; where there is none, all of them without a valid step."""
+    known, passing = _known_members(trajectory, config), passing_members(trajectory, config, last_group=last_group)
+    part = select_envs(trajectory, known)
+    if part is None:
+        return replace(trajectory, valid=torch.zeros_like(trajectory.valid)), passing
+    return part, passing[known]
+
+
+def taken_chunks(trajectory: Trajectory) -> Tensor:
+    """[T,N] bool: the chunks in which anything happened, or one where nothing did: a batch needs a sample."""
+    taken = trajectory.valid.any(-1)
+    if not taken.any():
+        taken[0, 0] = True
+    return taken
+
+
+def _samples(
+    t: Trajectory, config: AlgorithmConfig, *, returns: Tensor, normalized: Tensor, kept: Tensor, kl_beta: float
+) -> dict[str, Any]:
+    """A trajectory's valid chunks, flat, with advantages still at the reward level."""
+    options = {name: getattr(config, name) for name in ADVANTAGES[config.adv_type].options}
+    penalties = None
+    if t.reference_kl is not None:
+        penalties = kl_beta * t.reference_kl.sum(-1).masked_fill(~t.valid, 0.0)
+    estimate = estimate_advantages(
+        config.adv_type,
+        AdvantageInputs(
+            reward_level=config.reward_type,
+            rewards=t.rewards,
+            terminated=t.terminated,
+            truncated=t.truncated,
+            valid=t.valid,
+            group_ids=t.group_ids,
+            scores=normalized,
+            penalties=penalties,
+            values=t.values,
+            bootstrap_values=t.bootstrap_values,
+        ),
+        options,
+    )
+    valid = t.valid & kept[None, :, None]
+    flat = taken_chunks(t)
+    chunk_numbers = torch.arange(len(t.rewards))[:, None].expand_as(flat)
+    ids = (t.rollout_epoch * SAMPLE_ID_ROOM + t.env_ids)[None, :].expand_as(flat) * SAMPLE_ID_ROOM + chunk_numbers
+    unit_mask = valid.any(-1) if config.reward_type == "chunk_level" else valid
+    loss_mask = mask_at_level(valid[flat], config.logprob_type, t.logprobs.shape[-1]).contiguous()
+    counts = _counts(t, returns, kept)
+    if config.min_filter_prefix_tokens is not None:
+        unshared = _outside_shared_prefixes(t, returns, config.min_filter_prefix_tokens)[flat]
+        before = int(loss_mask.sum())
+        loss_mask = loss_mask & any_at_level(unshared, config.logprob_type)
+        counts["prefix_masked"] = _pair(before - loss_mask.sum(), before)
+
+    def at_level(tokens: Tensor | None) -> Tensor | None:
+        return None if tokens is None else reduce_to_level(tokens[flat], valid[flat], config.logprob_type)
+
+    return {
+        "sample_ids": ids[flat],
+        "replay_inputs": {key: tensor[flat] for key, tensor in t.replay_inputs.items()},
+        "logprobs": at_level(t.logprobs),
+        "loss_mask": loss_mask,
+        "valid": valid[flat],
+        "values": None if t.values is None else t.values[flat],
+        "returns": None if estimate.returns is None else estimate.returns[flat],
+        "value_mask": None if estimate.returns is None else unit_mask[flat].reshape(int(flat.sum()), -1),
+        "policy_version": t.policy_versions[:, None].expand_as(flat)[flat],
+        "scores": t.scores[None].expand_as(flat)[flat],
+        "proximal_logprobs": at_level(t.proximal_logprobs),
+        "reference_logprobs": None if t.reference_logprobs is None else t.reference_logprobs[flat],
+        "unit_advantages": estimate.advantages[flat],
+        "unit_mask": unit_mask[flat],
+        "group_ids": t.group_ids[None].expand_as(flat)[flat],
+        "counts": counts,
+    }
+
+
+def _outside_shared_prefixes(t: Trajectory, returns: Tensor, min_tokens: int) -> Tensor:
+    """[T,N,C,A] bool; an env's tokens over its whole rollout are one sequence."""
+    if t.tokens is None:
+        raise UserError(
+            f"algorithm.min_filter_prefix_tokens={min_tokens} compares tokens, and this model's actions are not "
+            "discrete; set it to null, or use a model with discrete actions"
+        )
+    steps, members, chunk, dims = t.tokens.shape
+    tokens = t.tokens.transpose(0, 1).reshape(members, -1)
+    valid = t.valid.transpose(0, 1).reshape(members, -1).repeat_interleave(dims, 1)
+    keep = prefix_filter(tokens, valid, returns, t.group_ids, min_tokens=min_tokens)
+    return keep.view(members, steps, chunk, dims).transpose(0, 1)
+
+
+def _counts(t: Trajectory, returns: Tensor, kept: Tensor) -> dict[str, Tensor]:
+    """Of a trajectory in which all members are known, or none."""
+    if not t.valid.any():
+        return dict.fromkeys(("groups_equal", "groups_filtered", "score"), _pair(0.0, 0.0))
+    groups = Groups.of(t.group_ids)
+    member_of, fresh = groups.member_of, returns.new_zeros(len(groups.ids))
+    highest = fresh.scatter_reduce(0, member_of, returns, "amax", include_self=False)
+    lowest = fresh.scatter_reduce(0, member_of, returns, "amin", include_self=False)
+    staying = fresh.scatter_reduce(0, member_of, kept.to(fresh.dtype), "amax", include_self=False)
+    return {
+        "groups_equal": _pair((highest == lowest).sum(), len(fresh)),
+        "groups_filtered": _pair((staying == 0).sum(), len(fresh)),
+        "score": _pair(t.scores.sum(), len(t.scores)),
+    }
+
+
+def _unscored_groups(t: Trajectory, config: AlgorithmConfig) -> Tensor:
+    """[2]: groups without members that are known, and all groups."""
+    whole, known = t.group_ids.unique(), t.group_ids[_known_members(t, config)].unique()
+    return _pair(len(whole) - len(known), len(whole))
+
+
+def _pair(total: Tensor | float, count: float) -> Tensor:
+    return torch.tensor([float(total), float(count)], dtype=torch.float64)
+
+
+def _levels(norm: NormConfig) -> tuple[str, str]:
+    return norm.mean_level, norm.std_level
+
+
+def _cat(parts: list[Any]) -> Any:
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], dict):
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    return torch.cat(parts)
+
+
+def minibatches(all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch: int, count: int) -> Iterator[Tensor]:
+    """One pass over a training step's samples, in an order drawn for this (step, epoch).
+
+    The order is drawn over the samples of *all* ranks by their ids, and each rank takes those that are its own: what an
+    optimiser step sees does not depend on the number of ranks. Ranks' shares differ in size.
+
+    Args:
+        all_ids: sample ids of all ranks, in any order.
+        own_ids: those of this rank, in any order; all of them are in ``all_ids``.
+        count: optimiser steps; fewer where there are fewer samples.
+
+    Yields:
+        This rank's part of each mini-batch as places in ``own_ids``; it may be empty. Nothing if there is no sample.
+    """
+    if not len(all_ids):
+        return
+    ordered = np.sort(all_ids.numpy())
+    rng = np.random.default_rng(np.random.SeedSequence([seed, step, epoch]))
+    permuted = ordered[rng.permutation(len(ordered))]
+    own = own_ids.numpy()
+    by_id = np.argsort(own)
+    for part in np.array_split(permuted, min(count, len(permuted))):
+        mine = part[np.isin(part, own)]
+        yield torch.from_numpy(by_id[np.searchsorted(own, mine, sorter=by_id)])

@@ -1,0 +1,168 @@
+"""What the update needs to know of the rollouts before it starts, from forward passes without gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES
+from embodied_rl.algorithms.diagnostics import Diagnostics
+from embodied_rl.algorithms.granularity import mask_at_level, reduce_to_level
+from embodied_rl.algorithms.kl import full_kl, kl_estimate
+from embodied_rl.contracts import Trajectory
+from embodied_rl.models.base import Policy
+from embodied_rl.schema import AlgorithmConfig, MicroBatchSize
+from embodied_rl.training.batch import taken_chunks
+from embodied_rl.training.micro_batch import MicroBatch
+from embodied_rl.training.reference import Reference
+from embodied_rl.training.sharding import max_over_ranks
+
+
+class Scorer:
+    """Fills in a step's trajectories: log-probabilities under the present weights and under the reference policy, the
+    divergence of the two, and values where the rollout has none. A collective over the actor's ranks.
+
+    Args:
+        reference: needed with ``algorithm.kl_beta``.
+        recompute_logprobs: replace the rollout's log-probabilities.
+        batch_size: samples a pass; ``auto`` as in the update.
+        max_tokens: tokens a pass instead, for language.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Reference | None,
+        *,
+        algorithm: AlgorithmConfig,
+        recompute_logprobs: bool,
+        batch_size: MicroBatchSize,
+        max_tokens: int | None = None,
+        device: str,
+        report_progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._policy, self._reference = policy, reference
+        self._algorithm, self._recompute = algorithm, recompute_logprobs
+        references = [] if reference is None else [reference.policy]
+        self._micro_batch = MicroBatch(batch_size, policy, *references, max_tokens=max_tokens)
+        self._device = device
+        self._max, self._report_progress = max_over_ranks(device), report_progress
+        decoupled = "prox_logp_method" in POLICY_LOSSES[algorithm.loss_type].sections
+        self._proximal = decoupled and algorithm.prox_logp_method != "loglinear"
+        self._values = ADVANTAGES[algorithm.adv_type].needs_values
+        self._in_reward = reference is not None and algorithm.kl_in == "reward"
+        self._full = algorithm.kl_penalty_type == "full"
+
+    @torch.no_grad()
+    def score(self, trajectories: Sequence[Trajectory], diagnostics: Diagnostics) -> list[Trajectory]:
+        """The trajectories with what the algorithm wants to know of them; the same ones if that is nothing.
+
+        Adds ``reference_kl`` (with a penalty in the reward) and ``logprob_gap``, ``logprob_gap_max`` (of the rollout's
+        log-probabilities from the recomputed) to ``diagnostics``.
+        """
+        values = self._values and any(t.values is None for t in trajectories)
+        own = self._recompute or self._proximal or values or (self._in_reward and self._full)
+        # In the loss, the exact divergence needs the distribution under the weights of each optimiser step.
+        other = self._reference is not None and (self._in_reward or not self._full)
+        if not own and not other:
+            return list(trajectories)
+        flat = [taken_chunks(t) for t in trajectories]
+        inputs = {
+            key: torch.cat([t.replay_inputs[key][f] for t, f in zip(trajectories, flat, strict=True)])
+            for key in trajectories[0].replay_inputs
+        }
+        count = int(sum(f.sum() for f in flat))
+
+        def passes(parts: list[Tensor]) -> dict[str, Tensor]:
+            return self._passes(inputs, parts, own=own, other=other, values=values)
+
+        was_training = self._policy.training
+        self._policy.eval()
+        found = self._micro_batch.run(count, self._policy.sample_lengths(inputs), passes)
+        self._policy.train(was_training)
+        sizes = [int(f.sum()) for f in flat]
+        parts = {name: tensor.split(sizes) for name, tensor in found.items()}
+        return [
+            self._filled(t, f, {name: part[place] for name, part in parts.items()}, diagnostics)
+            for place, (t, f) in enumerate(zip(trajectories, flat, strict=True))
+        ]
+
+    def _passes(
+        self, inputs: dict[str, Tensor], parts: list[Tensor], *, own: bool, other: bool, values: bool
+    ) -> dict[str, Tensor]:
+        """[count,...] each: ``logprobs`` and ``values`` under the present weights, ``reference`` log-probabilities, and
+        the exact ``divergence``.
+
+        Args:
+            parts: places of each pass's samples.
+        """
+        found: dict[str, list[Tensor]] = {}
+        passes = int(self._max(torch.tensor([len(parts)]))[0])
+        exact = self._full and self._in_reward
+        for number in range(passes):
+            # A rank without samples left takes part in the others' collectives with any sample.
+            spare = number >= len(parts)
+            rows = torch.zeros(1, dtype=torch.int64) if spare else parts[number]
+            micro = {key: tensor[rows].to(self._device) for key, tensor in inputs.items()}
+            temperature = self._algorithm.sampling_params.temperature
+            results: dict[str, Tensor] = {}
+            mine = theirs = None
+            if own:
+                mine = self._policy(micro, temperature=temperature, with_distribution=exact)
+                results["logprobs"] = mine.logprobs
+                if values:
+                    assert mine.values is not None
+                    results["values"] = mine.values
+            if other:
+                assert self._reference is not None
+                theirs = self._reference(micro, temperature=temperature, with_distribution=exact)
+                results["reference"] = theirs.logprobs
+            if exact:
+                assert mine is not None and theirs is not None and self._policy.distribution_type is not None
+                assert mine.distribution is not None and theirs.distribution is not None
+                results["divergence"] = full_kl(self._policy.distribution_type, mine.distribution, theirs.distribution)
+            for name, tensor in results.items():
+                found.setdefault(name, []).append((tensor[:0] if spare else tensor).float().cpu())
+            self._report_progress("scoring", number + 1, passes)
+        places = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
+        return {name: torch.cat(tensors)[places] for name, tensors in found.items()}
+
+    def _filled(self, t: Trajectory, flat: Tensor, found: dict[str, Tensor], diagnostics: Diagnostics) -> Trajectory:
+        def spread(name: str) -> Tensor:
+            tensor = torch.zeros(*flat.shape, *found[name].shape[1:])
+            tensor[flat] = found[name]
+            return tensor
+
+        logprobs = t.logprobs
+        if "logprobs" in found:
+            present = spread("logprobs")
+            mask = mask_at_level(t.valid, "token_level", t.logprobs.shape[-1])
+            gap = (t.logprobs - present).abs()
+            diagnostics.add_mean("logprob_gap", gap, mask)
+            diagnostics.add_max("logprob_gap_max", gap, mask)
+            t = replace(
+                t,
+                logprobs=present if self._recompute else logprobs,
+                proximal_logprobs=present if self._proximal else None,
+            )
+        if "values" in found and t.values is None:
+            # Only a completion comes without values, and nothing follows its last token.
+            t = replace(t, values=spread("values"), bootstrap_values=torch.zeros(flat.shape))
+        if "reference" in found:
+            reference = spread("reference")
+            if not self._in_reward:
+                return replace(t, reference_logprobs=reference)
+            kl = (
+                spread("divergence")
+                if self._full
+                else kl_estimate(t.logprobs, reference, self._algorithm.kl_penalty_type, t.valid[..., None])
+            )
+            level = self._algorithm.logprob_type
+            diagnostics.add_mean(
+                "reference_kl", reduce_to_level(kl, t.valid, level), mask_at_level(t.valid, level, kl.shape[-1])
+            )
+            return replace(t, reference_kl=kl)
+        return t

@@ -1,0 +1,151 @@
+"""The rollout worker of imitation: it acts in evaluations, and between them it reads demonstrations for the actor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied_rl.channel.base import Channel
+from embodied_rl.contracts import Delivery, EnvObs
+from embodied_rl.demonstrations.augmentation import augment
+from embodied_rl.demonstrations.dataset import Demonstrations
+from embodied_rl.demonstrations.lerobot.layout import IMAGES
+from embodied_rl.demonstrations.samples import demonstration_trajectory, frames_of_step
+from embodied_rl.errors import UserError, suggestion
+from embodied_rl.models.base import ActionStatistics, PolicySpec
+from embodied_rl.runtime.worker import WorkerContext
+from embodied_rl.schema import DemonstrationConfig
+from embodied_rl.workers.rollout import RolloutWorker
+from embodied_rl.workers.trajectory import split_by_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationSummary:
+    """What there is to imitate."""
+
+    num_frames: int
+    num_episodes: int
+    action_statistics: ActionStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationReport:
+    """What a worker tells the runner about a training step's demonstrations."""
+
+    samples: int
+    """That this worker sent."""
+    seconds: dict[str, float]
+    """Phase -> wall seconds."""
+
+
+class ImitationWorker(RolloutWorker):
+    """Each worker sends to every ``world_size``-th actor rank, so each rank gets one message a training step, and its
+    messages come in the order of the steps however far ahead the workers read.
+
+    Args:
+        data: the config's section.
+        actor_ranks: how many share a training step's samples.
+        trajectories: keyed by actor rank.
+        serving: the arguments of :class:`RolloutWorker`.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        *,
+        data: DemonstrationConfig,
+        actor_ranks: int,
+        trajectories: Channel,
+        **serving: Any,
+    ) -> None:
+        super().__init__(context, **serving)
+        self._data, self._actor_ranks, self._trajectories = data, actor_ranks, trajectories
+
+    def open(self, spec: PolicySpec) -> DemonstrationSummary:
+        """Open the data set and see that it fits the env.
+
+        Raises:
+            UserError: there is none, or it has other cameras, states or actions than the env.
+        """
+        for camera in self._data.cameras or {}:
+            if camera not in spec.image_shapes:
+                raise UserError(
+                    f"data.cameras: the env has no camera {camera!r}, only {', '.join(spec.image_shapes) or 'none'}"
+                    f".{suggestion(camera, list(spec.image_shapes))}"
+                )
+        own_names = {camera: IMAGES + camera for camera in spec.image_shapes}
+        self._demonstrations = Demonstrations(
+            self._data.path,
+            chunk=spec.num_action_chunks,
+            cameras=own_names | (self._data.cameras or {}),
+            report=self.context.report_progress,
+        )
+        obs, actions, _ = self._demonstrations.sample([0])
+        recorded = {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
+        problems = [
+            f"camera {name}: {recorded.get(name, 'none')} there, {tuple(size)} in the env"
+            for name, size in spec.image_shapes.items()
+            if recorded.get(name) != tuple(size)
+        ]
+        for what, there, wanted in (
+            ("state", obs.state.shape[-1], spec.state_dim),
+            ("action", actions.shape[-1], spec.action_dim),
+        ):
+            if there != wanted:
+                problems.append(f"{what}: {there} numbers there, {wanted} in the env")
+        if problems:
+            raise UserError(
+                f"data.path={self._data.path} was not recorded in this env: {'; '.join(problems)}; choose the env and "
+                "env.init_params that it was recorded with, or another data set"
+            )
+        return DemonstrationSummary(
+            num_frames=self._demonstrations.num_frames,
+            num_episodes=self._demonstrations.num_episodes,
+            action_statistics=_statistics(self._demonstrations.action_statistics),
+        )
+
+    async def demonstrate(self, *, step: int) -> DemonstrationReport:
+        """Send this worker's actor ranks their samples of a training step."""
+        data, rank, world = self._data, self.context.rank, self.context.world_size
+        places = torch.arange(data.batch_size)
+        places = places[places % self._actor_ranks % world == rank]
+        if len(places):
+            with self._timer.phase("data"):
+                frames = frames_of_step(
+                    self._demonstrations.num_frames, seed=data.seed, step=step, batch_size=data.batch_size
+                )
+                obs, actions, valid = self._demonstrations.sample(frames[places])
+                trajectory = demonstration_trajectory(
+                    places=places,
+                    replay_inputs=self._replay_inputs(self._augmented(obs, step, places), actions, step),
+                    valid=valid,
+                    action_dim=actions.shape[-1],
+                    policy_version=self._weights.version,
+                )
+            for receiver, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
+                if part is not None:
+                    await self._trajectories.put(Delivery(step=step, trajectory=part), key=receiver)
+        return DemonstrationReport(samples=len(places), seconds=self._timer.drain())
+
+    def _augmented(self, obs: EnvObs, step: int, places: torch.Tensor) -> EnvObs:
+        data = self._data
+        images = augment(
+            obs.images, data.augmentation, seed=data.seed, step=step, places=places, batch_size=data.batch_size
+        )
+        return replace(obs, images=images)
+
+    @torch.inference_mode()
+    def _replay_inputs(self, obs: EnvObs, actions: torch.Tensor, step: int) -> dict[str, torch.Tensor]:
+        device = self.context.device
+        place = np.random.SeedSequence([self._data.seed, step, 2, self.context.rank])
+        generator = torch.Generator(device).manual_seed(int(place.generate_state(1, np.uint64)[0] >> 1))
+        inputs = self.policy.demonstration(self._move(obs), actions.to(device), generator)
+        return {key: tensor.cpu() for key, tensor in inputs.items()}
+
+
+def _statistics(found: Mapping[str, Any]) -> ActionStatistics:
+    return ActionStatistics(**{field.name: tuple(map(float, found[field.name])) for field in fields(ActionStatistics)})

@@ -1,0 +1,1 @@
+"""LIBERO: 130 tasks of a robot arm on MuJoCo."""

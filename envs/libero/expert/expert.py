@@ -1,0 +1,61 @@
+"""The scripted expert for LIBERO's pick-and-place, drawer and stove tasks. See docs/experts.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied_rl.envs.base import SimEnv
+from embodied_rl.envs.libero.expert.controller import action_toward
+from embodied_rl.envs.libero.expert.plans import play
+from embodied_rl.envs.libero.expert.skills import Arm, Skill
+from embodied_rl.envs.libero.expert.world import World
+from embodied_rl.errors import UserError
+
+_NOISE = 0.5
+"""Standard deviation of the noise on translation actions in free motion."""
+_NOISE_MEMORY = 0.8
+"""Correlation of the noise between control steps: white noise would average out to nothing."""
+
+
+@dataclass(slots=True)
+class _Episode:
+    arm: Arm
+    plan: Skill
+    noise: NDArray[np.float64]
+
+
+class LiberoExpert:
+    """Plays LIBERO tasks from the simulator's state (the :class:`~embodied_rl.demonstrations.expert.Expert` protocol).
+
+    It follows the task's goal predicates and the objects' shapes; there is no script for any one task. It must be used
+    in the thread of its env.
+    """
+
+    def __init__(self, env: SimEnv) -> None:
+        from embodied_rl.envs.libero.adapter import LiberoEnv
+
+        if not isinstance(env, LiberoEnv):
+            raise UserError(f"LiberoExpert: got a {type(env).__name__}, expected a LiberoEnv: it plays env_type libero")
+        self._env = env
+        self._episodes: dict[int, _Episode] = {}
+
+    def reset(self, slot: int) -> None:
+        arm = Arm()
+        self._episodes[slot] = _Episode(arm, play(arm), np.zeros(3))
+
+    def act(self, slot: int, generator: np.random.Generator | None) -> NDArray[np.float32]:
+        if slot not in self._episodes:
+            raise RuntimeError(f"act: the expert has no episode in slot {slot}; call reset({slot}) first")
+        episode = self._episodes[slot]
+        episode.arm.see(World(self._env.privileged(slot)))
+        command = next(episode.plan)
+        hand = episode.arm.world.hand
+        action = action_toward(command, hand.position, hand.rotation, episode.arm.velocity)
+        if generator is not None:
+            fresh = generator.normal(0.0, _NOISE * np.sqrt(1 - _NOISE_MEMORY**2), 3)
+            episode.noise = _NOISE_MEMORY * episode.noise + fresh
+            action[:3] = np.clip(action[:3] + command.slack * episode.noise, -1.0, 1.0)
+        return action.astype(np.float32)

@@ -1,0 +1,1 @@
+"""ManiSkill: GPU-parallel robot tasks on SAPIEN."""

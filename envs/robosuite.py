@@ -1,0 +1,251 @@
+"""robosuite: a Panda arm in MuJoCo lifts a cube, stacks two or opens a door.
+
+Zhu et al., "robosuite: A Modular Simulation Framework and Benchmark for Robot Learning", arXiv:2009.12293. See
+docs/robosuite.md. Runs on robosuite 1.4.0, which LIBERO needs too, and on 1.5.2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from embodied_rl.envs.base import SimObs, SimStep, Task
+from embodied_rl.envs.libero.install import SimulatorMissingError, explain_missing, quiet, require_renderer
+from embodied_rl.errors import suggestion
+
+INSTRUCTIONS = {
+    "Lift": "lift the red cube",
+    "Stack": "stack the red cube on the green cube",
+    "Door": "open the door",
+}
+"""robosuite's name of each task -> what language policies are told."""
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand", "frontview": "frontview"}
+"""Our camera name -> robosuite's."""
+
+_NAME: Final = "robosuite"
+_PositiveInt = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobosuiteParams:
+    """Parameters of :class:`RobosuiteEnv`."""
+
+    task: str
+    """One of :data:`INSTRUCTIONS`."""
+    cameras: tuple[str, ...] = ()
+    """Of :data:`CAMERAS`; none makes a state-only env."""
+    object_state: bool = True
+    """The state holds the objects' poses, too; false: only what the robot knows of itself."""
+    reward_shaping: bool = True
+    """robosuite's dense reward, counted from the initial state; false: 1 while the task is solved, else 0."""
+    camera_height: _PositiveInt = 128
+    """Height in pixels of every camera's images."""
+    camera_width: _PositiveInt = 128
+    """Width in pixels of every camera's images."""
+    render_height: _PositiveInt = 256
+    """Height in pixels of video frames."""
+    render_width: _PositiveInt = 256
+    """Width in pixels of video frames."""
+    num_reset_states: _PositiveInt = 1_000_000
+    """How many initial states are numbered. An evaluation takes the first ones; training draws from all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cameras", tuple(self.cameras))
+        for name, values, choices in (("task", (self.task,), INSTRUCTIONS), ("cameras", self.cameras, CAMERAS)):
+            for value in values:
+                if value not in choices:
+                    raise ValueError(
+                        f"{name}: got {value!r}, expected one of {', '.join(choices)}." + suggestion(value, choices)
+                    )
+        if len(set(self.cameras)) != len(self.cameras):
+            raise ValueError(f"cameras: got {list(self.cameras)}, expected each at most once")
+
+
+class RobosuiteEnv:
+    """A robosuite task behind the :class:`~embodied_rl.envs.base.SimEnv` protocol.
+
+    Action [7] in [-1, 1], values outside are clipped: OSC_POSE deltas and gripper, as in LIBERO. State: robosuite's
+    ``robot0_proprio-state`` and ``object-state``. An initial state is a function of (``seed``, reset state id), and an
+    episode one of that and its actions. Objects' sizes, which robosuite draws when it builds a scene, depend on
+    ``seed`` alone.
+
+    Rendering contexts live in the thread that first rendered: use a process's envs in one thread.
+
+    Raises:
+        SimulatorMissingError: robosuite or a graphics library is not installed, or it does not run with this MuJoCo.
+    """
+
+    Params: ClassVar[type] = RobosuiteParams
+    packages = ("mujoco", "robosuite")
+    batched = False
+    control_hz = 20.0
+    action_dim = 7
+
+    def __init__(self, num_slots: int, params: RobosuiteParams, seed: int) -> None:
+        self._suite = _import_robosuite()
+        if params.cameras:
+            require_renderer(_NAME)
+        self._params, self._seed = params, seed
+        self.num_reset_states = params.num_reset_states
+        self._task = Task(task_id=0, instruction=INSTRUCTIONS[params.task], suite="robosuite")
+        size = (params.camera_height, params.camera_width)
+        self.image_shapes: Mapping[str, tuple[int, int]] = dict.fromkeys(params.cameras, size)
+        self._envs = [self._build() for _ in range(num_slots)]
+        self.state_dim = len(self._state_of(self._envs[0]._get_observations(force_update=True)))
+        self._state = np.zeros((num_slots, self.state_dim), dtype=np.float32)
+        self._first_reward = np.zeros(num_slots, dtype=np.float32)
+
+    def task(self, reset_state_id: int) -> Task:
+        if not 0 <= reset_state_id < self.num_reset_states:
+            raise ValueError(f"reset_state_id: got {reset_state_id}, expected 0 to {self.num_reset_states - 1}")
+        return self._task
+
+    def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
+        for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
+            self.task(reset_state_id)
+            env = self._envs[slot]
+            with _seeded((self._seed, reset_state_id), env):
+                for robot in env.robots:
+                    for gripper in robot.gripper.values() if isinstance(robot.gripper, dict) else [robot.gripper]:
+                        gripper.current_action = np.zeros(gripper.dof)  # A soft reset forgets this one.
+                obs = env.reset()
+            self._state[slot] = self._state_of(obs)
+            if self._params.reward_shaping:
+                self._first_reward[slot] = env.reward(np.zeros(self.action_dim))
+
+    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+        if np.shape(actions) != (len(slots), self.action_dim):
+            raise ValueError(f"step: got actions {list(np.shape(actions))}, expected [{len(slots)}, {self.action_dim}]")
+        rewards = np.empty(len(slots), dtype=np.float32)
+        success = np.empty(len(slots), dtype=np.bool_)
+        for row, (slot, action) in enumerate(zip(slots, np.clip(actions, -1.0, 1.0), strict=True)):
+            obs, rewards[row], _, _ = self._envs[slot].step(action.astype(np.float64))
+            success[row] = self._envs[slot]._check_success()
+            self._state[slot] = self._state_of(obs)
+        return SimStep(rewards=rewards - self._first_reward[list(slots)], success=success)
+
+    def observe(self, slots: Sequence[int]) -> SimObs:
+        images = {
+            camera: np.stack([self._picture(slot, CAMERAS[camera], height, width) for slot in slots])
+            for camera, (height, width) in self.image_shapes.items()
+        }
+        return SimObs(images=images, state=self._state[list(slots)])
+
+    def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+        """[n, render_height, render_width, 3]: the agentview camera."""
+        size = (self._params.render_height, self._params.render_width)
+        return np.stack([self._picture(slot, "agentview", *size) for slot in slots])
+
+    def close(self) -> None:
+        for env in self._envs:
+            if env.sim._render_context_offscreen is not None:
+                # It frees what its numbers mean in the *current* OpenGL context, which could be another env's.
+                env.sim._render_context_offscreen.gl_ctx.make_current()
+            env.close()
+        self._envs = []
+
+    def _build(self) -> Any:
+        """A robosuite env of its own for each slot, which renders nothing by itself."""
+        if hasattr(self._suite, "load_controller_config"):
+            controller = self._suite.load_controller_config(default_controller="OSC_POSE")
+        else:  # robosuite 1.5: OSC_POSE is what its Panda has by default.
+            controller = self._suite.load_composite_controller_config(controller="BASIC")
+        with _seeded((self._seed,)), quiet():
+            return self._suite.make(
+                self._params.task,
+                robots="Panda",
+                controller_configs=controller,
+                has_renderer=False,
+                has_offscreen_renderer=False,
+                use_camera_obs=False,
+                reward_shaping=self._params.reward_shaping,
+                control_freq=int(self.control_hz),
+                ignore_done=True,  # The horizon is not the simulator's business.
+                hard_reset=False,  # A hard one compiles the scene again, which takes seconds.
+            )
+
+    def _state_of(self, obs: Mapping[str, Any]) -> NDArray[np.float32]:
+        parts = ["robot0_proprio-state", "object-state"][: 2 if self._params.object_state else 1]
+        return np.concatenate([np.ravel(obs[part]) for part in parts]).astype(np.float32)
+
+    def _picture(self, slot: int, camera: str, height: int, width: int) -> NDArray[np.uint8]:
+        sim: Any = self._envs[slot].sim
+        context = sim._render_context_offscreen or self._create_context(sim)
+        context.gl_ctx.make_current()  # Every env has a context of its own.
+        return np.ascontiguousarray(sim.render(width=width, height=height, camera_name=camera)[::-1])
+
+    def _create_context(self, sim: Any) -> Any:
+        params = self._params
+        buffer = sim.model._model.vis.global_
+        buffer.offheight = max(params.camera_height, params.render_height)
+        buffer.offwidth = max(params.camera_width, params.render_width)
+        with explain_missing(_NAME), quiet():
+            from robosuite.utils.binding_utils import MjRenderContextOffscreen
+
+            context = MjRenderContextOffscreen(sim, -1, max_width=buffer.offwidth, max_height=buffer.offheight)
+        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # Visual meshes, no collision shapes.
+        return context
+
+
+def _import_robosuite() -> Any:
+    """The package ``robosuite``, after a look at what it would fail on later."""
+    if sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # robosuite would read it as a list of numbers and fail.
+            os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", "0")
+    # It greets every import with three warnings about a file of private settings that nobody needs.
+    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+    with explain_missing(_NAME), quiet():
+        suite, mujoco = importlib.import_module("robosuite"), importlib.import_module("mujoco")
+    if _version(suite) >= (1, 5) and _version(mujoco) >= (3, 10):
+        raise SimulatorMissingError(
+            f"robosuite {suite.__version__} does not run with MuJoCo {mujoco.__version__}, only with 3.3 to 3.9: "
+            "pip install robosuite==1.4.0 for this MuJoCo (LIBERO needs that release, too), or 'mujoco<3.10' for this "
+            "robosuite"
+        )
+    if _version(suite) < (1, 5):
+        _bridge(mujoco)
+    return suite
+
+
+def _bridge(mujoco: Any) -> None:
+    """Let robosuite 1.4 run on MuJoCo releases whose Python interface has changed since. No equation changes."""
+    controllers: Any = importlib.import_module("robosuite.controllers.base_controller")
+    bindings: Any = importlib.import_module("robosuite.utils.binding_utils")
+    # It looks for numpy integers in tuples of enumerators, among which only Python's are found by now.
+    bindings.MjModel.jnt_type = property(lambda self: self._model.jnt_type.tolist())
+    if not hasattr(mujoco.MjData, "qM"):
+        # mj_fullM took (model, matrix, data.qM); it takes (model, data, matrix).
+        bindings.MjData.qM = property(lambda self: self._data)
+        controllers.mujoco = SimpleNamespace(mj_fullM=lambda model, matrix, data: mujoco.mj_fullM(model, data, matrix))
+
+
+def _version(package: Any) -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", package.__version__)[:2]
+    return int(major), int(minor)
+
+
+@contextlib.contextmanager
+def _seeded(key: tuple[int, ...], env: Any = None) -> Iterator[None]:
+    """Let robosuite draw from ``key`` and leave numpy's global generator, which 1.4 draws from, as it was."""
+    sequence = np.random.SeedSequence(key)
+    before = np.random.get_state()
+    np.random.seed(int(sequence.generate_state(1)[0]))
+    if hasattr(env, "rng"):  # robosuite 1.5: one generator that its parts share, so it is set in place.
+        env.rng.bit_generator.state = np.random.default_rng(sequence).bit_generator.state
+    try:
+        yield
+    finally:
+        np.random.set_state(before)

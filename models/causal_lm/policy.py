@@ -1,0 +1,298 @@
+"""``causal_lm``: a causal language model of Hugging Face, or a small fresh one, as a policy whose actions are tokens.
+
+A completion is one chunk of C token actions, padded on the right. ``replay_inputs`` are
+
+===================  =========  ===================================================
+``prompt_ids``       [N,P]      int64, padded on the left
+``prompt_lengths``   [N]        int64, tokens of the prompt
+``response_ids``     [N,C]      int64, padded on the right
+``response_lengths`` [N]        int64, tokens of the completion, its end token included
+===================  =========  ===================================================
+
+The lengths tell padding apart, since a padding token may also be a token of the text. Columns that are padding in all
+samples are left out of the computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from embodied_rl.errors import UserError
+from embodied_rl.models.base import Evaluation, Policy, PolicySpec
+from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
+from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, load_head, write_tensors
+from embodied_rl.models.weights.hugging_face import LOADING_ERRORS, load_model
+
+_FAMILIES: Mapping[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+}
+GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names under which a tokenizer is saved that is all in its ``tokenizer.json``."""
+Size = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """``model.params.architecture``: a model made fresh, with a token for each character. The defaults have a million
+    parameters."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    type: Literal["llama", "qwen2"]
+    """The family, as in Hugging Face's ``model_type``."""
+    characters: str = "0123456789+-*/=;,.()?: abcdefghijklmnopqrstuvwxyz\n"
+    """The vocabulary."""
+    hidden_size: Size = 128
+    num_layers: Size = 4
+    num_heads: Size = 4
+    num_key_value_heads: Size = 2
+    intermediate_size: Size = 512
+    max_length: Size = 512
+    """Tokens of prompt and completion together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalLMParams:
+    """``model.params`` of ``causal_lm``."""
+
+    architecture: Architecture | None = None
+    """Of a fresh small model; beside ``model.path`` the folder's model must have it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights."""
+
+
+class CausalLMPolicy(Policy):
+    """Categorical over the vocabulary for each token, given the prompt and the tokens before it.
+
+    With a value head, a value at chunk level (V=1) is that of the prompt; at action level (V=C) it is that of the state
+    before each token.
+    """
+
+    Params = CausalLMParams
+    distribution_type = Categorical
+
+    def __init__(self, spec: PolicySpec, params: CausalLMParams, path: str | None = None) -> None:
+        super().__init__()
+        if spec.state_dim or spec.image_shapes or spec.action_dim != 1:
+            raise UserError("model_type 'causal_lm' answers prompts and does not act in an env; use task=math")
+        self.spec, self.params = spec, params
+        self.model: PreTrainedModel = _build_model(params, path)
+        self.tokenizer: PreTrainedTokenizerBase = _load_tokenizer(params, path)
+        if path is not None and params.architecture is not None:
+            _compare(params.architecture, path, self.model, self.tokenizer)
+        embedding: Any = self.model.get_input_embeddings()
+        vocabulary = len(embedding.weight)
+        if len(self.tokenizer) > vocabulary:
+            raise UserError(
+                f"model.path={path}: the tokenizer has {len(self.tokenizer)} tokens and the model embeds "
+                f"{vocabulary}; use the tokenizer that the model was trained with"
+            )
+        hidden = self.model.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(hidden, 1) if spec.values_per_chunk else None
+        if self.value_head is not None:
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+
+    @classmethod
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: CausalLMParams) -> Self:
+        policy = cls(spec, params, path)
+        if policy.value_head is not None:
+            load_head(policy.value_head, Path(path) / VALUE_HEAD_FILE)
+        return policy
+
+    @classmethod
+    def write_tiny(cls, directory: Path) -> None:
+        """Write a folder with a small model, a token for each character; its weights are the same each time."""
+        params = CausalLMParams(architecture=Architecture(type="qwen2", hidden_size=64, num_layers=2, num_heads=2))
+        spec = PolicySpec(action_dim=1, num_action_chunks=1, state_dim=0, image_shapes={}, values_per_chunk=0)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            cls(spec, params).save_pretrained(directory)
+
+    def save_pretrained(self, directory: Path) -> None:
+        self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+        if self.value_head is not None:
+            write_tensors(directory / VALUE_HEAD_FILE, self.value_head.state_dict())
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of prompt and completion that the model takes together; None: it does not say."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end a completion."""
+        declared = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = declared if isinstance(declared, list) else [declared]
+        return frozenset(token for token in [*ids, self.tokenizer.eos_token_id] if token is not None)
+
+    def evaluate(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        device = self.model.device
+        inputs = {key: tensor.to(device) for key, tensor in replay_inputs.items()}
+        full = inputs["response_ids"].shape[1]
+        prompt = int(inputs["prompt_lengths"].max())
+        response = max(int(inputs["response_lengths"].max()), 1)
+        prompt_ids = inputs["prompt_ids"][:, inputs["prompt_ids"].shape[1] - prompt :]
+        response_ids = inputs["response_ids"][:, :response]
+        mask = torch.cat(
+            [
+                torch.arange(prompt, device=device) >= prompt - inputs["prompt_lengths"][:, None],
+                torch.arange(response, device=device) < inputs["response_lengths"][:, None],
+            ],
+            dim=1,
+        )
+        output = self.model(
+            input_ids=torch.cat([prompt_ids, response_ids], 1),
+            attention_mask=mask.long(),
+            position_ids=position_ids(mask),
+            use_cache=False,
+            logits_to_keep=response + 1,
+            output_hidden_states=self.value_head is not None,
+        )
+        log_probabilities = scaled_log_softmax(output.logits[:, :-1], temperature)
+        logprobs = log_probabilities.gather(-1, response_ids[..., None])
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1, keepdim=True)
+        values = None
+        if self.value_head is not None:
+            before = output.hidden_states[-1][:, prompt - 1 : -1].to(self.value_head.weight.dtype)
+            if self.spec.values_per_chunk == 1:
+                values = self.value_head(before[:, 0]).float()
+            else:
+                values = _pad(self.value_head(before).float(), full).squeeze(-1).clone()  # FSDP warns of views
+        distribution = None
+        if with_distribution:
+            logits = _pad(log_probabilities, full)
+            distribution = {"logits": logits[:, :, None].clone()}  # FSDP warns of views
+        return Evaluation(
+            logprobs=_pad(logprobs, full),
+            entropy=_pad(entropy, full),
+            values=values,
+            distribution=distribution,
+        )
+
+    def sample_lengths(self, replay_inputs: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([replay_inputs["prompt_lengths"], replay_inputs["response_lengths"]], 1)
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        head = self.model.get_output_embeddings()
+        return [] if head is None else list(head.parameters())
+
+    def adapter_root(self) -> nn.Module:
+        return self.model
+
+    def shard_units(self) -> list[nn.Module]:
+        decoder: Any = self.model.get_decoder()
+        return list(decoder.layers)
+
+
+def position_ids(mask: Tensor) -> Tensor:
+    """[N,L] int64: places in the text, counted from its first token, from the attention mask [N,L]."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def scaled_log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Float32 log-probabilities at a temperature: the one way to compute them, in generation and in training."""
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature}: expected more than 0")
+    return functional.log_softmax(logits.float() / temperature, dim=-1)
+
+
+def _load_tokenizer(params: CausalLMParams, path: str | None) -> PreTrainedTokenizerBase:
+    if path is None:
+        assert params.architecture is not None  # else there would be no model
+        return character_tokenizer(params.architecture.characters)
+    try:
+        if get_tokenizer_config(path).get("tokenizer_class") in GENERIC_TOKENIZERS:
+            # AutoTokenizer would go by the model's family instead, and cut texts as that family's tokenizer does.
+            return PreTrainedTokenizerFast.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path={path}: no tokenizer: {_first_line(error)}") from error
+
+
+def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
+    dtype, architecture = getattr(torch, params.dtype), params.architecture
+    if path is not None:
+        try:
+            return load_model(AutoModelForCausalLM, path, dtype=dtype)
+        except LOADING_ERRORS as error:
+            raise UserError(
+                f"model.path={path}: not a causal language model's folder, nor one on the hub: {_first_line(error)}"
+            ) from error
+    if architecture is None:
+        raise UserError(
+            "model: got neither path nor params.architecture; model=causal_lm model.path=... loads a model, "
+            "model=tiny_lm makes one"
+        )
+    tokenizer = character_tokenizer(architecture.characters)
+    make_config, make_model = _FAMILIES[architecture.type]
+    config = make_config(
+        vocab_size=len(tokenizer),
+        **_sizes(architecture),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
+    return make_model(config).to(dtype)
+
+
+def _sizes(architecture: Architecture) -> dict[str, int]:
+    """The architecture's sizes by their names in a Hugging Face config."""
+    return {
+        "hidden_size": architecture.hidden_size,
+        "num_hidden_layers": architecture.num_layers,
+        "num_attention_heads": architecture.num_heads,
+        "num_key_value_heads": architecture.num_key_value_heads,
+        "intermediate_size": architecture.intermediate_size,
+        "max_position_embeddings": architecture.max_length,
+    }
+
+
+def _compare(architecture: Architecture, path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a folder whose model is not of ``model.params.architecture``, as an exported ``model=tiny_lm`` is."""
+    expected = {"model_type": architecture.type, **_sizes(architecture)}
+    found = {name: getattr(model.config, name, None) for name in expected}
+    differs = [
+        f"{name} is {found[name]!r}, expected {expected[name]!r}" for name in expected if found[name] != expected[name]
+    ]
+    if tokenizer.get_vocab() != character_tokenizer(architecture.characters).get_vocab():
+        differs.append("its tokens are not those of characters")
+    if differs:
+        raise UserError(
+            f"model.path={path} has another architecture than model.params.architecture: {'; '.join(differs)}. "
+            "Set model.params.architecture=null to take the folder's"
+        )
+
+
+def _pad(tensor: Tensor, length: int) -> Tensor:
+    """[N,L,X] -> [N,length,X], zeros at the end."""
+    return functional.pad(tensor, (0, 0, 0, length - tensor.shape[1]))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""Policies that sample actions by flow matching: their sampler, heads and published folders."""

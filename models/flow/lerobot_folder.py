@@ -1,0 +1,350 @@
+"""Folders of flow policies in lerobot's layout: what is in them beside the weights.
+
+::
+
+    config.json                      the policy's sizes, its cameras, how inputs and outputs are normalised
+    model.safetensors                weights (until lerobot 0.3 also the statistics)
+    policy_preprocessor.json         steps from an observation to the network; ..._normalizer_processor.safetensors
+    policy_postprocessor.json        steps from the network to actions; ..._unnormalizer_processor.safetensors
+    architecture.json                of a small model alone: sizes that lerobot has no settings for
+
+Published folders only name their tokenizer. One of ours holds it, and so works without network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from embodied_rl.errors import UserError, suggestion
+from embodied_rl.models.weights.folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_fit,
+    read_json,
+    read_tensors,
+    write_tensors,
+)
+
+PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"
+STATE, ACTION = "observation.state", "action"
+ARCHITECTURE = "architecture"
+"""Key of a config as it is read, and name of the file that it is in: lerobot refuses a ``config.json`` with it."""
+CAMERA_NAMES = {"image": "agentview", "image2": "wrist", "wrist_image": "wrist"}
+"""LIBERO's cameras in lerobot's data sets -> ours."""
+EMPTY_CAMERA = "empty_camera_"
+_EPS = 1e-8
+_KNOWN_STEPS = frozenset(
+    {
+        "rename_observations_processor",
+        "to_batch_processor",
+        "pi0_new_line_processor",
+        "smolvla_new_line_processor",
+        "tokenizer_processor",
+        "device_processor",
+        "normalizer_processor",
+        "unnormalizer_processor",
+    }
+)
+_BOUNDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
+_OLD_STATISTICS = ("normalize_inputs.buffer_", "normalize_targets.buffer_", "unnormalize_outputs.buffer_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LerobotFolder:
+    """A folder without its weights."""
+
+    path: str
+    config: Mapping[str, Any]
+    """``config.json``."""
+    modes: Mapping[str, str]
+    """STATE and ACTION -> MEAN_STD, MIN_MAX, QUANTILES, QUANTILE10 or IDENTITY."""
+    statistics: Mapping[str, Tensor]
+    """Such as ``observation.state.mean``."""
+    tokenizer: PreTrainedTokenizerBase
+    tokenizer_name: str
+    max_prompt_length: int
+    """Tokens."""
+
+    def visual_features(self) -> list[str]:
+        """Names of the network's cameras, without ``observation.images.``, in its order."""
+        features = self.config.get("input_features") or {}
+        names = [name for name, feature in features.items() if feature["type"] == "VISUAL"]
+        return [name.removeprefix("observation.").removeprefix("images.") for name in names]
+
+
+class Normalizer(nn.Module):
+    """An affine map of the last dimension, and back. Its buffers are of the folder, not of the weights."""
+
+    origin: Tensor
+    divisor: Tensor
+    scale: Tensor
+
+    def __init__(self, origin: Tensor, divisor: Tensor, scale: Tensor, low: float = 0.0) -> None:
+        """``origin`` becomes ``low``."""
+        super().__init__()
+        self.low = low
+        for name, tensor in (("origin", origin), ("divisor", divisor), ("scale", scale)):
+            self.register_buffer(name, tensor.float().clone(), persistent=False)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        return (x - self.origin) / self.divisor + self.low
+
+    def unnormalize(self, x: Tensor) -> Tensor:
+        return (x - self.low) * self.scale + self.origin
+
+
+def normalizer(folder: LerobotFolder, feature: str, size: int) -> Normalizer:
+    """That of ``observation.state`` or ``action``, for the env's ``size`` dimensions.
+
+    Raises:
+        UserError: the folder lacks the statistics, or has them for another size.
+    """
+    mode = folder.modes["ACTION" if feature == ACTION else "STATE"]
+    if mode == "IDENTITY":
+        return Normalizer(torch.zeros(size), torch.ones(size), torch.ones(size))
+    names = ("mean", "std") if mode == "MEAN_STD" else _BOUNDS.get(mode)
+    if names is None:
+        raise UserError(
+            f"model.path={folder.path}: {feature} is normalised by {mode!r}, expected one of "
+            f"{', '.join(('IDENTITY', 'MEAN_STD', *_BOUNDS))}"
+        )
+    found = [folder.statistics.get(f"{feature}.{name}") for name in names]
+    if any(tensor is None for tensor in found):
+        known = ", ".join(sorted(folder.statistics)) or "none"
+        raise UserError(
+            f"model.path={folder.path}: {feature} is normalised by {mode} and its statistics {' and '.join(names)} are "
+            f"missing; the folder has: {known}. Take the {PREPROCESSOR} and {POSTPROCESSOR} files of the fine-tuned "
+            "policy, too"
+        )
+    low, high = (tensor.float().flatten() for tensor in found if tensor is not None)
+    if len(low) != size:
+        raise UserError(
+            f"model.path={folder.path}: its {feature} has {len(low)} dimensions and the env's {size}; use a policy "
+            "that was trained for this env"
+        )
+    if mode == "MEAN_STD":
+        return Normalizer(low, high + _EPS, high)
+    half = torch.where(high == low, _EPS, high - low) / 2
+    return Normalizer(low, half, half, low=-1.0)
+
+
+def camera_map(
+    folder: LerobotFolder, chosen: Mapping[str, str | None], available: Sequence[str]
+) -> dict[str, str | None]:
+    """The env's camera for each of the network's; None where it sees nothing.
+
+    Raises:
+        UserError: a camera is unknown, or nothing says which one is meant.
+    """
+    features = folder.visual_features()
+    for name in chosen:
+        if name not in features:
+            raise UserError(
+                f"model.params.cameras: got {name!r}, expected some of {', '.join(features)}, the cameras of "
+                f"model.path={folder.path}." + suggestion(name, features)
+            )
+    result: dict[str, str | None] = {}
+    for name in features:
+        default = None if name.startswith(EMPTY_CAMERA) else CAMERA_NAMES.get(name, name)
+        camera = chosen.get(name, default)
+        if camera is not None and camera not in available:
+            raise UserError(
+                f"model.path={folder.path} sees a camera {name!r}, and the env has {', '.join(available) or 'none'}; "
+                f"say which one it is with model.params.cameras={{{name}: ...}}, null if none"
+            )
+        result[name] = camera
+    if all(camera is None for camera in result.values()):
+        raise UserError(
+            f"model.path={folder.path}: none of its cameras ({', '.join(features) or 'it names none'}) is one of the "
+            f"env's ({', '.join(available) or 'it has none'}); set model.params.cameras"
+        )
+    return result
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """``config.json``, with what is in ``architecture.json`` under :data:`ARCHITECTURE`.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    config, sizes = read_json(directory / CONFIG_FILE), directory / f"{ARCHITECTURE}.json"
+    return {**config, ARCHITECTURE: read_json(sizes)} if sizes.exists() else config
+
+
+def read_folder(
+    directory: Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    tokenizer: str | None,
+    default_name: str,
+    statistics: Mapping[str, Tensor] | None = None,
+) -> LerobotFolder:
+    """All but the weights.
+
+    Args:
+        config: of :func:`read_config`.
+        weights: may hold statistics, in an old folder.
+        tokenizer: a folder, or a name on the hub, where the folder has none.
+        default_name: of the published tokenizer.
+        statistics: from elsewhere; the folder's files come first.
+
+    Raises:
+        UserError: a file is missing, or holds what this code does not do.
+    """
+    modes = dict(config.get("normalization_mapping") or {})
+    found = {**(statistics or {}), **_old_statistics(weights)}
+    name, max_length = default_name, int(config.get("tokenizer_max_length", 48))
+    for file in (PREPROCESSOR, POSTPROCESSOR):
+        if not (directory / f"{file}.json").exists():
+            continue
+        for step in read_json(directory / f"{file}.json")["steps"]:
+            kind, options = step.get("registry_name", step.get("class")), step.get("config") or {}
+            if kind not in _KNOWN_STEPS:
+                raise UserError(
+                    f"model.path={directory}: {file}.json has a step {kind!r}, which is not done here; expected some "
+                    f"of {', '.join(sorted(_KNOWN_STEPS))}"
+                )
+            if kind == "tokenizer_processor":
+                name, max_length = options.get("tokenizer_name") or name, int(options.get("max_length", max_length))
+            if kind in ("normalizer_processor", "unnormalizer_processor"):
+                modes |= options.get("norm_map") or {}
+                _require_plain_images(modes, directory)
+                if "state_file" in step:
+                    found |= read_tensors(directory / step["state_file"])
+    _require_plain_images(modes, directory)
+    return LerobotFolder(
+        path=str(directory),
+        config=config,
+        modes={kind: modes.get(kind, "MEAN_STD") for kind in ("STATE", "ACTION")},
+        statistics=found,
+        tokenizer=_read_tokenizer(directory, tokenizer, name),
+        tokenizer_name=name,
+        max_prompt_length=max_length,
+    )
+
+
+def write_folder(folder: LerobotFolder, weights: Mapping[str, Tensor], directory: Path, new_line_step: str) -> None:
+    """Write a folder that lerobot and :func:`read_folder` read.
+
+    Args:
+        new_line_step: lerobot's name of the step that ends the prompt with a new line.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {key: value for key, value in folder.config.items() if key != ARCHITECTURE}
+    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=4) + "\n")
+    if sizes := folder.config.get(ARCHITECTURE):
+        (directory / f"{ARCHITECTURE}.json").write_text(json.dumps(sizes, indent=4) + "\n")
+    write_tensors(directory / WEIGHTS_FILE, weights)
+    folder.tokenizer.save_pretrained(directory)
+    outputs = folder.config.get("output_features") or {}
+    features = {**(folder.config.get("input_features") or {}), **outputs}
+    norm_map = {"VISUAL": "IDENTITY", **folder.modes}
+    tokenizer = {
+        "max_length": folder.max_prompt_length,
+        "task_key": "task",
+        "padding_side": "right",
+        "padding": "max_length",
+        "truncation": True,
+        "tokenizer_name": folder.tokenizer_name,
+    }
+    device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
+    _write_pipeline(
+        directory,
+        PREPROCESSOR,
+        [
+            {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
+            {"registry_name": "to_batch_processor", "config": {}},
+            {"registry_name": new_line_step, "config": {}},
+            {"registry_name": "tokenizer_processor", "config": tokenizer},
+            device,
+            _normalizer_step("normalizer_processor", features, norm_map),
+        ],
+        folder.statistics,
+    )
+    _write_pipeline(
+        directory,
+        POSTPROCESSOR,
+        [_normalizer_step("unnormalizer_processor", outputs, norm_map), device],
+        folder.statistics,
+    )
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype, path: str) -> None:
+    """Give ``model`` exactly ``weights``, converted to ``dtype``; its own are not copied but replaced.
+
+    Raises:
+        UserError: some are missing or too many, or have another shape.
+    """
+    check_fit(model.state_dict(), weights, f"model.path={path}")
+    model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()}, assign=True)
+
+
+def without_statistics(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(_OLD_STATISTICS)}
+
+
+def prompt_tokens(folder: LerobotFolder, instruction: str) -> list[int]:
+    """Ids of ``instruction`` and a new line, with the tokenizer's start token where it has one.
+
+    Raises:
+        UserError: there are more than the policy was trained with.
+    """
+    text = instruction if instruction.endswith("\n") else f"{instruction}\n"
+    ids: list[int] = folder.tokenizer(text)["input_ids"]
+    if len(ids) > folder.max_prompt_length:
+        raise UserError(
+            f"model.path={folder.path}: the instruction {instruction!r} has {len(ids)} tokens and the policy takes "
+            f"{folder.max_prompt_length} (tokenizer_max_length)"
+        )
+    return ids
+
+
+def _require_plain_images(modes: Mapping[str, str], directory: Path) -> None:
+    if modes.get("VISUAL", "IDENTITY") != "IDENTITY":
+        raise UserError(f"model.path={directory}: images are normalised by {modes['VISUAL']}, expected IDENTITY")
+
+
+def _old_statistics(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that lerobot until 0.3 kept with the weights, by their present names."""
+    names = {f"buffer_{feature.replace('.', '_')}.": f"{feature}." for feature in (STATE, ACTION)}
+    return {
+        new + name.rpartition(".")[2]: tensor
+        for name, tensor in weights.items()
+        if name.startswith(_OLD_STATISTICS)
+        for old, new in names.items()
+        if old in name
+    }
+
+
+def _read_tokenizer(directory: Path, chosen: str | None, published: str) -> PreTrainedTokenizerBase:
+    try:
+        if chosen is None and (directory / "tokenizer.json").exists():
+            # As the file says: AutoTokenizer would go by the model's family.
+            return PreTrainedTokenizerFast.from_pretrained(directory)
+        return AutoTokenizer.from_pretrained(chosen or published, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"model.path={directory}: no tokenizer in the folder, and {chosen or published!r} cannot be loaded "
+            f"({first_line}); set model.params.tokenizer to a folder with the files of {published}"
+        ) from error
+
+
+def _normalizer_step(kind: str, features: Mapping[str, Any], norm_map: Mapping[str, str]) -> dict[str, Any]:
+    return {"registry_name": kind, "config": {"eps": _EPS, "features": features, "norm_map": norm_map}}
+
+
+def _write_pipeline(directory: Path, name: str, steps: list[dict[str, Any]], statistics: Mapping[str, Tensor]) -> None:
+    for index, step in enumerate(steps):
+        if step["registry_name"].endswith("normalizer_processor") and statistics:
+            step["state_file"] = f"{name}_step_{index}_{step['registry_name']}.safetensors"
+            write_tensors(directory / step["state_file"], statistics)
+    (directory / f"{name}.json").write_text(json.dumps({"name": name, "steps": steps}, indent=2) + "\n")

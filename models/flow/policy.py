@@ -1,0 +1,349 @@
+"""What the policies that denoise action chunks share: sampling, log-probabilities, values, imitation.
+
+::
+
+    cameras, instruction ─► vision-language model ─► keys and values of the prefix (once for a chunk)
+                                                                   │
+    state, noisy actions x, time t ─► action expert ───────────────┴─► features ─► velocity, learned deviation
+                                                                          └─ of x = 0 at t = 1 ─► value head
+
+``replay_inputs`` are the observation (``images/<camera>`` uint8, ``state`` and ``tokens``, -1 where there is none) and
+
+==========  ==============  ==================================================================
+``states``  [N,S+1,H,D]     before and after each stochastic denoising step
+``steps``   [N]             which step the first is
+==========  ==============  ==================================================================
+
+or, of a demonstration, ``noise`` [N,H,D], ``time`` [N] and ``targets`` [N,H,D].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied_rl.contracts import EnvObs
+from embodied_rl.errors import UserError
+from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
+from embodied_rl.models.flow import sde as flow
+from embodied_rl.models.flow.lerobot_folder import ACTION, STATE, LerobotFolder, camera_map, normalizer, prompt_tokens
+from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, load_head, write_tensors
+
+NOISE_HEAD_FILE = "noise_head.safetensors"
+_VALUE_WIDTHS = (512, 256, 128)
+_NOISE_WIDTHS = (128, 64)
+_NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowPolicyParams(flow.FlowParams):
+    """``model.params`` of the policies that denoise actions."""
+
+    train_expert_only: bool = True
+    """The vision-language model stays as it is and computes without gradients."""
+    detach_critic_input: bool = True
+    """The value loss trains the value head alone."""
+    cameras: dict[str, str | None] = field(default_factory=dict)
+    """The network's camera (without ``observation.images.``) -> the env's; null: it sees nothing there. Names that are
+    left out are found by name."""
+    tokenizer: str | None = None
+    """A folder with the tokenizer, or a name on the hub; null: that in ``model.path``, or the published one."""
+    invert_gripper: bool = False
+    """The last action has the opposite sign in the policy's training data: there -1 closes the gripper."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights."""
+
+
+class FlowPolicy(Policy):
+    """Base class: a subclass builds the network and says how the prefix, the features and the velocity are computed.
+
+    Args:
+        folder: what ``model.path`` holds beside the weights.
+        horizon: H, steps that the network predicts at once.
+        max_action_dim: D.
+        width: of the action expert.
+    """
+
+    Params = FlowPolicyParams
+    new_line_step = ""
+    """lerobot's name of the step that ends the prompt with a new line."""
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        params: FlowPolicyParams,
+        folder: LerobotFolder,
+        *,
+        horizon: int,
+        max_action_dim: int,
+        width: int,
+    ) -> None:
+        super().__init__()
+        if spec.num_action_chunks > horizon:
+            raise UserError(
+                f"model.num_action_chunks={spec.num_action_chunks}: model.path={folder.path} predicts {horizon} "
+                "actions at once (chunk_size); set at most that"
+            )
+        self.spec, self.params, self.folder = spec, params, folder
+        self.horizon, self.max_action_dim = horizon, max_action_dim
+        self.cameras = camera_map(folder, params.cameras, list(spec.image_shapes))
+        self.state_normalizer = normalizer(folder, STATE, spec.state_dim)
+        self.action_normalizer = normalizer(folder, ACTION, spec.action_dim)
+        self.value_head = (
+            _mlp((width, *_VALUE_WIDTHS, spec.values_per_chunk), nn.ReLU) if spec.values_per_chunk else None
+        )
+        self.noise_head = (
+            _mlp((width, *_NOISE_WIDTHS, max_action_dim), nn.Tanh) if params.noise_method == "flow_noise" else None
+        )
+        self._prompts: dict[str, list[int]] = {}
+
+    max_state_dim: int
+
+    def vision_language_model(self) -> nn.Module:
+        """What ``train_expert_only`` freezes."""
+        raise NotImplementedError
+
+    def prefix(self, images: Mapping[str, Tensor], tokens: Tensor, state: Tensor) -> Any:
+        """What the expert attends to, computed once for a chunk.
+
+        Args:
+            images: of each of the network's cameras that sees something, uint8 [N,H,W,3], in its order.
+            tokens: [N,L] int64, -1 where there is none.
+            state: [N,S] float32, normalised.
+        """
+        raise NotImplementedError
+
+    def features(self, prefix: Any, x: Tensor, t: Tensor) -> Tensor:
+        """The expert's outputs [N,H,W] for noisy actions [N,H,D] at times [N]."""
+        raise NotImplementedError
+
+    def velocity(self, features: Tensor) -> Tensor:
+        """[N,H,D]."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
+        """``greedy`` follows the ODE, from noise that is drawn as ever; else one or all steps are stochastic.
+
+        ``temperature`` scales the deviation of the stochastic steps.
+        """
+        inputs = self._inputs(obs)
+        prefix = self._prefix(inputs)
+        path, logprobs = flow.sample(
+            self._velocity_of(prefix),
+            self._draw_noise(len(obs), generator),
+            self.params,
+            executed=self._executed,
+            greedy=greedy,
+            temperature=temperature,
+            generator=generator,
+        )
+        return PolicyOutput(
+            actions=self._to_env(path.actions),
+            logprobs=logprobs,
+            values=self._values(prefix, len(obs)),
+            replay_inputs={**inputs, "states": path.states, "steps": path.steps},
+        )
+
+    @torch.no_grad()
+    def values(self, obs: EnvObs) -> Tensor:
+        values = self._values(self._prefix(self._inputs(obs)), len(obs))
+        if values is None:
+            raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
+        return values
+
+    def evaluate(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        flow.check_temperature(temperature)
+        prefix = self._prefix(replay_inputs)
+        if "targets" in replay_inputs:
+            logprobs = -self._velocity_error(prefix, replay_inputs)
+            entropy = torch.zeros_like(logprobs)
+        else:
+            logprobs, entropy = flow.log_likelihood(
+                self._velocity_of(prefix),
+                replay_inputs["states"].to(self.device),
+                replay_inputs["steps"].to(self.device),
+                self.params,
+                executed=self._executed,
+                temperature=temperature,
+            )
+        values = self._values(prefix, len(logprobs))
+        return Evaluation(logprobs=logprobs, entropy=entropy, values=values)
+
+    def demonstration(
+        self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Noise and time are drawn here; the log-probability is minus the squared error of the velocity there.
+
+        The network predicts more steps than are executed. They are filled with the last action, and do not count.
+        """
+        count = len(obs)
+        targets = self._from_env(actions.to(self.device))
+        targets = torch.cat((targets, targets[:, -1:].expand(-1, self.horizon - targets.shape[1], -1)), 1)
+        return {
+            **self._inputs(obs),
+            "noise": self._draw_noise(count, generator),
+            "time": flow.draw_time(count, generator, self._draw_device(generator)).to(self.device),
+            "targets": targets,
+        }
+
+    @property
+    def device(self) -> torch.device:
+        return self.action_normalizer.origin.device
+
+    @property
+    def _executed(self) -> tuple[int, int]:
+        return self.spec.num_action_chunks, self.spec.action_dim
+
+    def _check_room(self) -> None:
+        """Raises UserError: the network has fewer dimensions than the env."""
+        rooms = (
+            ("state", self.max_state_dim, self.spec.state_dim),
+            ("action", self.max_action_dim, self.spec.action_dim),
+        )
+        for name, room, wanted in rooms:
+            if wanted > room:
+                raise UserError(
+                    f"model.path={self.folder.path} has room for {room} {name} dimensions (max_{name}_dim); the "
+                    f"env has {wanted}"
+                )
+
+    def _freeze(self) -> None:
+        """To be called once the network is built."""
+        if self.params.train_expert_only:
+            self.vision_language_model().requires_grad_(False)
+
+    def _trains_prefix(self) -> bool:
+        """Also with adapters in an otherwise frozen model."""
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self.vision_language_model().parameters())
+
+    def _prefix(self, inputs: Mapping[str, Tensor]) -> Any:
+        cameras = [camera for camera in self.cameras.values() if camera is not None]
+        images = {camera: inputs[f"images/{camera}"].to(self.device) for camera in cameras}
+        tokens = inputs["tokens"].to(self.device)
+        # Padding changes nothing; columns that are padding in all samples are left out.
+        tokens = tokens[:, : int((tokens != _NO_TOKEN).sum(1).max())]
+        state = self.state_normalizer.normalize(inputs["state"].to(self.device).float())
+        return self.prefix(images, tokens, state)
+
+    def _velocity_of(self, prefix: Any) -> flow.Velocity:
+        def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+            features = self.features(prefix, x, t)
+            log_std = None
+            if self.noise_head is not None:
+                log_std = flow.learned_log_std(_apply(self.noise_head, features))
+            return self.velocity(features).float(), log_std
+
+        return velocity
+
+    def _velocity_error(self, prefix: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[N,C,A], squared."""
+        noise, targets, t = (inputs[name].to(self.device) for name in ("noise", "targets", "time"))
+        x = t[:, None, None] * noise + (1.0 - t[:, None, None]) * targets
+        velocity = self.velocity(self.features(prefix, x, t)).float()
+        chunks, dims = self._executed
+        return (velocity - (noise - targets))[:, :chunks, :dims].square()
+
+    def _values(self, prefix: Any, count: int) -> Tensor | None:
+        """From the expert's mean output at t = 1 for the noise's mean, so that a value is one of the observation alone
+        and not of the noise that decided the actions."""
+        if self.value_head is None:
+            return None
+        x = torch.zeros(count, self.horizon, self.max_action_dim, device=self.device)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.params.detach_critic_input):
+            mean = self.features(prefix, x, torch.ones(count, device=self.device)).float().mean(1)
+        return _apply(self.value_head, mean).float()
+
+    def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
+        """What the network sees, as it is recorded."""
+        inputs = {"state": obs.state, "tokens": self._tokens(obs.instructions)}
+        for camera in self.cameras.values():
+            if camera is not None:
+                inputs[f"images/{camera}"] = obs.images[camera]
+        return inputs
+
+    def _tokens(self, instructions: tuple[str, ...]) -> Tensor:
+        tokens = torch.full((len(instructions), self.folder.max_prompt_length), _NO_TOKEN)
+        for row, instruction in enumerate(instructions):
+            if instruction not in self._prompts:
+                self._prompts[instruction] = prompt_tokens(self.folder, instruction)
+            ids = self._prompts[instruction]
+            tokens[row, : len(ids)] = torch.tensor(ids)
+        return tokens
+
+    def _draw_device(self, generator: torch.Generator | None) -> torch.device:
+        return self.device if generator is None else generator.device
+
+    def _draw_noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        shape = (count, self.horizon, self.max_action_dim)
+        return torch.randn(shape, generator=generator, device=self._draw_device(generator)).to(self.device)
+
+    def _to_env(self, normalized: Tensor) -> Tensor:
+        """[N,H,D] -> [N,C,A] in [-1, 1]."""
+        chunks, dims = self._executed
+        actions = self.action_normalizer.unnormalize(normalized[:, :chunks, :dims])
+        return self._gripper(actions).clamp(-1.0, 1.0)
+
+    def _from_env(self, actions: Tensor) -> Tensor:
+        """[N,C,A] -> [N,C,D], normalised and filled with zeros."""
+        normalized = self.action_normalizer.normalize(self._gripper(actions))
+        return functional.pad(normalized, (0, self.max_action_dim - normalized.shape[-1]))
+
+    def _gripper(self, actions: Tensor) -> Tensor:
+        if not self.params.invert_gripper:
+            return actions
+        return torch.cat((actions[..., :-1], -actions[..., -1:]), -1)
+
+    def _read_heads(self, directory: Path) -> None:
+        for file, head in ((VALUE_HEAD_FILE, self.value_head), (NOISE_HEAD_FILE, self.noise_head)):
+            if head is not None:
+                load_head(head, directory / file)
+
+    def _write_heads(self, directory: Path) -> None:
+        for file, head in ((VALUE_HEAD_FILE, self.value_head), (NOISE_HEAD_FILE, self.noise_head)):
+            if head is not None:
+                write_tensors(directory / file, head.state_dict())
+
+
+def resize_with_padding(images: Tensor, size: tuple[int, int], *, centered: bool) -> Tensor:
+    """uint8 [N,H,W,3] -> float32 [N,3,*size] in [-1, 1]: the whole picture, black (-1) beside it.
+
+    Args:
+        centered: half of the black on each side; else all of it at the left and the top.
+    """
+    x = images.permute(0, 3, 1, 2).float() / 255.0
+    height, width = x.shape[-2:]
+    if (height, width) != size:
+        ratio = max(width / size[1], height / size[0])
+        inner = (int(height / ratio), int(width / ratio))
+        x = functional.interpolate(x, size=inner, mode="bilinear", align_corners=False)
+        rows, columns = size[0] - inner[0], size[1] - inner[1]
+        left, top = (columns // 2, rows // 2) if centered else (columns, rows)
+        x = functional.pad(x, (left, columns - left, top, rows - top))
+    return x * 2.0 - 1.0
+
+
+def _mlp(widths: tuple[int, ...], activation: type[nn.Module]) -> nn.Sequential:
+    """A small last layer starts a value at 0, and a deviation in the middle of its range."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), activation()]
+    last = layers[-2]
+    assert isinstance(last, nn.Linear)
+    nn.init.normal_(last.weight, std=0.1 / math.sqrt(widths[-2]))
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers[:-1])
+
+
+def _apply(head: nn.Sequential, x: Tensor) -> Tensor:
+    return head(x.to(next(head.parameters()).dtype))

@@ -1,0 +1,1 @@
+"""Weights: folders, adapters, what is shipped."""

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from embodied_rl.checkpoints import resume
+from embodied_rl.checkpoints.resume import ABSENT, Change, compare
+from embodied_rl.errors import CheckpointError
+from embodied_rl.launch import run
+from tests.configs import config_of, tiny_run
+
+BASE = ("env=dummy", "model=mlp")
+
+
+def saved(run_dir: Path, *overrides: str, **edits: Any) -> Path:
+    """A checkpoint of a run with this configuration."""
+    content: dict[str, Any] = asdict(config_of(*BASE, *overrides))
+    content |= edits
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(content))
+    return run_dir / "checkpoints/global_step_3"
+
+
+def changes(checkpoint: Path, *overrides: str) -> list[Change]:
+    found = compare(checkpoint, config_of(*BASE, *overrides))
+    assert found is not None
+    return found
+
+
+def test_nothing_changed(tmp_path: Path) -> None:
+    assert changes(saved(tmp_path), "runner.resume_dir=auto") == [], "how it is started does not count"
+
+
+def test_what_a_run_may_change_is_shown(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, "runner.max_steps=3")
+    found = changes(checkpoint, "runner.max_steps=9", "actor.optim.lr=0.5", "env.task_ids=[0,2]")
+    shown = {c.key: (c.before, c.now, c.refusal) for c in found}
+    assert shown.pop("actor.optim.lr")[1:] == (0.5, None)
+    assert shown == {"runner.max_steps": (3, 9, None), "env.task_ids": (None, [0, 2], None)}
+    resume.check(checkpoint, found)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "key"),
+    [
+        ([], ["model.params.hidden_size=8"], "model.params.hidden_size"),
+        ([], ["model.num_action_chunks=2"], "model.num_action_chunks"),
+        (["model.lora.rank=4"], ["model.lora.rank=8"], "model.lora.rank"),
+        (["algorithm=grpo"], ["algorithm=ppo"], "algorithm.adv_type"),
+        (["algorithm=ppo"], ["algorithm=ppo", "algorithm.reward_type=action_level"], "algorithm.reward_type"),
+        (["algorithm.kl_beta=0.1"], ["algorithm.kl_beta=0.1", "actor.seed=7"], "actor.seed"),
+    ],
+)
+def test_what_would_corrupt_the_run_is_refused(tmp_path: Path, before: list[str], now: list[str], key: str) -> None:
+    checkpoint = saved(tmp_path, *before)
+    with pytest.raises(CheckpointError, match=re.escape(f"\n  {key}: ")) as caught:
+        resume.check(checkpoint, changes(checkpoint, *now))
+    text = str(caught.value)
+    assert text.startswith(f"{checkpoint} cannot be gone on from with this configuration:\n")
+    assert text.endswith("or start a new run from its weights with runner.init_from.")
+
+
+def test_another_estimator_with_the_same_head_is_allowed(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, "algorithm=grpo")
+    resume.check(checkpoint, changes(checkpoint, "algorithm=rloo"))
+    resume.check(checkpoint, changes(checkpoint, "actor.seed=7"))
+
+
+def test_a_model_folder_may_move(tmp_path: Path) -> None:
+    """Otherwise no run from weights that ship with the project would survive a move of the checkout."""
+    checkpoint = saved(tmp_path, f"model.path={tmp_path}/old/weights")
+    (tmp_path / "new/weights").mkdir(parents=True)
+    found = changes(checkpoint, f"model.path={tmp_path}/new/weights")
+    assert [c.key for c in found] == ["model.path"], "and it is shown"
+    resume.check(checkpoint, found)
+
+
+@pytest.mark.parametrize("now", ["new/others", "elsewhere/weights", "null"])
+def test_another_model_folder_is_refused(tmp_path: Path, now: str) -> None:
+    checkpoint = saved(tmp_path, f"model.path={tmp_path}/old/weights")
+    (tmp_path / "new/others").mkdir(parents=True)
+    path = now if now == "null" else f"{tmp_path}/{now}"
+    with pytest.raises(CheckpointError, match=r"model\.path: "):
+        resume.check(checkpoint, changes(checkpoint, f"model.path={path}"))
+
+
+def test_a_folder_does_not_pass_for_a_name_on_a_hub(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, "model.path=somebody/weights")
+    (tmp_path / "weights").mkdir()
+    with pytest.raises(CheckpointError, match=r"model\.path: "):
+        resume.check(checkpoint, changes(checkpoint, f"model.path={tmp_path}/weights"))
+
+
+def test_a_copy_of_a_model_folder_is_refused_while_the_first_is_there(tmp_path: Path) -> None:
+    """Two folders of one name are two models until somebody has compared them."""
+    checkpoint = saved(tmp_path, f"model.path={tmp_path}/old/weights")
+    for place in ("old", "new"):
+        (tmp_path / place / "weights").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"model\.path: "):
+        resume.check(checkpoint, changes(checkpoint, f"model.path={tmp_path}/new/weights"))
+
+
+def test_keys_that_are_new_since_are_no_obstacle(tmp_path: Path) -> None:
+    content = asdict(config_of(*BASE))
+    del content["model"]["lora"]
+    checkpoint = saved(tmp_path, model=content["model"])
+    found = changes(checkpoint)
+    assert found
+    assert all(c.key.startswith("model.lora.") and c.before == ABSENT and c.refusal is None for c in found)
+
+
+def test_without_a_configuration_nothing_is_compared(tmp_path: Path) -> None:
+    assert compare(tmp_path / "checkpoints/global_step_3", config_of(*BASE)) is None
+    assert compare(saved(tmp_path).parent.parent / "copied", config_of(*BASE)) is None, "not in a run directory"
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [1", "\0"])
+def test_a_damaged_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    checkpoint = saved(tmp_path)
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.yaml: "):
+        changes(checkpoint)
+
+
+def test_a_run_says_what_changed_and_keeps_its_configuration_when_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("cluster=serial", "model=mlp", "runner.eval_at_end=false")
+    run(tiny_run(tmp_path, *options, "runner.max_steps=1"))
+    [path] = tmp_path.rglob("config.yaml")
+    before = path.read_text()
+    with pytest.raises(CheckpointError, match=r"model\.params\.hidden_size"):
+        run(
+            tiny_run(tmp_path, *options, "runner.max_steps=2", "runner.resume_dir=auto", "++model.params.hidden_size=8")
+        )
+    assert path.read_text() == before
+    capsys.readouterr()
+    run(tiny_run(tmp_path, *options, "runner.max_steps=2", "runner.resume_dir=auto", "actor.optim.lr=0.25"))
+    shown = capsys.readouterr().out
+    assert "changed since the checkpoint" in shown
+    assert re.search(r"actor\.optim\.lr +\S+ +0\.25", shown)
+    assert re.search(r"runner\.max_steps +1 +2", shown)

@@ -1,0 +1,237 @@
+"""When runs save: by steps, by time, while they go on, and when they are told to end."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from embodied_rl.checkpoints.store import Publication, complete_checkpoints, read_state, verify
+from embodied_rl.errors import CheckpointError, UserError
+from embodied_rl.launch import Terminated, run
+from embodied_rl.tasks import saving
+from embodied_rl.workers.actor import ActorWorker
+from embodied_rl.workers.env import EnvWorker
+from tests.checkpoints.saved import saved_tensors
+from tests.configs import config_of, tiny_run
+from tests.test_end_to_end import assert_equal, metrics_of, only_run
+
+QUICK = ("cluster=serial", "runner.eval_at_end=false")
+
+
+def steps(run_dir: Path) -> list[int]:
+    """Of the whole checkpoints, which also are what was saved."""
+    checkpoints = complete_checkpoints(run_dir / "checkpoints")
+    for path in checkpoints:
+        assert {"policy.json", "actor/shard_00001.safetensors"} <= verify(path).keys()
+    return [read_state(path).step for path in checkpoints]
+
+
+def test_an_asynchronous_save_is_the_same_checkpoint(tmp_path: Path) -> None:
+    runs = []
+    for name, asynchronous in (("plain", "false"), ("async", "true")):
+        options = ["runner.max_steps=3", "runner.max_keep=2", f"runner.save_async={asynchronous}"]
+        config = tiny_run(tmp_path, *QUICK, f"runner.experiment_name={name}", *options)
+        run(config)
+        runs.append(only_run(config))
+        assert steps(runs[-1]) == [2, 3], "the last is complete when the run ends"
+        assert not list((runs[-1] / "checkpoints").glob(".*"))
+    for step in (2, 3):
+        left, right = (saved_tensors(r / f"checkpoints/global_step_{step}") for r in runs)
+        assert_equal(left, right)
+
+
+def test_an_asynchronous_failure_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("embodied_rl.checkpoints.shard_files.ShardWriter.write_data", full)
+    config = tiny_run(tmp_path, *QUICK, "runner.max_steps=1", "runner.save_async=true")
+    with pytest.raises(CheckpointError, match=r"cannot be written: .*No space left on device"):
+        run(config)
+    assert steps(only_run(config)) == []
+
+
+def test_saving_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10_000, 10))
+    # 10 s pass between two looks at the clock.
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    options = ("runner.save_interval=-1", "runner.max_steps=5", "runner.max_keep=null")
+    config = tiny_run(tmp_path, *QUICK, *options, "runner.save_interval_seconds=20")
+    run(config)
+    # A look a step: 10 s, 20 s and a save, which looks too, and so on; the last step is saved in any case.
+    assert steps(only_run(config)) == [2, 4, 5]
+
+
+def test_contents(tmp_path: Path) -> None:
+    options = ("runner.max_steps=1", "runner.save_contents=[model]")
+    run(tiny_run(tmp_path, *QUICK, *options))
+    with pytest.raises(CheckpointError, match="holds no optimiser"):
+        run(tiny_run(tmp_path, *QUICK, "runner.max_steps=2", "runner.resume_dir=auto"))
+    run(tiny_run(tmp_path, *QUICK, "runner.only_eval=true", "runner.resume_dir=auto"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["runner.save_contents=[optimizer]"], r"runner.save_contents: got \['optimizer'\], expected \[model"),
+        (
+            ["runner.weight_sync_interval=2"],
+            "runner.save_interval: got 1, no multiple of runner.weight_sync_interval=2",
+        ),
+        (
+            ["runner.weight_sync_interval=2", "runner.save_interval=2", "runner.val_check_interval=3"],
+            "runner.val_check_interval: got 3, no multiple of .* use 4",
+        ),
+        (["runner.stop_at=0.5"], r"runner.stop_at: got 0.5, .* none \(runner.val_check_interval=-1\); set both"),
+        (["runner.save_interval=-1", "runner.save_async=true"], "runner.save_async: this run would not read it"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config_of("env=dummy", *options)
+
+
+def test_the_interval_between_two_versions_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions: list[set[int]] = []
+    update = ActorWorker.update
+
+    @functools.wraps(update)
+    def spied(worker: ActorWorker, *, step: int) -> object:
+        versions.append({v for t in worker._received for v in t.policy_versions.tolist()})
+        return update(worker, step=step)
+
+    monkeypatch.setattr(ActorWorker, "update", spied)
+    options = ["runner.weight_sync_interval=2", "runner.save_interval=2", "runner.max_steps=5"]
+    run(tiny_run(tmp_path, "cluster=serial", *options))
+    assert versions == [{0}, {0}, {2}, {2}, {4}]
+    whole = tiny_run(tmp_path, *QUICK, *options, "runner.experiment_name=whole", "runner.max_steps=4")
+    run(whole)
+    first = tiny_run(tmp_path, *QUICK, *options, "runner.experiment_name=parts", "runner.max_steps=2")
+    run(first)
+    rest = ("runner.experiment_name=parts", "runner.max_steps=4", "runner.resume_dir=auto")
+    run(tiny_run(tmp_path, *QUICK, *options, *rest))
+    assert metrics_of(only_run(whole)) == metrics_of(only_run(first))
+
+
+def test_the_last_evaluation_is_of_the_newest_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[int] = []
+    publish = ActorWorker.publish_weights
+
+    @functools.wraps(publish)
+    async def spied(worker: ActorWorker, version: int) -> float:
+        published.append(version)
+        return await publish(worker, version)
+
+    monkeypatch.setattr(ActorWorker, "publish_weights", spied)
+    options = ["runner.weight_sync_interval=2", "runner.save_interval=-1", "runner.max_steps=3"]
+    run(tiny_run(tmp_path, "cluster=serial", *options))
+    assert published == [0, 2, 3]
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, *, at_call: int) -> None:
+    """SIGTERM to this process in the middle of the run."""
+    original: Callable[..., object] = getattr(owner, method)
+    calls = iter(range(1, 1000))
+
+    @functools.wraps(original)
+    def interrupted(*args: object, **kwargs: object) -> object:
+        if next(calls) == at_call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, method, interrupted)
+
+
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_terminated_in_a_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asynchronous: str
+) -> None:
+    interrupt(monkeypatch, EnvWorker, "interact", at_call=5)  # two env workers: in the third step
+    options = ["runner.save_interval=10", "runner.max_steps=9", f"runner.save_async={asynchronous}"]
+    config = tiny_run(tmp_path, *QUICK, *options)
+    with pytest.raises(Terminated) as ending:
+        run(config)
+    assert ending.value.code == 128 + signal.SIGTERM
+    assert "terminated: checkpoint of step 2 is complete" in " ".join(capsys.readouterr().out.split())
+    assert steps(only_run(config)) == [2]
+    monkeypatch.undo()
+    rest = tiny_run(tmp_path, *QUICK, *options, "runner.max_steps=3", "runner.resume_dir=auto")
+    run(rest)
+    whole = tiny_run(tmp_path, *QUICK, *options, "runner.max_steps=3", "runner.experiment_name=whole")
+    run(whole)
+    assert metrics_of(only_run(rest)) == metrics_of(only_run(whole)), "as if it had not been terminated"
+
+
+def test_terminated_in_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(monkeypatch, ActorWorker, "update", at_call=2)
+    config = tiny_run(tmp_path, *QUICK, "runner.save_interval=10", "runner.max_steps=9")
+    with pytest.raises(Terminated):
+        run(config)
+    assert "no checkpoint of step 1: step 2 was being trained" in " ".join(capsys.readouterr().out.split())
+    assert steps(only_run(config)) == []
+
+
+def test_terminated_while_it_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one process the writing itself is interrupted: half a checkpoint does not get a name."""
+    interrupt(monkeypatch, ActorWorker, "save", at_call=2)
+    config = tiny_run(tmp_path, *QUICK, "runner.max_steps=9")
+    with pytest.raises(Terminated):
+        run(config)
+    assert "no checkpoint of step 2: " in " ".join(capsys.readouterr().out.split())
+    assert steps(only_run(config)) == [1]
+
+
+def test_terminated_while_it_computes_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That takes a while and does not hold up the end; it is done again."""
+    interrupt(monkeypatch, Publication, "seal", at_call=2)
+    config = tiny_run(tmp_path, *QUICK, "runner.max_steps=9")
+    with pytest.raises(Terminated):
+        run(config)
+    assert "checkpoint of step 2 is complete" in " ".join(capsys.readouterr().out.split())
+    assert steps(only_run(config)) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_terminated_processes(tmp_path: Path) -> None:
+    """The command as a user runs it: workers in processes, SIGTERM to the driver, exit status 143."""
+    command = [sys.executable, "-m", "embodied_rl", "env=dummy", "runner.save_interval=1000", "runner.max_steps=1000"]
+    command += [f"runner.output_dir={tmp_path}", "env.eval.video_cfg.save_video=false", "algorithm.update_epoch=1"]
+    command += [
+        "env.train.max_episode_steps=64",
+        "runner.logger.logger_backends=[jsonl]",
+        "cluster.num_threads.actor=1",
+    ]
+    log = (tmp_path / "log").open("w+")
+    with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
+        deadline = time.monotonic() + 120
+        metrics: list[Path] = []
+        while not metrics or metrics[0].read_text().count("\n") < 2:
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+            metrics = list(tmp_path.rglob("metrics.jsonl"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    text = " ".join((tmp_path / "log").read_text().split())
+    done = metrics[0].read_text().count("\n")
+    if match := re.search(r"checkpoint of step (\d+) is complete", text):
+        assert int(match[1]) in (done - 1, done)  # the line may be there before the step counts as finished
+        assert steps(metrics[0].parent) == [int(match[1])]
+    else:
+        assert f"step {done + 1} was being trained" in text or f"step {done} was being trained" in text, text

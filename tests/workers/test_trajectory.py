@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from embodied_rl.contracts import ActionChunk, ChunkResult, EnvObs, Trajectory
+from embodied_rl.workers.trajectory import TrajectoryBuilder, select_envs, split_by_rank
+
+N, C, A = 3, 2, 2
+ENV_IDS = torch.tensor([6, 7, 8])
+
+
+def numbered(t: int, *sizes: int) -> Tensor:
+    """[N, *sizes] with 100 t + 10 n + c, and the last axis, if there is a third, in tenths."""
+    values = 100.0 * t + 10.0 * torch.arange(N)
+    for size, unit in zip(sizes, (1.0, 0.1), strict=False):
+        values = values.unsqueeze(-1) + unit * torch.arange(size)
+    return values
+
+
+def answer(t: int, **fields: Any) -> ActionChunk:
+    """The policy's answer before chunk t: its ``bootstrap_values`` value what chunk t - 1 led to."""
+    return ActionChunk(
+        **{
+            "env_ids": ENV_IDS,
+            "actions": torch.zeros(N, C, A),
+            "logprobs": -numbered(t, C, A),
+            "values": numbered(t, 1) + 0.5,
+            "bootstrap_values": numbered(t) + 0.7,
+            "replay_inputs": {"state": numbered(t, 4)},
+            "policy_version": 40 + t,
+            **fields,
+        }
+    )
+
+
+def result(t: int) -> ChunkResult:
+    obs = EnvObs(env_ids=ENV_IDS, images={}, state=torch.zeros(N, 4), instructions=("",) * N)
+    step = torch.arange(N * C).view(N, C)
+    return ChunkResult(
+        rewards=numbered(t, C),
+        terminated=step == t,
+        truncated=step == t + 1,
+        valid=step != t + 2,
+        success=step == 2 * t,  # of env 0 in chunk 0, of env 1 in chunk 1, of env 2 in chunk 2
+        next_obs=obs,
+        final_obs=None,
+    )
+
+
+def builder() -> TrajectoryBuilder:
+    return TrajectoryBuilder(ENV_IDS, torch.tensor([30, 30, 31]), 5)
+
+
+def recorded(num_chunks: int = 4, **fields: Any) -> Trajectory:
+    """As the env worker does it: each answer, the values-only one at the end included, passes ``bootstrap``."""
+    building = builder()
+    for t in range(num_chunks):
+        chunk = answer(t, **fields)
+        building.bootstrap(chunk)
+        building.append(chunk, result(t))
+    building.bootstrap(answer(num_chunks, actions=torch.zeros(N, 0, A), logprobs=None, values=None))
+    return building.build()
+
+
+def test_every_value_is_stored_in_its_place() -> None:
+    got = recorded()
+    assert got.env_ids.tolist() == [6, 7, 8]
+    assert got.group_ids.tolist() == [30, 30, 31]
+    assert got.rollout_epoch == 5
+    assert got.rewards.shape == (4, N, C)
+    assert got.rewards[3, 2, 1] == 321
+    for t in range(4):
+        assert torch.equal(got.rewards[t], numbered(t, C))
+        assert torch.equal(got.terminated[t], result(t).terminated)
+        assert torch.equal(got.truncated[t], result(t).truncated)
+        assert torch.equal(got.valid[t], result(t).valid)
+        assert torch.equal(got.logprobs[t], -numbered(t, C, A))
+        assert got.values is not None
+        assert torch.equal(got.values[t], numbered(t, 1) + 0.5)
+        assert torch.equal(got.replay_inputs["state"][t], numbered(t, 4))
+    assert got.policy_versions.tolist() == [40, 41, 42, 43]
+    assert got.scores.tolist() == [1, 1, 1]
+    assert recorded(2).scores.tolist() == [1, 1, 0]
+
+
+def test_bootstrap_values_come_with_the_next_answer() -> None:
+    got = recorded(3)
+    assert got.bootstrap_values is not None
+    for t in range(3):
+        assert torch.equal(got.bootstrap_values[t], numbered(t + 1) + 0.7)
+
+
+def test_without_a_value_head() -> None:
+    got = recorded(values=None, bootstrap_values=None)
+    assert (got.values, got.bootstrap_values) == (None, None)
+
+
+def test_missing_logprobs_are_refused() -> None:
+    with pytest.raises(ValueError, match="the policy gave no log-probabilities"):
+        builder().append(answer(0, logprobs=None), result(0))
+
+
+def test_an_answer_for_other_envs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"action chunk for envs \[0, 1, 2\], expected one for \[6, 7, 8\]"):
+        builder().append(answer(0, env_ids=torch.arange(3)), result(0))
+
+
+def test_missing_bootstrap_values_are_refused() -> None:
+    building = builder()
+    for t in range(2):
+        building.bootstrap(answer(t))
+        building.append(answer(t), result(t))
+    with pytest.raises(ValueError, match="got 1 bootstrap values for 2 chunks"):
+        building.build()
+
+
+def test_an_empty_rollout_is_refused() -> None:
+    with pytest.raises(ValueError, match="without a single chunk"):
+        builder().build()
+
+
+def big(group_ids: list[int]) -> Trajectory:
+    """Env n holds n everywhere."""
+    t, n = 2, len(group_ids)
+    number = torch.arange(n)
+    flags = (number % 2 == 0)[None, :, None].expand(t, n, C)
+    return Trajectory(
+        env_ids=number,
+        group_ids=torch.tensor(group_ids),
+        rollout_epoch=1,
+        rewards=number[None, :, None].expand(t, n, C) + 0.1,
+        scores=number + 0.6,
+        terminated=flags,
+        truncated=~flags,
+        valid=flags,
+        logprobs=number[None, :, None, None].expand(t, n, C, A) + 0.2,
+        values=number[None, :, None].expand(t, n, 1) + 0.3,
+        bootstrap_values=number[None, :].expand(t, n) + 0.4,
+        replay_inputs={"state": number[None, :, None].expand(t, n, 3)},
+        policy_versions=torch.tensor([4, 5]),
+    )
+
+
+@given(
+    groups=st.lists(st.integers(0, 40), min_size=1, max_size=24),
+    world_size=st.integers(1, 5),
+)
+def test_split_by_rank_loses_nothing_and_never_splits_a_group(groups: list[int], world_size: int) -> None:
+    parts = split_by_rank(big(groups), world_size)
+    assert len(parts) == world_size
+    held = [part for part in parts if part is not None]
+    assert sorted(i for part in held for i in part.env_ids.tolist()) == list(range(len(groups)))
+    owners: dict[int, int] = {}
+    for rank, part in enumerate(parts):
+        if part is None:
+            continue
+        for group in part.group_ids.tolist():
+            assert owners.setdefault(group, rank) == rank
+        number = part.env_ids
+        assert part.group_ids.tolist() == [groups[i] for i in number.tolist()]
+        assert torch.equal(part.scores, number + 0.6)
+        for t in range(2):
+            assert torch.equal(part.rewards[t, :, 1], number + 0.1)
+            assert torch.equal(part.terminated[t, :, 0], number % 2 == 0)
+            assert torch.equal(part.truncated[t, :, 0], number % 2 == 1)
+            assert torch.equal(part.valid[t, :, 0], number % 2 == 0)
+            assert torch.equal(part.logprobs[t, :, 1, 1], number + 0.2)
+            assert part.values is not None
+            assert part.bootstrap_values is not None
+            assert torch.equal(part.values[t, :, 0], number + 0.3)
+            assert torch.equal(part.bootstrap_values[t], number + 0.4)
+            assert torch.equal(part.replay_inputs["state"][t, :, 2], number)
+        assert part.policy_versions.tolist() == [4, 5]
+        assert part.rollout_epoch == 1
+
+
+@given(num_groups=st.integers(1, 30), world_size=st.integers(1, 5))
+def test_neighbouring_groups_are_dealt_out_evenly(num_groups: int, world_size: int) -> None:
+    parts = split_by_rank(big([i // 2 for i in range(2 * num_groups)]), world_size)
+    sizes = [0 if part is None else len(part.env_ids) // 2 for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_selecting_no_env_gives_none() -> None:
+    assert select_envs(big([0, 1]), torch.zeros(2, dtype=torch.bool)) is None
