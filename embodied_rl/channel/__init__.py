@@ -1,8 +1,5 @@
-"""Channels carry messages between workers: :class:`InProcessChannel` in one process, :class:`SharedMemoryChannel`
-between the processes of one node. A channel across nodes is one more file that implements :class:`Channel`."""
+"""Channels carry messages between workers: ``in_process`` in one process, ``shared_memory`` between those of one node.
 
-from embodied_rl.channel.base import Channel, ChannelClosed, ChannelTimeout
-from embodied_rl.channel.in_process import InProcessChannel
-from embodied_rl.channel.shared_memory import SharedMemoryChannel
-
-__all__ = ["Channel", "ChannelClosed", "ChannelTimeout", "InProcessChannel", "SharedMemoryChannel"]
+A channel across nodes is one more file that implements :class:`~embodied_rl.channel.base.Channel`. Importing the
+package imports no torch: worker processes set their threads first.
+"""

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from embodied_rl.channel import ChannelClosed, InProcessChannel
+from embodied_rl.channel.base import ChannelClosed
 from embodied_rl.channel.cooperative import DeadlockError, Scheduler
+from embodied_rl.channel.in_process import InProcessChannel
 
 
 def test_fifo_per_key_and_bounded() -> None:

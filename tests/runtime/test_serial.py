@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from embodied_rl.channel import ChannelClosed
+from embodied_rl.channel.base import ChannelClosed
 from embodied_rl.channel.cooperative import DeadlockError, run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.serial import SerialBackend

@@ -16,7 +16,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.runtime.worker import Worker, WorkerContext
 
 if TYPE_CHECKING:
-    from embodied_rl.channel import Channel
+    from embodied_rl.channel.base import Channel
 
 FOR_EVER = 600.0
 
