@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from embodied_rl.errors import ConfigError, UserError
-from embodied_rl.language.rewards.pool import RewardError
-from embodied_rl.language.rewards.scoring import Item, Scorer
+from embodied_rl.language.rewards.scoring import Item, RewardError, Scorer
 from embodied_rl.schema import RewardConfig
 from tests.configs import small_math
 
@@ -192,10 +191,10 @@ def test_a_pool_dies_with_its_parent(tmp_path: Path) -> None:
 
     script = tmp_path / "run.py"
     script.write_text(
-        "import os\nfrom tests.language.rewards.test_scoring import config, Scorer\n"
+        "import os\nfrom tests.language.rewards.test_scoring import Scorer, config, items\n"
         "if __name__ == '__main__':\n"
-        f"    scorer = Scorer(config('{MODULE}:troubled', processes=1))\n"
-        "    print(scorer._pool._processes[0].process.pid, flush=True)\n"
+        f"    scorer = Scorer(config('{MODULE}:process', processes=1))\n"
+        "    print(int(scorer.score(items('a'))[0]), flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run(
