@@ -14,8 +14,7 @@ from embodied_rl.language.accuracy import CompletionRecord
 from embodied_rl.language.completions import completion_trajectory
 from embodied_rl.language.datasets.registry import Problem, build_dataset, problem_id
 from embodied_rl.language.encoding import PromptEncoder
-from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling
-from embodied_rl.language.engines.registry import backend_class
+from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, backend_class
 from embodied_rl.language.engines.sampling import prompt_seed
 from embodied_rl.language.rewards.functions import overlong_penalty
 from embodied_rl.language.rewards.scoring import Item, Scorer

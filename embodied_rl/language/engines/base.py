@@ -1,22 +1,32 @@
-"""What an engine that completes prompts must do."""
+"""The interface of engines that complete prompts, and their names. A new engine adds one line to :data:`BACKENDS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from torch import Tensor
 
-from embodied_rl.language.engines.stop_strings import StopStrings
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.registry import policy_of
+from embodied_rl.registry import load_class
 from embodied_rl.schema import GenerationConfig, ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+BACKENDS: dict[str, str] = {
+    "hf": "embodied_rl.language.engines.hf:HfBackend",
+    "vllm": "embodied_rl.language.engines.vllm_backend:VllmBackend",
+}
+"""``rollout.backend`` -> "module:Class"."""
 FinishReason = Literal["stop", "length"]
+_TOKENS_PER_CHARACTER: Final = 4
+"""At the most: a token may be a single byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +48,45 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer."""
+    """One completion of a prompt."""
 
     token_ids: tuple[int, ...]
     """The end token included, where there is one."""
     logprobs: tuple[float, ...]
-    """Of each token under the whole distribution at the temperature (1 where that is 0), before ``top_p``, ``top_k``,
+    """Each token's, under the whole distribution at the temperature (1 where that is 0), before ``top_p``, ``top_k``,
     ``min_new_tokens`` and ``repetition_penalty``: what ``Policy.evaluate`` gives."""
     finish_reason: FinishReason
     """stop: it ended with a stop token or a stop string; length: it was cut."""
     stop: str | None = None
     """The stop string that its last token completed."""
+
+
+class StopStrings:
+    """Texts that end a completion, whatever tokens they are made of."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
+        self._tokenizer, self._strings = tokenizer, tuple(strings)
+        self._window = _TOKENS_PER_CHARACTER * (max(map(len, strings), default=0) + 1)
+
+    def __bool__(self) -> bool:
+        return bool(self._strings)
+
+    def completed_by_last(self, token_ids: Sequence[int], min_tokens: int) -> str | None:
+        """The first of them that the last token completes; none in fewer than ``min_tokens``."""
+        if len(token_ids) < min_tokens:
+            return None
+        tail = list(token_ids[-self._window :])
+        return next((string for string in self._strings if self._find(tail, string)[1] >= 0), None)
+
+    def before(self, token_ids: Sequence[int], string: str) -> str:
+        """The completion's text without the string that its last token completed, and what followed that."""
+        text, start = self._find(list(token_ids), string)
+        return text[:start]
+
+    def _find(self, ids: list[int], string: str) -> tuple[str, int]:
+        """The text, and where the string that ends in the last token begins; -1: nowhere."""
+        text, before = str(self._tokenizer.decode(ids)), str(self._tokenizer.decode(ids[:-1]))
+        return text, text.find(string, max(0, len(before) - len(string) + 1))
 
 
 class GenerationBackend:
@@ -119,13 +157,34 @@ class GenerationBackend:
 
     @property
     def pad_token_id(self) -> int:
-        """For places without a token; any id will do, since lengths tell them apart."""
+        """Padding after a text; any id will do, since lengths tell it apart."""
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((token for token in candidates if isinstance(token, int)), 0)
 
     def text(self, completion: Completion) -> str:
-        """What the completion says, without its end token or stop string."""
+        """The completion's text, without its end token or stop string."""
         ids = list(completion.token_ids)
         if completion.stop is not None:
             return StopStrings(self.tokenizer, [completion.stop]).before(ids, completion.stop)
         return str(self.tokenizer.decode(ids[:-1] if completion.finish_reason == "stop" else ids))
+
+
+def backend_class(name: str) -> type[GenerationBackend]:
+    """The engine that ``rollout.backend`` names.
+
+    Raises:
+        UserError: no such name, module or class.
+    """
+    return load_class("rollout.backend", BACKENDS, name)
+
+
+def causal_lm(backend: str, model: ModelConfig, spec: PolicySpec) -> CausalLMPolicy:
+    """The policy whose weights an engine gets, not to be trained.
+
+    Raises:
+        UserError: no language model.
+    """
+    policy = policy_of(model, spec)
+    if not isinstance(policy, CausalLMPolicy):
+        raise UserError(f"rollout.backend={backend}: got model_type {model.model_type!r}, expected causal_lm")
+    return policy.eval().requires_grad_(False)

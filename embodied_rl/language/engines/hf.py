@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
 
 from embodied_rl.errors import UserError
-from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling
-from embodied_rl.language.engines.cache import roomy_cache
+from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, StopStrings, causal_lm
 from embodied_rl.language.engines.sampling import draw_uniforms, next_tokens
-from embodied_rl.language.engines.stop_strings import StopStrings
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy, position_ids
-from embodied_rl.models.registry import policy_of
+from embodied_rl.models.causal_lm.policy import position_ids
 from embodied_rl.schema import GenerationConfig, ModelConfig
 from embodied_rl.training.offload import HostWeights, require_accelerator
 
 _SHRINK = 0.75
 """Sequences that have ended are taken out of the batch when no more than this share is left: copying the cache costs
 about as much as a token."""
+_MIN_GROWTH = 32
+"""Tokens by which a cache's buffer grows at least; a long one grows by half."""
 
 
 class HfBackend(GenerationBackend):
@@ -35,11 +35,8 @@ class HfBackend(GenerationBackend):
                 f"rollout.engine_kwargs: got {', '.join(config.engine_kwargs)}, but rollout.backend=hf takes none; "
                 "leave them out, or use the engine that they belong to, such as rollout.backend=vllm"
             )
-        policy = policy_of(model, spec)
-        if not isinstance(policy, CausalLMPolicy):
-            raise UserError(f"rollout.backend=hf: got model_type {model.model_type!r}, expected causal_lm")
-        self._policy = policy.eval().requires_grad_(False)
-        self._resident: HostWeights | None = None
+        policy = causal_lm("hf", model, spec)
+        self._policy, self._resident = policy, None
         if config.enable_offload:
             require_accelerator("rollout.enable_offload", device)
             self._resident = HostWeights(policy, device)
@@ -71,20 +68,20 @@ class HfBackend(GenerationBackend):
     ) -> list[list[Completion]]:
         at_once = max(1, self._max_batch_size // sampling.n)
         # Prompts of like length together: less padding.
-        order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         found: dict[int, list[Completion]] = {}
         for start in range(0, len(order), at_once):
-            places = order[start : start + at_once]
+            indices = order[start : start + at_once]
             done, total = start * sampling.n, len(prompts) * sampling.n
             batch = self._decode(
-                [prompts[p] for p in places],
+                [prompts[i] for i in indices],
                 sampling,
-                [seeds[p] for p in places],
+                [seeds[i] for i in indices],
                 lambda ended, done=done, total=total: report(done + ended, total),
                 interrupt or (lambda: False),
             )
-            found |= {place: batch[i * sampling.n : (i + 1) * sampling.n] for i, place in enumerate(places)}
-        return [found[place] for place in range(len(prompts))]
+            found |= {index: batch[i * sampling.n : (i + 1) * sampling.n] for i, index in enumerate(indices)}
+        return [found[index] for index in range(len(prompts))]
 
     def _decode(
         self,
@@ -95,28 +92,26 @@ class HfBackend(GenerationBackend):
         interrupt: Callable[[], bool],
     ) -> list[Completion]:
         """``n`` completions of the first prompt, then of the second, ..."""
-        device, n, length = self._device, sampling.n, sampling.max_new_tokens
-        stops = torch.tensor(sorted(self.stop_token_ids), device=device)
-        uniforms = torch.cat([draw_uniforms(seed, n, length) for seed in seeds]).to(device)
-        count = len(prompts) * n
-        tokens = torch.zeros(count, length, dtype=torch.int64, device=device)
-        logprobs = torch.zeros(count, length, device=device)
-        lengths = torch.full((count,), length, device=device)
-        stopped = torch.zeros(count, dtype=torch.bool, device=device)
-        strings, stopped_by = StopStrings(self.tokenizer, sampling.stop), dict[int, str]()
+        n, length = sampling.n, sampling.max_new_tokens
+        stops = torch.tensor(sorted(self.stop_token_ids), device=self._device)
+        uniforms = torch.cat([draw_uniforms(seed, n, length) for seed in seeds]).to(self._device)
+        found = _Found(len(prompts) * n, length, StopStrings(self.tokenizer, sampling.stop), self._device)
 
-        ids, mask = _left_padded(prompts, device)
+        ids, mask = _left_padded(prompts, self._device)
+        width = ids.shape[1]
         # A prompt is read once, whatever the number of its completions.
         cache = roomy_cache(self._policy.model.config)
-        logits = self._forward(ids, mask, position_ids(mask), cache)
+        logits = self._forward(ids, mask, cache).repeat_interleave(n, 0)
         cache.batch_repeat_interleave(n)
-        logits = logits.repeat_interleave(n, 0)
-        mask = torch.cat([mask.repeat_interleave(n, 0), mask.new_ones(count, length)], 1)
-        positions = mask[:, : ids.shape[1]].sum(1)
-        live = torch.arange(count, device=device)  # the row's completion
-        seen = _seen(ids, mask[:, : ids.shape[1]], logits, n) if sampling.repetition_penalty != 1 else None
+        ids, mask = ids.repeat_interleave(n, 0), mask.repeat_interleave(n, 0)
+        seen = None
+        if sampling.repetition_penalty != 1:
+            # Padding adds nothing to the token that it is written as.
+            seen = torch.zeros_like(logits, dtype=torch.int32).scatter_add_(1, ids, mask.int()) > 0
+        mask = torch.cat([mask, mask.new_ones(len(mask), length)], 1)
+        live = torch.arange(len(ids), device=self._device)  # the row's completion
         for step in range(length):
-            chosen, chosen_logprobs = next_tokens(
+            chosen, logprobs = next_tokens(
                 logits,
                 uniforms=uniforms[live, step],
                 lengths=torch.full_like(live, step),
@@ -125,45 +120,31 @@ class HfBackend(GenerationBackend):
                 vocabulary=self.vocabulary,
                 sampling=sampling,
             )
-            tokens[live, step], logprobs[live, step] = chosen, chosen_logprobs
-            ended = torch.isin(chosen, stops)
-            running = ~stopped[live]
-            just = live[running & ended]
-            lengths[just], stopped[just] = step + 1, True
-            if strings:
-                for row in live[running & ~ended].tolist():
-                    found = strings.completed_by_last(tokens[row, : step + 1].tolist(), sampling.min_new_tokens)
-                    if found is not None:
-                        stopped_by[row], lengths[row], stopped[row] = found, step + 1, True
-            if step + 1 == length:
+            found.add(step, live, chosen, logprobs, torch.isin(chosen, stops), sampling.min_new_tokens)
+            running = ~found.stopped[live]
+            left = int(running.sum())
+            if not left or step + 1 == length:
                 break
-            keep = ~stopped[live]
-            left = int(keep.sum())
-            if not left:
-                break
-            report(count - left)
+            report(len(found.stopped) - left)
             if seen is not None:
                 seen.scatter_(1, chosen[:, None], True)
             if left <= _SHRINK * len(live):
-                rows = keep.nonzero().squeeze(-1)
+                rows = running.nonzero().squeeze(-1)
                 cache.batch_select_indices(rows)
-                live, mask, positions, chosen = live[rows], mask[rows], positions[rows], chosen[rows]
+                live, mask, ids, chosen = live[rows], mask[rows], ids[rows], chosen[rows]
                 seen = None if seen is None else seen[rows]
             if interrupt():  # the cache is of other weights
                 cache = roomy_cache(self._policy.model.config)
-                known = mask[:, : ids.shape[1] + step]
-                read = torch.cat([ids.repeat_interleave(n, 0)[live], tokens[live, :step]], 1)
-                self._forward(read, known, position_ids(known), cache)
-            logits = self._forward(chosen[:, None], mask[:, : ids.shape[1] + step + 1], positions[:, None], cache)
-            positions = positions + 1
-        return _completions(tokens.cpu(), logprobs.cpu(), lengths.tolist(), stopped.tolist(), stopped_by)
+                self._forward(torch.cat([ids, found.tokens[live, :step]], 1), mask[:, : width + step], cache)
+            logits = self._forward(chosen[:, None], mask[:, : width + step + 1], cache)
+        return found.completions()
 
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-        """[B,V] logits of the next token; ``cache`` grows."""
+    def _forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
+        """[B,V] logits of the token after ``ids``, the last ones under ``mask``; ``cache`` grows."""
         output = self._policy.model(
             input_ids=ids,
             attention_mask=mask,
-            position_ids=positions,
+            position_ids=position_ids(mask)[:, -ids.shape[1] :],
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -171,11 +152,44 @@ class HfBackend(GenerationBackend):
         return output.logits[:, -1]
 
 
-def _seen(ids: Tensor, mask: Tensor, logits: Tensor, n: int) -> Tensor:
-    """[B,V] bool: the tokens of each completion's prompt."""
-    seen = torch.zeros_like(logits, dtype=torch.int32)
-    # Padding adds nothing to the token that it is written as.
-    return seen.scatter_add_(1, ids.repeat_interleave(n, 0), mask.int()) > 0
+class _Found:
+    """The completions of a batch, token by token."""
+
+    def __init__(self, count: int, length: int, strings: StopStrings, device: str) -> None:
+        self.tokens = torch.zeros(count, length, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(count, length, device=device)
+        self._lengths = torch.full((count,), length, device=device)
+        self.stopped = torch.zeros(count, dtype=torch.bool, device=device)
+        self._strings, self._stopped_by = strings, dict[int, str]()
+
+    def add(self, step: int, live: Tensor, chosen: Tensor, logprobs: Tensor, ended: Tensor, min_tokens: int) -> None:
+        """Add a token to each of the completions ``live``; those that stopped before keep their length.
+
+        Args:
+            ended: whether it is an end token.
+            min_tokens: no stop string ends a completion before it has so many.
+        """
+        self.tokens[live, step], self._logprobs[live, step] = chosen, logprobs
+        running = ~self.stopped[live]
+        just = live[running & ended]
+        self._lengths[just], self.stopped[just] = step + 1, True
+        if self._strings:
+            for row in live[running & ~ended].tolist():
+                string = self._strings.completed_by_last(self.tokens[row, : step + 1].tolist(), min_tokens)
+                if string is not None:
+                    self._stopped_by[row], self._lengths[row], self.stopped[row] = string, step + 1, True
+
+    def completions(self) -> list[Completion]:
+        tokens, logprobs = self.tokens.cpu(), self._logprobs.cpu()
+        return [
+            Completion(
+                token_ids=tuple(tokens[row, :length].tolist()),
+                logprobs=tuple(logprobs[row, :length].tolist()),
+                finish_reason="stop" if ended else "length",
+                stop=self._stopped_by.get(row),
+            )
+            for row, (length, ended) in enumerate(zip(self._lengths.tolist(), self.stopped.tolist(), strict=True))
+        ]
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[Tensor, Tensor]:
@@ -186,15 +200,56 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[Tensor,
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def _completions(
-    tokens: Tensor, logprobs: Tensor, lengths: list[int], stopped: list[bool], stopped_by: Mapping[int, str]
-) -> list[Completion]:
-    return [
-        Completion(
-            token_ids=tuple(tokens[row, :length].tolist()),
-            logprobs=tuple(logprobs[row, :length].tolist()),
-            finish_reason="stop" if ended else "length",
-            stop=stopped_by.get(row),
-        )
-        for row, (length, ended) in enumerate(zip(lengths, stopped, strict=True))
-    ]
+class PreallocatedLayer(DynamicLayer):
+    """``DynamicLayer``, whose ``keys`` and ``values`` are the filled part of larger buffers.
+
+    transformers' own allocates both anew for each token, which is what takes longest where completions are long.
+    """
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append [B,H,T,D] each, and return all of both."""
+        del args, kwargs
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
+            self._show(0)
+        filled = self.get_seq_length()
+        needed = filled + key_states.shape[-2]
+        if needed > self._buffers[0].shape[-2]:
+            self._buffers = [_larger(buffer, filled, needed) for buffer in self._buffers]
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, filled:needed] = new
+        return self._show(needed)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._replace(lambda buffer: buffer.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._replace(lambda buffer: buffer[indices])
+
+    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        filled = self.get_seq_length()
+        if filled > 0:
+            self._buffers = [change(buffer) for buffer in self._buffers]
+            self._show(filled)
+
+    def _show(self, filled: int) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = (buffer[:, :, :filled] for buffer in self._buffers)
+        return self.keys, self.values
+
+
+def _larger(buffer: Tensor, filled: int, needed: int) -> Tensor:
+    """[B,H,more than needed,D] that begins with the filled part."""
+    batch, heads, _, size = buffer.shape
+    larger = buffer.new_empty(batch, heads, needed + max(_MIN_GROWTH, needed // 2), size)
+    larger[:, :, :filled] = buffer[:, :, :filled]
+    return larger
+
+
+def roomy_cache(config: PreTrainedConfig) -> DynamicCache:
+    """``DynamicCache`` for a model; layers of other kinds than full attention stay as they are."""
+    cache = DynamicCache(config=config)
+    cache.layers = [PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache

@@ -13,21 +13,19 @@ import multiprocessing
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling
-from embodied_rl.language.engines.check import check_engine
-from embodied_rl.language.engines.merged import merged_weights
-from embodied_rl.language.engines.stop_strings import StopStrings
-from embodied_rl.language.engines.vllm_answers import Answers
+from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, StopStrings, causal_lm
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm.policy import CausalLMPolicy
-from embodied_rl.models.registry import policy_of
+from embodied_rl.models.weights.lora import ADAPTER
 from embodied_rl.schema import GenerationConfig, ModelConfig
 from embodied_rl.training.offload import require_accelerator
 
@@ -45,6 +43,10 @@ _DEFAULT_ENVIRONMENT: Final = {
 _PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _MAX_CPU_CACHE: Final = 1 << 30
 """Bytes of the key-value cache in host memory, where vLLM would take most of the machine's."""
+_CHECK_LENGTHS: Final = (3, 5)
+_CHECK_TOKENS: Final = 8
+_TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.25}
+"""Of a token's log-probability. In bfloat16 two correct programs differ by so much; wrong weights, by far more."""
 
 
 class VllmBackend(GenerationBackend):
@@ -56,10 +58,7 @@ class VllmBackend(GenerationBackend):
         _import_vllm()
         if config.enable_offload:
             require_accelerator("rollout.enable_offload", device)
-        policy = policy_of(model, spec)
-        if not isinstance(policy, CausalLMPolicy):
-            raise UserError(f"rollout.backend=vllm: got model_type {model.model_type!r}, expected causal_lm")
-        self._policy = policy.eval().requires_grad_(False)
+        policy = self._policy = causal_lm("vllm", model, spec)
         self.tokenizer, self.stop_token_ids = policy.tokenizer, policy.stop_token_ids
         self._offload = config.enable_offload
         self._asleep, self._stale, self._checked = False, True, False
@@ -129,20 +128,20 @@ class VllmBackend(GenerationBackend):
             raise RuntimeError("the engine has not got the weights: refresh() comes before generate()")
         stops, n, total = sorted(self.stop_token_ids), sampling.n, len(prompts) * sampling.n
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            for place in range(n):
+            for index in range(n):
                 self._engine.add_request(
-                    str(number * n + place),
+                    str(number * n + index),
                     {"prompt_token_ids": list(prompt)},
-                    request_params(sampling, seed=seed, place=place, stops=stops, vocabulary=self.vocabulary),
+                    request_params(sampling, seed=seed, index=index, stops=stops, vocabulary=self.vocabulary),
                 )
-        answers = Answers(self._engine, StopStrings(self.tokenizer, sampling.stop), sampling.min_new_tokens)
+        answers = _Answers(self._engine, StopStrings(self.tokenizer, sampling.stop), sampling.min_new_tokens)
         while self._engine.has_unfinished_requests():
             with self._stance():
                 answers.take(self._engine.step())
             report(len(answers.complete), total)
             if interrupt:
                 interrupt()
-        return [[answers.complete[number * n + place] for place in range(n)] for number in range(len(prompts))]
+        return [[answers.complete[number * n + index] for index in range(n)] for number in range(len(prompts))]
 
     def _stance(self) -> contextlib.AbstractContextManager[object]:
         """vLLM compiles a function of its sampler even where ``enforce_eager`` is set, which takes longer than all that
@@ -160,6 +159,40 @@ class VllmBackend(GenerationBackend):
         if not self._checked:
             check_engine(self, self._policy)
             self._checked = True
+
+
+class _Answers:
+    """The completions of a call, each numbered by its request's id.
+
+    The engine is told to leave a completion that a stop string has ended.
+    """
+
+    def __init__(self, engine: Any, strings: StopStrings, min_tokens: int) -> None:
+        self._engine, self._strings, self._min_tokens = engine, strings, min_tokens
+        self._token_ids: dict[int, list[int]] = defaultdict(list)
+        self._logprobs: dict[int, list[float]] = defaultdict(list)
+        self.complete: dict[int, Completion] = {}
+
+    def take(self, outputs: Sequence[Any]) -> None:
+        """Add a step's outputs: new tokens of each request, or all of them at its end."""
+        for output in outputs:
+            [answer], number = output.outputs, int(output.request_id)
+            token_ids, logprobs = self._token_ids[number], self._logprobs[number]
+            token_ids += answer.token_ids
+            logprobs += (answer.logprobs.logprobs[start] for start in answer.logprobs.start_indices)
+            by_token = answer.finish_reason == "stop"
+            string = None
+            if self._strings and not by_token:
+                string = self._strings.completed_by_last(token_ids, self._min_tokens)
+            if string is not None and not output.finished:
+                self._engine.abort_request([output.request_id])
+            if output.finished or string is not None:
+                self.complete[number] = Completion(
+                    token_ids=tuple(token_ids),
+                    logprobs=tuple(logprobs),
+                    finish_reason="stop" if by_token or string is not None else "length",
+                    stop=string,
+                )
 
 
 def _import_vllm() -> None:
@@ -273,3 +306,59 @@ def _require_head_size(policy: CausalLMPolicy) -> None:
         override = f"num_heads={fitting[0]}" if fitting else f"hidden_size={architecture.num_heads * min(sizes)}"
         message += f"; model.params.architecture.{override} fits"
     raise UserError(f"{message}; rollout.backend=hf takes any")
+
+
+@torch.no_grad()
+def merged_weights(policy: CausalLMPolicy) -> Iterator[tuple[str, Tensor]]:
+    """The language model's weights with Hugging Face's names, adapters added to those under them, the value head left
+    out. Tied weights come once. What has no adapter is the policy's own tensor, so copy it."""
+    adapters = {name: layer for name, layer in policy.model.named_modules() if isinstance(layer, LoraLayer)}
+    for name, parameter in policy.model.named_parameters():
+        if ".lora_" in name:
+            continue
+        module, base, kind = name.partition(".base_layer.")
+        if not base:
+            yield name, parameter.detach()
+            continue
+        delta = adapters[module].get_delta_weight(ADAPTER) if kind == "weight" else None  # type: ignore[operator]
+        yield f"{module}.{kind}", parameter if delta is None else parameter + delta
+
+
+def check_engine(engine: GenerationBackend, policy: CausalLMPolicy) -> None:
+    """Compare an engine's log-probabilities of short greedy completions with the policy's.
+
+    Args:
+        policy: with the weights that the engine should have.
+
+    Raises:
+        UserError: they differ.
+    """
+    prompts = [[(7 * index + length) % engine.vocabulary for index in range(length)] for length in _CHECK_LENGTHS]
+    longest = max(_CHECK_LENGTHS) + _CHECK_TOKENS
+    if engine.max_length is not None and engine.max_length < longest:
+        prompts = [[0]]
+    new_tokens = min(_CHECK_TOKENS, (engine.max_length or longest) - len(prompts[-1]))
+    sampling = Sampling(n=1, temperature=0.0, max_new_tokens=new_tokens)
+    groups = engine.generate(prompts, sampling, [0] * len(prompts), lambda done, of: None)
+    worst = 0.0
+    for prompt, [completion] in zip(prompts, groups, strict=True):
+        response = torch.tensor([completion.token_ids])
+        with torch.no_grad():
+            evaluation = policy.evaluate(
+                {
+                    "prompt_ids": torch.tensor([prompt]),
+                    "prompt_lengths": torch.tensor([len(prompt)]),
+                    "response_ids": response,
+                    "response_lengths": torch.tensor([response.shape[1]]),
+                },
+                temperature=1.0,
+            )
+        difference = evaluation.logprobs[0, :, 0] - torch.tensor(completion.logprobs)
+        worst = max(worst, float(difference.abs().nan_to_num(torch.inf).max()))
+    allowed = _TOLERANCE[policy.params.dtype]
+    if worst > allowed:
+        raise UserError(
+            f"the generation engine does not compute what the policy does: with the same weights, log-probabilities of "
+            f"the same tokens differ by {worst:.3g}, expected at most {allowed:g} in {policy.params.dtype}; this model "
+            "or these rollout.engine_kwargs do not work with this release of the engine; use rollout.backend=hf"
+        )

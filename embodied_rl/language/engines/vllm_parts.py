@@ -1,4 +1,4 @@
-"""What runs inside vLLM: how it chooses tokens, and how it takes new weights. Imports vLLM."""
+"""The parts that run inside vLLM: choosing tokens, and taking new weights. Imports vLLM."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from embodied_rl.language.engines.base import Sampling
 from embodied_rl.language.engines.sampling import draw_uniforms, next_tokens
 
 _KEY = "embodied_rl"
-"""Of a request's ``extra_args``."""
+"""Our key in a request's ``extra_args``."""
 
 
-def request_params(sampling: Sampling, *, seed: int, place: int, stops: list[int], vocabulary: int) -> SamplingParams:
-    """vLLM's parameters of a prompt's completion number ``place``.
+def request_params(sampling: Sampling, *, seed: int, index: int, stops: list[int], vocabulary: int) -> SamplingParams:
+    """vLLM's parameters of a prompt's completion number ``index``.
 
     vLLM takes the most likely token and reports its logit: :class:`TokenChooser` leaves a single token to choose from,
     whose logit is its log-probability.
@@ -41,7 +41,7 @@ def request_params(sampling: Sampling, *, seed: int, place: int, stops: list[int
             _KEY: {
                 "sampling": asdict(sampling),
                 "seed": seed,
-                "place": place,
+                "index": index,
                 "stops": stops,
                 "vocabulary": vocabulary,
             }
@@ -99,7 +99,7 @@ class TokenChooser(LogitsProcessor):
             return logits
         if len(self._rows) != len(logits):
             raise RuntimeError(f"vLLM has {len(logits)} rows of logits for {len(self._rows)} requests")
-        rows = [self._rows[place] for place in range(len(logits))]
+        rows = [self._rows[index] for index in range(len(logits))]
         first = rows[0]
         lengths = [len(row.output) for row in rows]
         seen = None
@@ -126,7 +126,7 @@ def _row(params: SamplingParams, prompt: list[int] | None, output: list[int]) ->
     sampling = Sampling(**{**asked["sampling"], "stop": tuple(asked["sampling"]["stop"])})
     return _Row(
         sampling=sampling,
-        uniforms=_uniforms(asked["seed"], sampling.n, sampling.max_new_tokens)[asked["place"]],
+        uniforms=_uniforms(asked["seed"], sampling.n, sampling.max_new_tokens)[asked["index"]],
         stops=asked["stops"],
         vocabulary=asked["vocabulary"],
         prompt=prompt or [],

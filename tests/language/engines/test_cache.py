@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, Qwen2Config
 
-from embodied_rl.language.engines.cache import RoomyLayer, roomy_cache
+from embodied_rl.language.engines.hf import PreallocatedLayer, roomy_cache
 
 HEADS, SIZE = 2, 4
 
@@ -61,5 +61,5 @@ def test_a_token_does_not_move_the_others() -> None:
 @pytest.mark.parametrize("window", [None, 8])
 def test_only_layers_of_full_attention_are_replaced(window: int | None) -> None:
     given = config(use_sliding_window=window is not None, sliding_window=window, max_window_layers=1)
-    kinds = [type(layer) is RoomyLayer for layer in roomy_cache(given).layers]
+    kinds = [type(layer) is PreallocatedLayer for layer in roomy_cache(given).layers]
     assert kinds == ([True, True] if window is None else [True, False])

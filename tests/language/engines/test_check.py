@@ -9,8 +9,8 @@ import torch
 
 from embodied_rl.errors import UserError
 from embodied_rl.language.engines.base import Completion
-from embodied_rl.language.engines.check import check_engine
 from embodied_rl.language.engines.hf import HfBackend
+from embodied_rl.language.engines.vllm_backend import check_engine
 from tests.configs import small_math
 from tests.models.causal_lm.language import SMALL, language_policy, language_spec
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from embodied_rl.errors import UserError
-from embodied_rl.language.engines.registry import backend_class
+from embodied_rl.language.engines.base import backend_class
 from tests.configs import small_math
 from tests.models.causal_lm.language import language_spec
 

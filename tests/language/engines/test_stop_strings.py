@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embodied_rl.language.engines.stop_strings import StopStrings
+from embodied_rl.language.engines.base import StopStrings
 
 VOCABULARY = ["a", "b", "\n", "ab", "\n\n\n", "b\n", "c"]
 
