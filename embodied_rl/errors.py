@@ -28,6 +28,11 @@ class WeightSyncError(RuntimeError):
     """A rollout worker has no whole version of the weights, or not the one that the actor sent."""
 
 
+def first_line(error: object) -> str:
+    """The first line of an error's message, or the name of its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def suggestion(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """``" Did you mean 'x'?"`` for the nearest of ``choices`` (similar by ``cutoff`` or more), or an empty string."""
     nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)

@@ -7,7 +7,6 @@ asked for its inside: an episode is a function of its initial state and its acti
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.numpy import save
 
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.errors import CheckpointError
+from embodied_rl.files import write_synced
 
 FILE: Final = "envs/episodes.safetensors"
 """Within a checkpoint."""
@@ -71,10 +71,7 @@ def write(directory: Path, state: EnvState) -> None:
     path = directory / FILE
     path.parent.mkdir(exist_ok=True)
     # Not the library's save_file: its files are readable by their owner alone, and its errors are no OSError.
-    with path.open("wb") as file:
-        file.write(save(arrays, metadata=metadata))
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(path, save(arrays, metadata=metadata))
 
 
 def read(directory: Path) -> EnvState | None:

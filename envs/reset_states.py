@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.errors import UserError
+from embodied_rl.seeding import generator
 
 
 def task_ranges(sim: SimEnv, task_ids: Sequence[int] | None = None) -> dict[int, range]:
@@ -93,7 +94,7 @@ def train_reset_states(
         episode: how many episodes the env has finished in the whole run; above 0 only with auto-reset.
     """
     key = () if fixed else (step, rollout_epoch, episode)
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    rng = generator(seed, spawn_key=key)
     per_task, rest = divmod(num_groups, len(tasks))
     counts = np.full(len(tasks), per_task)
     counts[rng.choice(len(tasks), size=rest, replace=False)] += 1

@@ -24,6 +24,7 @@ from pydantic import Field
 from embodied_rl.envs.base import SimObs, SimStep, Task
 from embodied_rl.envs.libero.install import SimulatorMissingError, explain_missing, quiet, require_renderer
 from embodied_rl.errors import suggestion
+from embodied_rl.seeding import derived_seed, generator
 
 INSTRUCTIONS = {
     "Lift": "lift the red cube",
@@ -240,11 +241,10 @@ def _version(package: Any) -> tuple[int, int]:
 @contextlib.contextmanager
 def _seeded(key: tuple[int, ...], env: Any = None) -> Iterator[None]:
     """Let robosuite draw from ``key`` and leave numpy's global generator, which 1.4 draws from, as it was."""
-    sequence = np.random.SeedSequence(key)
     before = np.random.get_state()
-    np.random.seed(int(sequence.generate_state(1)[0]))
+    np.random.seed(derived_seed(*key, bits=32))
     if hasattr(env, "rng"):  # robosuite 1.5: one generator that its parts share, so it is set in place.
-        env.rng.bit_generator.state = np.random.default_rng(sequence).bit_generator.state
+        env.rng.bit_generator.state = generator(*key).bit_generator.state
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from embodied_rl.checkpoints.shard_files import ShardWriter, read_index
 from embodied_rl.checkpoints.store import refuse_strangers
-from embodied_rl.errors import CheckpointError
+from embodied_rl.errors import CheckpointError, first_line
 from embodied_rl.models.base import Policy
 
 ACTOR_DIR = "actor"
@@ -225,4 +225,4 @@ def _cause(error: BaseException) -> str:
     """What went wrong, in one line: DCP's own message has the tracebacks of all ranks."""
     if isinstance(error, CheckpointException):
         [error, *_] = [failure for failure, _ in error.failures.values()]
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first_line(error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from embodied_rl.checkpoints.sums import FileSum, differences, is_former, strangers, sums
 from embodied_rl.errors import CheckpointError
+from embodied_rl.files import hidden_neighbour, write_synced
 from embodied_rl.schema import Config
 
 STATE_FILE = "state.json"
@@ -112,7 +112,7 @@ def begin(directory: Path) -> Path:
     """
     for leftover in directory.parent.glob(_HIDDEN):
         shutil.rmtree(leftover)
-    scratch = directory.with_name(f".{directory.name}.writing")
+    scratch = hidden_neighbour(directory, "writing")
     scratch.mkdir(parents=True)
     return scratch
 
@@ -121,10 +121,8 @@ def seal(scratch: Path, state: RunState) -> None:
     """Write a checkpoint's last file: its state, and the checksums of all others."""
     files = {path: asdict(saved) for path, saved in sums(scratch, without=STATE_FILE).items()}
     content = {**asdict(state), "files": files}
-    with (scratch / STATE_FILE).open("w") as file:
-        file.write(json.dumps({**content, "sha256": _sum(content)}, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    text = json.dumps({**content, "sha256": _sum(content)}, indent=2) + "\n"
+    write_synced(scratch / STATE_FILE, text.encode())
 
 
 def publish(scratch: Path, directory: Path, *, max_keep: int | None) -> None:
@@ -143,7 +141,7 @@ def publish(scratch: Path, directory: Path, *, max_keep: int | None) -> None:
 
 def _remove(checkpoint: Path) -> None:
     """Delete a checkpoint, if it exists, so that a half-deleted one does not pass for a whole one."""
-    hidden = checkpoint.with_name(f".{checkpoint.name}.removed")
+    hidden = hidden_neighbour(checkpoint, "removed")
     if checkpoint.exists():
         checkpoint.rename(hidden)
         shutil.rmtree(hidden)

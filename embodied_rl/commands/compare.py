@@ -14,6 +14,7 @@ from rich.console import Console
 
 from embodied_rl.commands.arguments import wants_help
 from embodied_rl.errors import UserError
+from embodied_rl.files import write_json
 
 if TYPE_CHECKING:
     from embodied_rl.evaluation.comparison import Recipe
@@ -67,7 +68,6 @@ def main(arguments: Sequence[str]) -> None:
     from embodied_rl.evaluation.comparability import check_comparable
     from embodied_rl.evaluation.comparison import compare, report
     from embodied_rl.evaluation.comparison_table import tables
-    from embodied_rl.evaluation.eval_file import write_json
 
     recipes = _recipes(options.recipes)
     notes = check_comparable([named for recipe in recipes for named in recipe.named], options.allow)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from embodied_rl.errors import UserError
+from embodied_rl.files import atomic
 
 
 @contextlib.contextmanager
@@ -18,17 +18,12 @@ def new_folder(directory: Path) -> Iterator[Path]:
         UserError: ``directory`` exists already, with something in it, or cannot be made.
     """
     refuse_existing(directory)
-    scratch = directory.with_name(f".{directory.name}.writing")
     try:
-        if scratch.exists():  # of a command that was killed
-            shutil.rmtree(scratch)
-        scratch.mkdir(parents=True)
-        yield scratch
-        scratch.rename(directory)  # over an empty one, too
+        with atomic(directory) as scratch:
+            scratch.mkdir()
+            yield scratch
     except OSError as error:
         raise UserError(f"{directory}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def refuse_existing(directory: Path) -> None:

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from embodied_rl.commands.findings import Finding, listed, ok, problem, warning
+from embodied_rl.errors import first_line
 from embodied_rl.extras import install_command
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -98,7 +99,7 @@ def torch_build() -> Finding:
     try:
         import torch
     except Exception as error:  # a broken build raises anything
-        return problem("torch", f"cannot be imported: {_line(error)}", "docs/installation.md")
+        return problem("torch", f"cannot be imported: {first_line(error)}", "docs/installation.md")
     build = f"{torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'built for the CPU'}"
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
@@ -119,7 +120,7 @@ def torchvision() -> Finding:
         importlib.import_module("torchvision")
     except Exception as error:  # of operators that do not exist, for one
         advice = "it breaks transformers: pip uninstall torchvision, or install the build that matches torch's"
-        return problem("torchvision", f"cannot be imported: {_line(error)}", advice)
+        return problem("torchvision", f"cannot be imported: {first_line(error)}", advice)
     return ok("torchvision", str(_version("torchvision")))
 
 
@@ -178,7 +179,7 @@ def channels() -> Finding:
         os.close(os.memfd_create("doctor"))
         os.close(os.eventfd(0))
     except (AttributeError, OSError) as error:
-        return problem("channels", f"workers cannot share memory: {_line(error)}", advice)
+        return problem("channels", f"workers cannot share memory: {first_line(error)}", advice)
     return ok("channels", "workers can share memory")
 
 
@@ -214,7 +215,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.schema import AugmentationConfig
+from embodied_rl.seeding import generator
 
 _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a pixel's grey (ITU-R BT.601)."""
@@ -29,7 +30,7 @@ def augment(
         images: camera -> [N,H,W,3] uint8.
         places: [N] int64, the samples' places in the batch of ``batch_size``.
     """
-    rng = np.random.default_rng(np.random.SeedSequence([seed, step, 1]))
+    rng = generator(seed, step, 1)
     # Drawn for the whole batch and all that could be asked for, so that no setting changes another's draws.
     colours = torch.from_numpy(rng.uniform(-1.0, 1.0, (batch_size, 3)).astype(np.float32))[places]
     factors = 1.0 + colours * torch.tensor([config.brightness, config.contrast, config.saturation])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from embodied_rl import seeding
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.expert import Expert
 from embodied_rl.envs.base import SimEnv
@@ -45,7 +44,7 @@ def reset_states(env: SimEnv, plan: Evaluation) -> list[int]:
 
 def play_episode(env: SimEnv, expert: Expert, reset_state_id: int, plan: Evaluation) -> EpisodeRecord:
     """One episode in slot 0, up to success or the horizon."""
-    generator = None if plan.noise_seed is None else np.random.default_rng([plan.noise_seed, reset_state_id])
+    generator = None if plan.noise_seed is None else seeding.generator(plan.noise_seed, reset_state_id)
     env.reset([0], [reset_state_id])
     expert.reset(0)
     task = env.task(reset_state_id)

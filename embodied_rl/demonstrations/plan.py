@@ -17,6 +17,7 @@ import yaml
 from embodied_rl.envs.reset_states import after_evaluation
 from embodied_rl.errors import UserError
 from embodied_rl.schema import CollectConfig, CollectSection
+from embodied_rl.seeding import generator
 
 CONFIG: Final = "meta/collection.yaml"
 """The configuration that the data set's episodes were played with."""
@@ -52,9 +53,8 @@ class Attempt:
 
     def generators(self, seed: int) -> tuple[np.random.Generator, np.random.Generator]:
         """Two independent ones: of the player's own choices, and of the noise."""
-        place = np.random.SeedSequence(seed, spawn_key=(self.task_id, self.demonstration, self.number))
-        first, second = place.spawn(2)
-        return np.random.default_rng(first), np.random.default_rng(second)
+        key = (self.task_id, self.demonstration, self.number)
+        return generator(seed, spawn_key=(*key, 0)), generator(seed, spawn_key=(*key, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

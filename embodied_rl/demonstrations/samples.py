@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied_rl.contracts import Trajectory
+from embodied_rl.seeding import generator
 
 
 def frames_of_step(num_frames: int, *, seed: int, step: int, batch_size: int) -> Tensor:
@@ -30,7 +31,7 @@ def frames_of_step(num_frames: int, *, seed: int, step: int, batch_size: int) ->
 
 @lru_cache(maxsize=4)
 def _order(num_frames: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return np.random.default_rng(np.random.SeedSequence([seed, epoch])).permutation(num_frames)
+    return generator(seed, epoch).permutation(num_frames)
 
 
 def demonstration_trajectory(

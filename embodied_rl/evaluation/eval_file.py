@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -23,23 +22,6 @@ EPISODES: Final = "episodes"
 """``kind`` of an evaluation in a simulator."""
 COMPLETIONS: Final = "completions"
 """``kind`` of an evaluation of a language model."""
-
-
-def write_json(path: Path, report: Mapping[str, Any], *, allow_nan: bool = False) -> None:
-    """Write ``report`` to ``path`` in one atomic step, with the directories above it.
-
-    Args:
-        allow_nan: write ``NaN``, which Python reads and JSON has no word for.
-
-    Raises:
-        TypeError, ValueError: it holds something that JSON has no word for.
-    """
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n"
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def number_or_null(value: float | None, digits: int = 6) -> float | None:

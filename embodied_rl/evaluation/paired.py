@@ -15,6 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied_rl.seeding import generator
+
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 10_000
 SEED: Final = 0
@@ -99,7 +101,7 @@ def differences(tasks: Sequence[Pairs], *, resamples: int = RESAMPLES, seed: int
     sizes = np.array([pairs.first.shape[1] for pairs in tasks], dtype=np.float64)
     weights = sizes / sizes.sum()
     drawn = [
-        _resampled(pairs, resamples, np.random.default_rng([seed, place])) for place, pairs in enumerate(tasks)
+        _resampled(pairs, resamples, generator(seed, place)) for place, pairs in enumerate(tasks)
     ]  # [resamples, runs] of each task and recipe
     found = [(pairs.first.mean(1)[None], pairs.second.mean(1)[None]) for pairs in tasks]
     mean_draws = [_weighted(drawn, side, weights) for side in (0, 1)]

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from embodied_rl.contracts import EvaluatedEpisode
-from embodied_rl.evaluation.eval_file import EPISODES, SCHEMA_VERSION, number_or_null, write_json
+from embodied_rl.evaluation.eval_file import EPISODES, SCHEMA_VERSION, number_or_null
 from embodied_rl.evaluation.success import SuccessRow, SuccessTable
+from embodied_rl.files import write_json
 
 _CHART_CELLS = 21
 _CHART_MIN_WIDTH = 120

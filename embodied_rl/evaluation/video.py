@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from PIL import Image
 
 from embodied_rl.evaluation import grid as layout
 from embodied_rl.evaluation.tiles import TileStyle, canvas, fit
+from embodied_rl.files import atomic
 
 MIN_TILE_SIZE = 96
 """Below this a caption does not fit."""
@@ -162,13 +162,10 @@ class VideoRecorder:
         if self._image_size is None:
             return None
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
-            self._encode(partial)
-            partial.replace(path)
+            with atomic(path, shared=True) as scratch:
+                self._encode(scratch)
         finally:
-            partial.unlink(missing_ok=True)
             self._spool.close()
             self._clear()
         return path

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied_rl.errors import UserError
+from embodied_rl.files import atomic
 from embodied_rl.monitoring.backend import RunInfo
 
 FILE_NAME = "metrics.jsonl"
@@ -69,7 +70,6 @@ def _drop_steps_from(path: Path, first_step: int) -> list[bytes]:
         if step < first_step:
             kept.append(line)
     if kept != lines:
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_bytes(b"".join(kept))
-        partial.replace(path)
+        with atomic(path) as scratch:
+            scratch.write_bytes(b"".join(kept))
     return kept

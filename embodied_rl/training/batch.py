@@ -19,6 +19,7 @@ from embodied_rl.algorithms.normalization import Reduce, normalize
 from embodied_rl.contracts import SAMPLE_ID_ROOM, TrainBatch, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.schema import AlgorithmConfig, NormConfig
+from embodied_rl.seeding import generator
 from embodied_rl.workers.trajectory import select_envs
 
 
@@ -263,7 +264,7 @@ def minibatches(all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch
     if not len(all_ids):
         return
     ordered = np.sort(all_ids.numpy())
-    rng = np.random.default_rng(np.random.SeedSequence([seed, step, epoch]))
+    rng = generator(seed, step, epoch)
     permuted = ordered[rng.permutation(len(ordered))]
     own = own_ids.numpy()
     by_id = np.argsort(own)

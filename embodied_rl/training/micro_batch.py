@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from embodied_rl.errors import UserError
+from embodied_rl.errors import UserError, first_line
 from embodied_rl.schema import MicroBatchSize
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class MicroBatch:
                 if size == 1:
                     raise UserError(
                         "actor.micro_batch_size=auto: not even one sample fits in memory: "
-                        f"{str(error).splitlines()[0]} Set actor.gradient_checkpointing=true, use a smaller model, or "
+                        f"{first_line(error)} Set actor.gradient_checkpointing=true, use a smaller model, or "
                         "shorter inputs"
                     ) from error
             # Out of the except block: the error holds the frames, and so the tensors, of the failed pass.

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -29,6 +28,7 @@ from embodied_rl.models.registry import policy_of
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
 from embodied_rl.schema import ActorConfig, AlgorithmConfig, ModelConfig
+from embodied_rl.seeding import derived_seed
 from embodied_rl.training.batch import build_train_batch, passing_members
 from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
 from embodied_rl.training.logprobs import Scorer
@@ -282,8 +282,7 @@ class ActorWorker(Worker):
         factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._total_steps)
         set_learning_rates(self._optimizer, factor)
         # What is drawn in a pass (dropout in adapters) depends on the place in the run alone, as all randomness does.
-        place = np.random.SeedSequence([self._config.seed, step, self.context.rank])
-        torch.manual_seed(int(place.generate_state(1)[0]))
+        torch.manual_seed(derived_seed(self._config.seed, step, self.context.rank, bits=32))
         self._policy.train()
         with self._timer.phase("update"):
             metrics |= self._updater.run(batch, step=step, kl_beta=beta if algorithm.kl_in == "loss" else 0.0)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from embodied_rl.channel.base import Channel
@@ -19,6 +18,7 @@ from embodied_rl.errors import UserError, suggestion
 from embodied_rl.models.base import ActionStatistics, PolicySpec
 from embodied_rl.runtime.worker import WorkerContext
 from embodied_rl.schema import DemonstrationConfig
+from embodied_rl.seeding import derived_seed
 from embodied_rl.workers.rollout import RolloutWorker
 from embodied_rl.workers.trajectory import split_by_rank
 
@@ -141,8 +141,8 @@ class ImitationWorker(RolloutWorker):
     @torch.inference_mode()
     def _replay_inputs(self, obs: EnvObs, actions: torch.Tensor, step: int) -> dict[str, torch.Tensor]:
         device = self.context.device
-        place = np.random.SeedSequence([self._data.seed, step, 2, self.context.rank])
-        generator = torch.Generator(device).manual_seed(int(place.generate_state(1, np.uint64)[0] >> 1))
+        seed = derived_seed(self._data.seed, step, 2, self.context.rank)
+        generator = torch.Generator(device).manual_seed(seed)
         inputs = self.policy.demonstration(self._move(obs), actions.to(device), generator)
         return {key: tensor.cpu() for key, tensor in inputs.items()}
 

@@ -18,6 +18,7 @@ from pydantic import Field
 from embodied_rl.envs.base import SimObs, SimStep, Task
 from embodied_rl.envs.maniskill.install import CANNOT_RENDER, can_render, explain_build, find_task, import_maniskill
 from embodied_rl.errors import UserError
+from embodied_rl.seeding import derived_seed
 
 _PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -110,7 +111,7 @@ class ManiSkillEnv:
 
         for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
             self.task(reset_state_id)
-            seed = int(np.random.SeedSequence((self._seed, reset_state_id)).generate_state(1)[0] >> 1)
+            seed = derived_seed(self._seed, reset_state_id, bits=31)
             ((env, rows, _),) = self._scenes([slot])
             # One slot at a time, its seed in every row: ManiSkill draws a whole batch from one generator, and a start
             # must depend neither on the place in the batch nor on who else is reset.

@@ -38,7 +38,7 @@ from transformers import (
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from embodied_rl.errors import UserError
+from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
 from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, load_head, write_tensors
@@ -231,7 +231,7 @@ def _load_tokenizer(params: CausalLMParams, path: str | None) -> PreTrainedToken
             return PreTrainedTokenizerFast.from_pretrained(path)
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"model.path={path}: no tokenizer: {_first_line(error)}") from error
+        raise UserError(f"model.path={path}: no tokenizer: {first_line(error)}") from error
 
 
 def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
@@ -241,7 +241,7 @@ def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
             return load_model(AutoModelForCausalLM, path, dtype=dtype)
         except LOADING_ERRORS as error:
             raise UserError(
-                f"model.path={path}: not a causal language model's folder, nor one on the hub: {_first_line(error)}"
+                f"model.path={path}: not a causal language model's folder, nor one on the hub: {first_line(error)}"
             ) from error
     if architecture is None:
         raise UserError(
@@ -292,7 +292,3 @@ def _compare(architecture: Architecture, path: str, model: PreTrainedModel, toke
 def _pad(tensor: Tensor, length: int) -> Tensor:
     """[N,L,X] -> [N,length,X], zeros at the end."""
     return functional.pad(tensor, (0, 0, 0, length - tensor.shape[1]))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from embodied_rl.errors import UserError, suggestion
+from embodied_rl.errors import UserError, first_line, suggestion
 from embodied_rl.models.weights.folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -331,10 +331,9 @@ def _read_tokenizer(directory: Path, chosen: str | None, published: str) -> PreT
             return PreTrainedTokenizerFast.from_pretrained(directory)
         return AutoTokenizer.from_pretrained(chosen or published, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"model.path={directory}: no tokenizer in the folder, and {chosen or published!r} cannot be loaded "
-            f"({first_line}); set model.params.tokenizer to a folder with the files of {published}"
+            f"({first_line(error)}); set model.params.tokenizer to a folder with the files of {published}"
         ) from error
 
 

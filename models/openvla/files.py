@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embodied_rl.errors import UserError
+from embodied_rl.errors import UserError, first_line
+from embodied_rl.files import write_json
 from embodied_rl.models.weights.folder import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -133,7 +133,7 @@ def read_part(directory: Path, name: str) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
         return {key.removeprefix("module."): tensor for key, tensor in state.items()}
     except Exception as error:
-        raise UserError(f"model.path: {path} cannot be read ({str(error).splitlines()[0]}); copy it again") from error
+        raise UserError(f"model.path: {path} cannot be read ({first_line(error)}); copy it again") from error
 
 
 def write_folder(
@@ -170,10 +170,6 @@ def write_shards(directory: Path, weights: Mapping[str, Tensor], shard_bytes: in
         places |= dict.fromkeys(shard, name)
     total = sum(tensor.nbytes for tensor in weights.values())
     write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _with_known_code(config: Mapping[str, Any], companions: Mapping[str, bytes]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from embodied_rl.files import write_json
 from embodied_rl.models.openvla.files import (
     CONFIG_FILE,
     PROCESSOR_FILE,
     TOKENIZER_FILE,
     read_folder,
     write_folder,
-    write_json,
 )
 from embodied_rl.models.openvla.heads import L1ActionHead, ProprioProjector
 from embodied_rl.models.openvla.network import OpenVlaNetwork

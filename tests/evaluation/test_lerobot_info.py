@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from embodied_rl.contracts import EvaluatedEpisode
-from embodied_rl.evaluation.eval_file import write_json
 from embodied_rl.evaluation.lerobot_info import eval_info
+from embodied_rl.files import write_json
 
 # Of its TaskMetrics, and of the dictionaries that it returns.
 TASK_METRICS = {"sum_rewards", "max_rewards", "successes", "video_paths", "predicted_video_paths"}

@@ -6,7 +6,6 @@ A folder with an episode's name is whole, whenever the process was killed. Worke
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.demonstrations.lerobot import statistics, video
-from embodied_rl.demonstrations.lerobot.layout import write_json
+from embodied_rl.files import atomic, write_json
 
 STAGING: Final = ".staging"
 _FACTS, _STEPS = "episode.json", "steps.npz"
@@ -96,25 +95,23 @@ def stage(root: Path, facts: EpisodeFacts, steps: Steps | None, *, fps: float, v
         videos: encode the images now; False: keep them as they are.
     """
     folder = root / STAGING / facts.name
-    scratch = folder.with_name(f".{facts.name}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    if steps is not None:
-        arrays: dict[str, Any] = {
-            "state": steps.state,
-            "actions": steps.actions,
-            "rewards": steps.rewards,
-            "success": steps.success,
-        }
-        arrays |= {f"histogram/{camera}": statistics.histogram(images) for camera, images in steps.images.items()}
-        np.savez(scratch / _STEPS, **arrays)
-        for camera, images in steps.images.items():
-            if videos:
-                video.encode(scratch / f"{camera}.mp4", images, fps)
-            else:
-                np.save(scratch / f"{camera}.npy", images)
-    write_json(scratch / _FACTS, asdict(facts) | {"kept": steps is not None})
-    scratch.rename(folder)
+    with atomic(folder) as scratch:
+        scratch.mkdir()
+        if steps is not None:
+            arrays: dict[str, Any] = {
+                "state": steps.state,
+                "actions": steps.actions,
+                "rewards": steps.rewards,
+                "success": steps.success,
+            }
+            arrays |= {f"histogram/{camera}": statistics.histogram(images) for camera, images in steps.images.items()}
+            np.savez(scratch / _STEPS, **arrays)
+            for camera, images in steps.images.items():
+                if videos:
+                    video.encode(scratch / f"{camera}.mp4", images, fps)
+                else:
+                    np.save(scratch / f"{camera}.npy", images)
+        write_json(scratch / _FACTS, asdict(facts) | {"kept": steps is not None})
 
 
 def staged(root: Path) -> list[StagedEpisode]:

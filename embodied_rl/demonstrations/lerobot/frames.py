@@ -25,6 +25,7 @@ from PIL import Image, UnidentifiedImageError
 from embodied_rl.demonstrations.lerobot import video
 from embodied_rl.demonstrations.lerobot.tables import damaged
 from embodied_rl.errors import UserError
+from embodied_rl.files import atomic
 
 CACHE: Final = ".cache"
 _REPORT_EVERY: Final = 100
@@ -55,7 +56,8 @@ def open_frames(
                 _forget_others(directory)
                 for key, path in paths.items():
                     if not path.exists():
-                        _decode(root, info, episodes, key, path, report)
+                        with atomic(path) as scratch:
+                            _decode(root, info, episodes, key, scratch, report)
         except OSError as error:
             raise UserError(
                 f"{directory}: the decoded images cannot be written ({error}); they need "
@@ -102,8 +104,7 @@ def _decode(
     """One feature's array."""
     height, width = _height_and_width(info["features"][key])
     total = info["total_frames"]
-    scratch = path.with_name(f".{path.name}")
-    images = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=(total, height, width, 3))
+    images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(total, height, width, 3))
     found = np.zeros(total, dtype=np.bool_)
     of_video = info["features"][key]["dtype"] == "video"
     source = _from_videos(root, info, episodes, key) if of_video else _from_tables(root, key)
@@ -119,7 +120,6 @@ def _decode(
         raise damaged(root, f"{key} lacks {total - int(found.sum())} of {total} frames, the first is {first}")
     images.flush()
     del images
-    scratch.rename(path)
     report(f"decoding {key}", total, total)
 
 

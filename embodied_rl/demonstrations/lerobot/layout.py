@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 VERSION: Final = "v3.0"
@@ -109,19 +106,3 @@ def place(number: int, prefix: str) -> dict[str, int]:
     """Columns of an episode's record that say in which file something of it is."""
     chunk, file = divmod(number, FILES_PER_CHUNK)
     return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
-
-
-def write_json(path: Path, content: Any) -> None:
-    """As :func:`write_text`."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, content: str) -> None:
-    """Write a file that is whole under its name, whenever the process was killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("w") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embodied_rl.demonstrations.lerobot import layout
 from embodied_rl.demonstrations.lerobot.episode import STAGING
-from embodied_rl.errors import UserError, suggestion
+from embodied_rl.errors import UserError, first_line, suggestion
 
 
 def info(root: Path) -> dict[str, Any]:
@@ -60,8 +60,7 @@ def _conversion(version: str) -> str:
 
 def damaged(path: Path, why: object) -> UserError:
     """The error for a file that is not as ``info.json`` says."""
-    first_line = (str(why).strip().splitlines() or [type(why).__name__])[0]
-    return UserError(f"{path}: cannot be read ({first_line}); the data set is damaged: copy it anew")
+    return UserError(f"{path}: cannot be read ({first_line(why)}); the data set is damaged: copy it anew")
 
 
 def feature(root: Path, content: dict[str, Any], name: str, what: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from PIL import Image
 from embodied_rl.demonstrations.lerobot import layout, statistics, tables, video
 from embodied_rl.demonstrations.lerobot.episode import StagedEpisode
 from embodied_rl.demonstrations.lerobot.layout import IMAGES, Shapes
+from embodied_rl.files import atomic, write_json
 
 FACTS: Final = ("success", "task_id", "demonstration", "attempt", "reset_state_id")
 """What an episode's record says beyond the format."""
@@ -55,8 +56,8 @@ def append(root: Path, episodes: Sequence[StagedEpisode], shapes: Shapes, *, rob
         "total_tasks": len(instructions),
     }
     info["splits"] = {"train": f"0:{info['total_episodes']}"}
-    layout.write_json(root / layout.STATS, _overall(root, info))
-    layout.write_json(root / layout.INFO, info)
+    write_json(root / layout.STATS, _overall(root, info), allow_nan=True)
+    write_json(root / layout.INFO, info)
 
 
 def _info(root: Path, shapes: Shapes, robot_type: str) -> dict[str, Any]:
@@ -220,7 +221,5 @@ def _write_tasks(root: Path, instructions: Sequence[str]) -> None:
 
 
 def _write(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}")
-    pq.write_table(table, scratch)
-    scratch.replace(path)
+    with atomic(path) as scratch:
+        pq.write_table(table, scratch)

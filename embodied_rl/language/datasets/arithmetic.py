@@ -15,6 +15,7 @@ from pydantic import Field
 
 from embodied_rl.errors import UserError
 from embodied_rl.language.datasets.registry import Problem, PromptDataset
+from embodied_rl.seeding import generator
 
 _HELD_OUT_SHARE = 10
 """One pair of so many is held out."""
@@ -43,7 +44,7 @@ class Arithmetic(PromptDataset):
         self._digits = params.digits
 
     def draw(self, *, seed: int, step: int, count: int, number: int = 0) -> Sequence[Problem]:
-        rng = np.random.default_rng(np.random.SeedSequence([seed, step]))
+        rng = generator(seed, step)
         drawn = self._pairs(rng, held_out=False)
         pairs = list(islice(drawn, count))
         if number:

@@ -16,6 +16,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.language.datasets.registry import Problem, PromptDataset
 from embodied_rl.language.datasets.row_problems import Columns, RowProblem, problem_of
 from embodied_rl.language.datasets.rows import path_problem, read_rows
+from embodied_rl.seeding import generator
 
 if TYPE_CHECKING:
     from embodied_rl.language.encoding import PromptEncoder
@@ -150,7 +151,7 @@ class Files(PromptDataset):
         order = [
             place
             for epoch in range(first // rows, (first + count - 1) // rows + 1)
-            for place in np.random.default_rng(np.random.SeedSequence([seed, 0, epoch])).permutation(rows)
+            for place in generator(seed, 0, epoch).permutation(rows)
         ]
         start = first % rows
         places = order[start : start + count]
@@ -161,7 +162,7 @@ class Files(PromptDataset):
     def _others(self, had: Sequence[int], seed: int, step: int) -> Iterator[int]:
         """Places of rows for the further rounds of a step whose first one had these: first the others, then all again
         and again."""
-        rng = np.random.default_rng(np.random.SeedSequence([seed, 1, step]))
+        rng = generator(seed, 1, step)
         left = np.setdiff1d(np.arange(len(self._train)), had)
         while True:
             yield from rng.permutation(left).tolist()

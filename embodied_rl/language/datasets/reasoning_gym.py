@@ -18,6 +18,7 @@ from embodied_rl.errors import UserError, suggestion
 from embodied_rl.extras import install_command
 from embodied_rl.language.datasets.registry import Message, Problem, Prompt, PromptDataset
 from embodied_rl.params import unknown_key
+from embodied_rl.seeding import generator
 
 if TYPE_CHECKING:
     from embodied_rl.language.encoding import PromptEncoder
@@ -144,7 +145,7 @@ class ReasoningGym(PromptDataset):
 
     def _fitting(self, part: int, key: list[int], had: Set[Prompt] = frozenset()) -> Problem:
         """The first one drawn that is not too long and not among ``had``, where some try finds one."""
-        rng = np.random.default_rng(np.random.SeedSequence([part, *key]))
+        rng = generator(part, *key)
         again: Problem | None = None
         for _ in range(_TRIES):
             task = self._tasks[int(rng.choice(len(self._tasks), p=self._weights))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied_rl.errors import UserError, suggestion
+from embodied_rl.errors import UserError, first_line, suggestion
 
 EXTENSIONS = (".json", ".jsonl", ".csv", ".parquet")
 
@@ -132,7 +132,7 @@ def _parquet(path: str) -> Iterator[Row]:
     try:
         values = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
-        raise UserError(f"{path}: not a parquet file ({str(error).splitlines()[0]}); check what wrote it") from error
+        raise UserError(f"{path}: not a parquet file ({first_line(error)}); check what wrote it") from error
     for number, value in enumerate(values, 1):
         yield Row(where=f"{path}, row {number}", columns=value)
 

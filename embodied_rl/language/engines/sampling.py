@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embodied_rl.language.engines.base import Sampling
 from embodied_rl.models.causal_lm.policy import scaled_log_softmax
+from embodied_rl.seeding import derived_seed
 
 
 def draw_uniforms(seed: int, n: int, length: int) -> Tensor:
@@ -83,5 +83,4 @@ def choose(logprobs: Tensor, uniforms: Tensor, *, top_p: float, top_k: int | Non
 def prompt_seed(seed: int, *, held_out: bool, step: int, prompt: int) -> int:
     """A prompt's seed from the run's and its place in the run, so that nothing has to be remembered to resume and no
     number of workers changes it."""
-    entropy = np.random.SeedSequence([seed, held_out, step, prompt])
-    return int(entropy.generate_state(1, np.uint64)[0] >> 1)
+    return derived_seed(seed, held_out, step, prompt)

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from embodied_rl.errors import UserError
+from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.weights.hugging_face import LOADING_ERRORS, load_model
 from embodied_rl.params import parse_params
 
@@ -56,7 +56,7 @@ class RewardModel:
         except LOADING_ERRORS as error:
             raise UserError(
                 f"reward.params.path={params.path}: no sequence classifier with one label and a tokenizer: "
-                f"{(str(error).strip().splitlines() or [type(error).__name__])[0]}"
+                f"{first_line(error)}"
             ) from error
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token

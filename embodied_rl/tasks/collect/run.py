@@ -25,6 +25,7 @@ from embodied_rl.demonstrations.plan import CONFIG, Job, Played, plan
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.report import SuccessReport
 from embodied_rl.evaluation.success import success_table
+from embodied_rl.files import write_json, write_text
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import CollectConfig
@@ -60,7 +61,7 @@ class CollectRunner:
             UserError: another run collects to the same folder, or nothing that was played is worth keeping.
         """
         with _alone(self.root):
-            layout.write_text(self.root / CONFIG, yaml.safe_dump(asdict(self.config), sort_keys=False))
+            write_text(self.root / CONFIG, yaml.safe_dump(asdict(self.config), sort_keys=False))
             published = self._published()
             jobs = plan(self.spaces.tasks, self.config.collect, [_played(facts) for facts in self._known(published)])
             try:
@@ -152,7 +153,7 @@ class CollectRunner:
                 "packages": packages,
             }
         )
-        layout.write_json(path, runs)
+        write_json(path, runs)
 
     def _report(self) -> None:
         """What was collected, over all runs."""

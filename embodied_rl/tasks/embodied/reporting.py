@@ -16,10 +16,11 @@ from rich.console import Console
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.contracts import EpisodeRecord, EvaluatedEpisode
 from embodied_rl.evaluation.conditions import episode_conditions, episode_seed
-from embodied_rl.evaluation.eval_file import FILE_NAME, write_json
+from embodied_rl.evaluation.eval_file import FILE_NAME
 from embodied_rl.evaluation.lerobot_info import INFO_FILE_NAME, eval_info
 from embodied_rl.evaluation.report import SuccessReport, write_eval_json
 from embodied_rl.evaluation.success import SuccessRow, SuccessTable, success_table
+from embodied_rl.files import write_json
 from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
 from embodied_rl.workers.env import EnvReport, EvalReport

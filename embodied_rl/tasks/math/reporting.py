@@ -15,7 +15,8 @@ from rich.text import Text
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.conditions import completion_conditions
-from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null, write_json
+from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null
+from embodied_rl.files import write_json
 from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.embodied.reporting import actor_metrics, eval_name, gap_warning, longest, nothing_left

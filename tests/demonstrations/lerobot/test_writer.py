@@ -79,11 +79,11 @@ def test_what_a_killed_writer_left_is_no_part_of_the_data(tmp_path: Path, monkey
     shutil.rmtree(tmp_path / STAGING)
     put(tmp_path, 2, 4)
 
-    def die(path: Path, content: object) -> None:
+    def die(path: Path, content: object, allow_nan: bool = False) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "write_json", die)
+        patch.setattr(writer, "write_json", die)
         with pytest.raises(KeyboardInterrupt):
             writer.append(tmp_path, staged(tmp_path), shapes(), robot_type="test")
     assert (tmp_path / "data/chunk-000/file-001.parquet").exists()

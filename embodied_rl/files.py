@@ -1,0 +1,68 @@
+"""Writing of files and folders that are whole under their name, whenever the process was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def hidden_neighbour(path: Path, suffix: str) -> Path:
+    """``.name.suffix`` beside ``path``: on the same file system, and passed over by those who list its folder."""
+    return path.with_name(f".{path.name}.{suffix}")
+
+
+@contextlib.contextmanager
+def atomic(path: Path, *, shared: bool = False) -> Iterator[Path]:
+    """A hidden neighbour to write a file or folder to: renamed to ``path`` if the block succeeds, removed if not.
+
+    Args:
+        path: its parents are made; a file is replaced, and so is an empty folder by a folder.
+        shared: several processes may write it at once, and the last one wins.
+    """
+    scratch = hidden_neighbour(path, f"{os.getpid()}.writing" if shared else "writing")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove(scratch)  # of a process that was killed
+    try:
+        yield scratch
+        scratch.replace(path)
+    finally:
+        remove(scratch)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a file in one atomic step, with the directories above it."""
+    with atomic(path, shared=True) as scratch:
+        write_synced(scratch, content.encode())
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file, and return once the disk has it."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, content: Any, *, allow_nan: bool = False) -> None:
+    """Write an indented JSON file in one atomic step, with the directories above it.
+
+    Args:
+        allow_nan: write ``NaN``, which Python reads and JSON has no word for.
+
+    Raises:
+        TypeError, ValueError: it holds something that JSON has no word for.
+    """
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n")
