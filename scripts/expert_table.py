@@ -25,8 +25,7 @@ from embodied_rl.demonstrations.expert_success import Evaluation, play_episode, 
 from embodied_rl.demonstrations.experts import expert_class
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.report import SuccessReport
-from embodied_rl.evaluation.success import SuccessTable, success_table
+from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.params import parse_params
 from embodied_rl.schema import CollectConfig

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import string
-import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-
-from embodied_rl.commands.arguments import wants_help
+from embodied_rl.commands.terminal import CommandParser, console
 from embodied_rl.errors import UserError
 from embodied_rl.files import write_json
 
@@ -22,8 +19,7 @@ if TYPE_CHECKING:
 USAGE: Final = (
     "python train.py compare [NAME=]EVAL[,EVAL...] [NAME=]EVAL[,EVAL...] ... [--allow KEY] [--json FILE] [--plot FILE]"
 )
-HELP: Final = f"""{USAGE}
-
+HELP: Final = """
 Holds every evaluation after the first against the first, episode by episode, and says by how much the success rate
 differs, with a 95 % interval: bootstrap over each task's episodes. p is McNemar's exact test. Evaluations of language
 models are compared prompt by prompt. Refused, with the reason, is what did not ask the same: other episodes, horizon,
@@ -44,44 +40,34 @@ PIPED_WIDTH: Final = 80
 """Columns where there is no terminal to ask."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}\nusage: {USAGE}")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Compare as the arguments say.
 
     Raises:
         UserError: there is no such evaluation, or they cannot be compared.
     """
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
-    if wants_help(arguments):
-        return console.print(HELP, markup=False, soft_wrap=True)
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("recipes", nargs="+")
-    parser.add_argument("--allow", action="append", default=[])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
-    options = parser.parse_intermixed_args(arguments)
+    parser = CommandParser(USAGE, HELP)
+    parser.add_argument("recipes", nargs="+", help=SUPPRESS)
+    parser.add_argument("--allow", action="append", default=[], help=SUPPRESS)
+    parser.add_argument("--json", type=Path, help=SUPPRESS)
+    parser.add_argument("--plot", type=Path, help=SUPPRESS)
+    options = parser.parse(arguments or ["--help"])
 
-    from embodied_rl.evaluation.comparability import check_comparable
-    from embodied_rl.evaluation.comparison import compare, report
-    from embodied_rl.evaluation.comparison_table import tables
+    from embodied_rl.evaluation.comparison import check_comparable, compare
+    from embodied_rl.evaluation.comparison_report import draw, report, tables
 
     recipes = _recipes(options.recipes)
     notes = check_comparable([named for recipe in recipes for named in recipe.named], options.allow)
     comparisons = [compare(recipes[0], recipe) for recipe in recipes[1:]]
+    output = console(PIPED_WIDTH)
     for part in tables(recipes, comparisons, notes):
-        console.print(part)
+        output.print(part)
     if options.json is not None:
         write_json(options.json, report(recipes, comparisons, notes))
-        console.print(f"numbers: {options.json}", soft_wrap=True, markup=False)
+        output.print(f"numbers: {options.json}", soft_wrap=True, markup=False)
     if options.plot is not None:
-        from embodied_rl.evaluation.forest_plot import draw
-
         draw(options.plot, comparisons)
-        console.print(f"picture: {options.plot}", soft_wrap=True, markup=False)
+        output.print(f"picture: {options.plot}", soft_wrap=True, markup=False)
 
 
 def _recipes(arguments: Sequence[str]) -> list[Recipe]:
@@ -97,12 +83,12 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
         raise UserError(f"got {len(arguments)} evaluation, expected two or more to compare\nusage: {USAGE}")
     recipes: list[Recipe] = []
     seen: dict[Path, str] = {}
-    for place, argument in enumerate(arguments):
-        name, places = _split(argument)
-        name = name or (string.ascii_uppercase[place] if place < len(string.ascii_uppercase) else f"R{place}")
+    for index, argument in enumerate(arguments):
+        name, paths = _split(argument)
+        name = name or (string.ascii_uppercase[index] if index < len(string.ascii_uppercase) else f"R{index}")
         if name in {recipe.name for recipe in recipes}:
             raise UserError(f"{name}: two recipes have this name; give each its own")
-        files = [find_evaluation(given) for given in places]
+        files = [find_evaluation(given) for given in paths]
         for file in files:
             where = file.resolve()
             if where in seen:
@@ -116,12 +102,12 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
 
 
 def _split(argument: str) -> tuple[str, list[str]]:
-    """Name, or nothing, and the places of the evaluations."""
+    """The name, or nothing, and where the evaluations are."""
     if Path(argument).exists():
         return "", [argument]
     match = re.fullmatch(r"(?:([A-Za-z][\w.+-]*)=)?(.*)", argument, re.DOTALL)
     assert match is not None
-    places = match[2].split(",")
-    if not all(places):
-        raise UserError(f"{argument}: a place between commas, or after the name, is empty\nusage: {USAGE}")
-    return match[1] or "", places
+    paths = match[2].split(",")
+    if not all(paths):
+        raise UserError(f"{argument}: nothing stands between commas, or after the name: it is empty\nusage: {USAGE}")
+    return match[1] or "", paths

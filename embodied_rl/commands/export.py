@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import zlib
+from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import rich
 
 from embodied_rl.checkpoints.store import read_state, resolve, verify
-from embodied_rl.commands.arguments import parse, wants_help
 from embodied_rl.commands.folders import new_folder, refuse_existing
+from embodied_rl.commands.terminal import CommandParser
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from embodied_rl.models.base import Policy
 
 USAGE: Final = "python train.py export <checkpoint or run directory> <folder> [adapters=merged|only] [base=<folder>]"
-HELP: Final = f"""{USAGE}
-
+HELP: Final = """
 Writes a folder that model.path=<folder> loads: weights as safetensors, with what is needed to use them.
 A run directory means its newest checkpoint.
 
@@ -46,19 +46,14 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         UserError: of :func:`export`, or wrong arguments.
     """
+    parser = CommandParser(USAGE, HELP, settings={"adapters": ("merged", "only"), "base": None})
+    parser.add_argument("source", type=Path, metavar="<checkpoint or run directory>", help=SUPPRESS)
+    parser.add_argument("output", type=Path, metavar="<folder>", help=SUPPRESS)
+    given = parser.parse(arguments or ["--help"])
+    checkpoint = export(given.source, given.output, adapters_only=given.adapters == "only", base=given.base)
     console = rich.get_console()
-    if wants_help(arguments):
-        return console.print(HELP, highlight=False, markup=False, soft_wrap=True)
-    [source, output], options = parse(
-        arguments,
-        usage=USAGE,
-        places=["a checkpoint or run directory", "the folder to write"],
-        options={"adapters": ("merged", "only"), "base": None},
-    )
-    only = options.get("adapters") == "only"
-    checkpoint = export(Path(source), Path(output), adapters_only=only, base=options.get("base"))
     console.print(f"exported: {checkpoint}", highlight=False, soft_wrap=True)
-    console.print(f"use it with: {use_of(Path(output))}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"use it with: {use_of(given.output)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def export(source: Path, output: Path, *, adapters_only: bool = False, base: str | None = None) -> Path:

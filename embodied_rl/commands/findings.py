@@ -1,9 +1,10 @@
-"""What a check found, and how it is shown."""
+"""Findings of checks, and their table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from rich import box
@@ -15,29 +16,22 @@ Status = Literal["ok", "warning", "problem"]
 _STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check."""
 
     status: Status
     what: str
-    """What was looked at, in a word or two."""
+    """The subject of the check, in a word or two."""
     text: str
-    """What was found."""
+    """The result in words."""
     advice: str = ""
-    """What to do about it."""
+    """The remedy."""
 
 
-def ok(what: str, text: str, advice: str = "") -> Finding:
-    return Finding(status="ok", what=what, text=text, advice=advice)
-
-
-def warning(what: str, text: str, advice: str = "") -> Finding:
-    return Finding(status="warning", what=what, text=text, advice=advice)
-
-
-def problem(what: str, text: str, advice: str = "") -> Finding:
-    return Finding(status="problem", what=what, text=text, advice=advice)
+ok: Final = partial(Finding, "ok")
+warning: Final = partial(Finding, "warning")
+problem: Final = partial(Finding, "problem")
 
 
 def show(console: Console, title: str, findings: Iterable[Finding]) -> int:

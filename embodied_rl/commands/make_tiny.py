@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import rich
 
-from embodied_rl.commands.arguments import parse, wants_help
 from embodied_rl.commands.folders import new_folder, refuse_existing
+from embodied_rl.commands.terminal import CommandParser
 from embodied_rl.errors import UserError
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class
 
 USAGE: Final = "python train.py make-tiny model=<name> <folder>"
-HELP: Final = f"""{USAGE}
-
+HELP: Final = """
 Writes a folder with the files, names and tokenizer of the model's published ones, small sizes and random weights, for
 model.path=<folder>: to try a model, a configuration or a test without its weights.
 """
@@ -28,16 +28,15 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         UserError: of :func:`make_tiny`, or wrong arguments.
     """
-    console = rich.get_console()
-    if wants_help(arguments):
-        return console.print(HELP, highlight=False, markup=False, soft_wrap=True)
-    [output], options = parse(arguments, usage=USAGE, places=["the folder to write"], options={"model": None})
-    if "model" not in options:
-        raise UserError(f"missing: model=<name>\nusage: {USAGE}")
-    name = options["model"]
-    make_tiny(name, Path(output))
-    task = "task=math " if name in LANGUAGE_MODELS else ""
-    console.print(f"use it with: {task}model={name} model.path={output}", highlight=False, soft_wrap=True, markup=False)
+    parser = CommandParser(USAGE, HELP, settings={"model": None})
+    parser.add_argument("output", type=Path, metavar="<folder>", help=SUPPRESS)
+    given = parser.parse(arguments or ["--help"])
+    if given.model is None:
+        parser.error("missing: model=<name>")
+    make_tiny(given.model, given.output)
+    task = "task=math " if given.model in LANGUAGE_MODELS else ""
+    hint = f"use it with: {task}model={given.model} model.path={given.output}"
+    rich.get_console().print(hint, highlight=False, soft_wrap=True, markup=False)
 
 
 def make_tiny(model: str, output: Path) -> None:

@@ -1,29 +1,69 @@
-"""Recipes against a first one, on the same episodes or prompts. No torch here."""
+"""Evaluations held against a first one: whether they asked the same, and by how much they differ. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from embodied_rl.errors import UserError
-from embodied_rl.evaluation.comparability import ASKED, Named
-from embodied_rl.evaluation.eval_file import SavedEvaluation
-from embodied_rl.evaluation.paired import (
-    CONFIDENCE,
-    RESAMPLES,
-    SEED,
-    Differences,
-    Estimate,
-    Pairs,
-    differences,
-    mcnemar,
-)
+from embodied_rl.errors import UserError, suggestion
+from embodied_rl.evaluation.eval_file import COMPLETIONS, EPISODES, SavedEvaluation
+from embodied_rl.evaluation.paired import Differences, Estimate, Pairs, differences, mcnemar
 
-REPORT_VERSION: Final = 1
-"""Of the JSON report."""
+_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    EPISODES: (
+        "env_type",
+        "max_episode_steps",
+        "ignore_terminations",
+        "temperature",
+        "num_action_chunks",
+        "cameras",
+        "init_params",
+        "versions",
+    ),
+    COMPLETIONS: (
+        "reward",
+        "reward_params",
+        "success_threshold",
+        "max_prompt_length",
+        "max_new_tokens",
+        "min_new_tokens",
+        "stop",
+        "temperature",
+        "completions_per_prompt",
+        "versions",
+    ),
+}
+"""Kind -> the keys of ``meta`` that have to be equal; those of a section each."""
+_WITHOUT_EFFECT: Final = ("init_params.max_cached_scenes", "init_params.render_height", "init_params.render_width")
+"""They change a simulator's speed, or its videos."""
+_NOTED: Final = tuple(
+    f"versions.{name}" for name in ("python", "embodied_rl", "torch", "numpy", "transformers", "vllm")
+)
+"""Versions of what computes the policy; those of simulators and of reward functions have to be equal."""
+ASKED: Final[Mapping[str, str]] = {EPISODES: "episodes", COMPLETIONS: "prompts"}
+"""Kind -> its questions, and the key under which another set of them is allowed."""
+_INSTRUCTIONS: Final = "instructions"
+
+
+class _Nothing:
+    """The value of a key that an evaluation does not have."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING: Final = _Nothing()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """An evaluation and its name in messages."""
+
+    name: str
+    evaluation: SavedEvaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +76,95 @@ class Recipe:
     @property
     def named(self) -> list[Named]:
         """Its evaluations with names for messages."""
-        single = len(self.runs) == 1
-        return [
-            Named(name=self.name if single else f"{self.name}[{place}]", evaluation=run)
-            for place, run in enumerate(self.runs)
-        ]
+        names = [self.name] if len(self.runs) == 1 else [f"{self.name}[{index}]" for index in range(len(self.runs))]
+        return [Named(name=name, evaluation=run) for name, run in zip(names, self.runs, strict=True)]
+
+
+def check_comparable(evaluations: Sequence[Named], allowed: Collection[str] = ()) -> list[str]:
+    """Refuse evaluations that cannot be compared; returns what differs nevertheless and should be known, in words.
+
+    Args:
+        evaluations: each is held against the first.
+        allowed: keys that may differ; that of a section stands for all of its keys.
+
+    Raises:
+        UserError: with every difference and its key, or an allowed key that does not exist.
+    """
+    first = evaluations[0]
+    kind = first.evaluation.kind
+    refused: dict[str, set[str]] = {}
+    notes: list[str] = []
+    for other in evaluations[1:]:
+        if other.evaluation.kind != kind:
+            raise UserError(
+                f"{first.name} ({first.evaluation.path}) lists {kind}, {other.name} ({other.evaluation.path}) "
+                f"{other.evaluation.kind}: they cannot be compared"
+            )
+        for key, text in [*_other_conditions(first, other), *_other_questions(first, other)]:
+            line = f"{key}: {text} ({first.name} and {other.name})"
+            if key in _NOTED or key in allowed or key.split(".")[0] in allowed:
+                notes.append(line)
+            else:
+                refused.setdefault(key, set()).add(line)
+    _check_allowed(allowed, kind, evaluations)
+    if refused:
+        lines = "\n".join(f"  - {line}" for key in refused for line in sorted(refused[key]))
+        options = " ".join(f"--allow {key}" for key in refused)
+        raise UserError(
+            f"these evaluations cannot be compared:\n{lines}\nEvaluate again under the same conditions; or, to compare "
+            f"what differs in this, say so: {options}"
+        )
+    return notes
+
+
+def _other_conditions(first: Named, other: Named) -> Iterator[tuple[str, str]]:
+    """Each key that differs, and what both have."""
+    left, right = _conditions(first.evaluation), _conditions(other.evaluation)
+    for key in dict.fromkeys([*left, *right]):
+        one, two = left.get(key, _NOTHING), right.get(key, _NOTHING)
+        if one != two and key not in _WITHOUT_EFFECT:
+            yield key, f"{one!r} and {two!r}"
+
+
+def _conditions(evaluation: SavedEvaluation) -> dict[str, Any]:
+    """Dotted key -> value."""
+    found: dict[str, Any] = {}
+    for key in _KEYS[evaluation.kind]:
+        value = evaluation.meta.get(key, _NOTHING)
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": part for name, part in value.items()}
+        elif value is not _NOTHING:
+            found[key] = value
+    return found
+
+
+def _other_questions(first: Named, other: Named) -> Iterator[tuple[str, str]]:
+    """As :func:`_other_conditions`, of the episodes or prompts."""
+    left, right = first.evaluation.outcomes, other.evaluation.outcomes
+    what = ASKED[first.evaluation.kind]
+    both = left.keys() & right.keys()
+    if len(both) < max(len(left), len(right)):
+        if not both:
+            raise UserError(
+                f"{first.name} ({first.evaluation.path}) and {other.name} ({other.evaluation.path}) have none of their "
+                f"{what} in common, so there is nothing to compare"
+            )
+        yield what, f"{len(left)} and {len(right)}, of which {len(both)} are the same"
+    if first.evaluation.kind == EPISODES:
+        reworded = sum(left[key].label != right[key].label for key in both)
+        if reworded:
+            yield _INSTRUCTIONS, f"{reworded} of {len(both)} episodes have another instruction"
+
+
+def _check_allowed(allowed: Collection[str], kind: str, evaluations: Sequence[Named]) -> None:
+    known = {*_KEYS[kind], ASKED[kind], *([_INSTRUCTIONS] if kind == EPISODES else [])}
+    known |= {key for named in evaluations for key in _conditions(named.evaluation)}
+    for key in allowed:
+        if key not in known:
+            raise UserError(
+                f"--allow {key}: nothing of that name is compared.{suggestion(key, known)} Expected one of "
+                f"{', '.join(sorted(known))}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +179,19 @@ class Row:
     first: float
     """Success rate or accuracy, in [0, 1]."""
     second: float
+    change: Estimate
+    """Second less first, in success rate."""
     won: int | None
     """Pairs in which only the second succeeded. This, ``lost`` and ``p`` are None for recipes of several runs, and
     where a prompt had several completions."""
     lost: int | None
-    difference: Estimate
-    """Second less first, in success rate."""
     p: float | None
     """McNemar's exact test, two-sided; not corrected for the number of tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two recipes differ in."""
+    """Two recipes, task by task and over all tasks."""
 
     first: Recipe
     second: Recipe
@@ -82,7 +206,7 @@ class Comparison:
         return max(len(self.first.runs), len(self.second.runs)) > 1
 
 
-def compare(first: Recipe, second: Recipe, *, resamples: int = RESAMPLES, seed: int = SEED) -> Comparison:
+def compare(first: Recipe, second: Recipe) -> Comparison:
     """Compare recipes whose evaluations :func:`check_comparable` has let pass, on what all of them were asked.
 
     Raises:
@@ -96,24 +220,18 @@ def compare(first: Recipe, second: Recipe, *, resamples: int = RESAMPLES, seed: 
             f"{first.name} and {second.name}: no prompt has a verified completion in all evaluations, so there is "
             "nothing to compare"
         )
-    tasks: dict[tuple[int | str, str], list[Hashable]] = {}
-    labels: dict[int | str, str] = {}
+    tasks: dict[int | str, list[Hashable]] = {}
     for key in scored:
-        outcome = runs[0].outcomes[key]
-        label = labels.setdefault(outcome.task, outcome.label)  # Of paraphrases the first.
-        tasks.setdefault((outcome.task, label), []).append(key)
-    pairs = [Pairs(first=_outcomes(first, keys), second=_outcomes(second, keys)) for keys in tasks.values()]
+        tasks.setdefault(runs[0].outcomes[key].task, []).append(key)
+    pairs = [Pairs(first=_scores(first, keys), second=_scores(second, keys)) for keys in tasks.values()]
     # Shares of several completions may all be 0 or 1 by chance, and in one source alone.
     tested = len(runs) == 2 and all(run.meta.get("completions_per_prompt", 1) == 1 for run in runs)
-    found = differences(pairs, resamples=resamples, seed=seed)
+    found = differences(pairs)
     rows = [
-        _row(task, label, part, estimate, tested=tested)
-        for (task, label), part, estimate in zip(tasks, pairs, found.tasks, strict=True)
+        _row(task, runs[0].outcomes[keys[0]].label, part, estimate, tested=tested)  # of paraphrases the first
+        for (task, keys), part, estimate in zip(tasks.items(), pairs, found.tasks, strict=True)
     ]
-    everything = Pairs(
-        first=np.concatenate([part.first for part in pairs], 1),
-        second=np.concatenate([part.second for part in pairs], 1),
-    )
+    everything = Pairs(first=_scores(first, scored), second=_scores(second, scored))
     return Comparison(
         first=first,
         second=second,
@@ -124,11 +242,11 @@ def compare(first: Recipe, second: Recipe, *, resamples: int = RESAMPLES, seed: 
     )
 
 
-def _outcomes(recipe: Recipe, keys: Sequence[Hashable]) -> np.ndarray:
+def _scores(recipe: Recipe, keys: Sequence[Hashable]) -> np.ndarray:
     return np.array([[run.outcomes[key].score for key in keys] for run in recipe.runs], dtype=np.float64)
 
 
-def _row(task: int | str | None, label: str, pairs: Pairs, difference: Estimate, *, tested: bool) -> Row:
+def _row(task: int | str | None, label: str, pairs: Pairs, change: Estimate, *, tested: bool) -> Row:
     won = lost = p = None
     if tested:
         won, lost = int((pairs.second > pairs.first).sum()), int((pairs.second < pairs.first).sum())
@@ -139,71 +257,8 @@ def _row(task: int | str | None, label: str, pairs: Pairs, difference: Estimate,
         pairs=pairs.first.shape[1],
         first=float(pairs.first.mean()),
         second=float(pairs.second.mean()),
+        change=change,
         won=won,
         lost=lost,
-        difference=difference,
         p=p,
     )
-
-
-def report(recipes: Sequence[Recipe], comparisons: Sequence[Comparison], notes: Sequence[str]) -> dict[str, Any]:
-    """The comparisons for programs. Rates and differences are shares in [0, 1] and [-1, 1]."""
-    kind = recipes[0].runs[0].kind
-    return {
-        "report_version": REPORT_VERSION,
-        "kind": kind,
-        "method": {
-            "interval": "percentile bootstrap, stratified by task",
-            "confidence": CONFIDENCE,
-            "resamples": RESAMPLES,
-            "seed": SEED,
-            "test": "McNemar, exact, two-sided",
-        },
-        "recipes": [
-            {
-                "name": recipe.name,
-                "evaluations": [
-                    {
-                        "path": run.path.as_posix(),
-                        "policy_version": run.meta.get("policy_version"),
-                        "checkpoint": run.meta.get("checkpoint"),
-                    }
-                    for run in recipe.runs
-                ],
-            }
-            for recipe in recipes
-        ],
-        "comparisons": [_comparison(comparison, ASKED[kind]) for comparison in comparisons],
-        "notes": list(notes),
-    }
-
-
-def _comparison(comparison: Comparison, asked: str) -> dict[str, Any]:
-    found = comparison.differences
-    content: dict[str, Any] = {
-        "first": comparison.first.name,
-        "second": comparison.second.name,
-        "overall": _numbers(comparison.overall),
-        "per_task": [{"task": row.task, "label": row.label, **_numbers(row)} for row in comparison.tasks],
-        f"{asked}_left_out": comparison.left_out,
-    }
-    if comparison.several_runs:
-        first, second = (asdict(side) for side in found.sides)
-        content["aggregates"] = {
-            "first": first,
-            "second": second,
-            "change": {"mean": asdict(found.mean), "iqm": asdict(found.iqm)},
-        }
-    return content
-
-
-def _numbers(row: Row) -> dict[str, Any]:
-    return {
-        "pairs": row.pairs,
-        "first": row.first,
-        "second": row.second,
-        "change": asdict(row.difference),
-        "won": row.won,
-        "lost": row.lost,
-        "p": row.p,
-    }

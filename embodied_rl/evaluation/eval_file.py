@@ -31,7 +31,7 @@ def number_or_null(value: float | None, digits: int = 6) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEntry:
-    """What a comparison needs of an episode."""
+    """The part of an episode's entry that a comparison needs."""
 
     task_id: int
     instruction: str
@@ -42,7 +42,7 @@ class EpisodeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionEntry:
-    """What a comparison needs of a completion."""
+    """The part of a completion's entry that a comparison needs."""
 
     prompt_id: str
     prompt: int
@@ -52,7 +52,7 @@ class CompletionEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an episode went, or all completions of a prompt."""
+    """The outcome of an episode, or of all completions of a prompt."""
 
     task: int | str
     """Task id, or the prompt's source."""
@@ -136,15 +136,15 @@ def _completion_outcomes(entries: object) -> dict[Hashable, Outcome]:
     return outcomes
 
 
-def find_evaluation(place: str) -> Path:
-    """The ``eval.json`` that ``place`` means: a file, a folder with one, the newest evaluation of a run directory, or
-    of an experiment's newest run that has one; ``:<step>`` after a directory: the evaluation after that step.
+def find_evaluation(argument: str) -> Path:
+    """The ``eval.json`` that an argument means: a file, a folder with one, the newest evaluation of a run directory,
+    or of an experiment's newest run that has one; ``:<step>`` after a directory: the evaluation after that step.
 
     Raises:
         UserError: there is none.
     """
-    path, step = Path(place), None
-    if not path.exists() and (match := re.fullmatch(r"(.+):(\d+)", place)):
+    path, step = Path(argument), None
+    if not path.exists() and (match := re.fullmatch(r"(.+):(\d+)", argument)):
         path, step = Path(match[1]), int(match[2])
     if path.is_file() and step is None:
         return path
@@ -163,7 +163,7 @@ def find_evaluation(place: str) -> Path:
         return evaluations[max(evaluations)]
     if step not in evaluations:
         there = ", ".join(map(str, sorted(evaluations)))
-        raise UserError(f"{place}: no evaluation after step {step}; there are those after step {there}")
+        raise UserError(f"{argument}: no evaluation after step {step}; there are those after step {there}")
     return evaluations[step]
 
 

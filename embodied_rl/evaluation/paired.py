@@ -71,9 +71,9 @@ class Side:
     """One recipe over all its runs and tasks."""
 
     mean: Estimate
-    """Of the success rate over all episodes."""
+    """Success rate over all episodes."""
     iqm: Estimate
-    """Of the success rates of runs x tasks."""
+    """Interquartile mean of the success rates of runs x tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def differences(tasks: Sequence[Pairs], *, resamples: int = RESAMPLES, seed: int
     sizes = np.array([pairs.first.shape[1] for pairs in tasks], dtype=np.float64)
     weights = sizes / sizes.sum()
     drawn = [
-        _resampled(pairs, resamples, generator(seed, place)) for place, pairs in enumerate(tasks)
+        _resampled(pairs, resamples, generator(seed, index)) for index, pairs in enumerate(tasks)
     ]  # [resamples, runs] of each task and recipe
     found = [(pairs.first.mean(1)[None], pairs.second.mean(1)[None]) for pairs in tasks]
     mean_draws = [_weighted(drawn, side, weights) for side in (0, 1)]

@@ -1,77 +1,29 @@
-"""A success table for people (console) and for programs (eval.json)."""
+"""An evaluation for programs: the content of ``eval.json``, with its conditions, and of ``eval_info.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import importlib.metadata
+import math
+import platform
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Final
 
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
+from pydantic import TypeAdapter
 
+from embodied_rl import __version__
 from embodied_rl.contracts import EvaluatedEpisode
+from embodied_rl.envs.registry import adapter_class
 from embodied_rl.evaluation.eval_file import EPISODES, SCHEMA_VERSION, number_or_null
 from embodied_rl.evaluation.success import SuccessRow, SuccessTable
-from embodied_rl.files import write_json
+from embodied_rl.params import parse_params
+from embodied_rl.schema import EmbodiedConfig
 
-_CHART_CELLS = 21
-_CHART_MIN_WIDTH = 120
-_DETAILS_MIN_WIDTH = 100
-
-
-class SuccessReport:
-    """Rich renderable: ``console.print(SuccessReport(table, title="libero_spatial"))``.
-
-    Instructions wrap, so nothing that tells two tasks apart is cut off. A narrow console (under 100 columns) leaves out
-    the return and the length of successful episodes; a wide one (from 120) draws each interval on a scale to 100 %.
-    """
-
-    def __init__(self, table: SuccessTable, *, title: str = "evaluation") -> None:
-        self.table, self.title = table, title
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        tasks = self.table.tasks
-        grid = Table(title=self.title, title_style="bold", box=box.SIMPLE_HEAD, show_footer=True)
-        grid.pad_edge, grid.collapse_padding = False, True
-        footer = Text(f"{len(tasks)} task{'' if len(tasks) == 1 else 's'} (mean {self.table.mean_task_success:.1%})")
-        grid.add_column("task", Text("all"), justify="right")
-        grid.add_column("instruction", footer, ratio=1)
-        rows = [_cells(row, options.max_width) for row in tasks]
-        for name, total in _cells(self.table.overall, options.max_width).items():
-            grid.add_column(name, total, justify="left" if name == _CHART_AXIS else "right", no_wrap=True)
-        for row, cells in zip(tasks, rows, strict=True):
-            grid.add_row(str(row.task_id), Text(row.instruction), *cells.values())
-        yield grid
-
-
-_CHART_AXIS = "0 %".ljust(_CHART_CELLS - 5) + "100 %"
-
-
-def _cells(row: SuccessRow, width: int) -> dict[str, Text]:
-    """Column name -> cell, for a console of ``width`` columns."""
-    low, high = row.interval
-    cells = {
-        "success": Text(f"{row.successes}/{row.episodes}"),
-        "rate": Text(f"{row.success_rate:.1%}", style="bold"),
-        "95 % interval": Text(f"{100 * low:.1f} - {100 * high:.1f}"),
-        "steps": Text(f"{row.mean_length:.0f}"),
-    }
-    if width >= _DETAILS_MIN_WIDTH:
-        to_success = "-" if row.mean_success_length is None else f"{row.mean_success_length:.0f}"
-        cells |= {"to success": Text(to_success), "return": Text(f"{row.mean_return:.2f}")}
-    if width >= _CHART_MIN_WIDTH:
-        cells[_CHART_AXIS] = _interval_chart(row)
-    return cells
-
-
-def _interval_chart(row: SuccessRow) -> Text:
-    """The interval as a line and the rate as a dot, on a scale from 0 to 1."""
-    shares = (row.interval[0], row.success_rate, row.interval[1])
-    low, dot, high = (round(share * (_CHART_CELLS - 1)) for share in shares)
-    text = Text("".join("─" if low <= cell <= high else " " for cell in range(_CHART_CELLS)), style="cyan")
-    return Text.assemble(text[:dot], ("●", "bold cyan"), text[dot + 1 :])
+INFO_FILE_NAME: Final = "eval_info.json"
+PACKAGES: Final = ("torch", "numpy")
+"""Packages whose versions every evaluation notes."""
 
 
 def eval_report(
@@ -87,6 +39,13 @@ def eval_report(
 
     ``pc_`` values are percentages, lengths are simulator steps, ``timing`` is wall time in seconds. The names of the
     overall values follow LeRobot's ``eval_info.json``.
+
+    Args:
+        episodes: those of the table, in any order; their videos relative to where videos are kept.
+        meta: what was evaluated, and under what: :func:`episode_conditions`, checkpoint, policy version. JSON types
+            only.
+        seed: what the initial states are functions of, beside their number; None where the number is enough.
+        eval_s: wall seconds of the evaluation; None leaves the timing section out.
     """
     overall = table.overall
     report: dict[str, Any] = {
@@ -100,45 +59,103 @@ def eval_report(
             "video_paths": [Path(path).as_posix() for path in video_paths],
         },
         "per_task": [{"task_id": row.task_id, "instruction": row.instruction, **_numbers(row)} for row in table.tasks],
-        "episodes": [_episode(episode, seed) for episode in sorted(episodes, key=_place)],
+        "episodes": [_episode(episode, seed) for episode in _ordered(episodes)],
     }
     if eval_s is not None:
         report["timing"] = {"eval_s": round(eval_s, 3), "eval_ep_s": round(eval_s / overall.episodes, 3)}
     return report
 
 
-def write_eval_json(
-    path: Path,
-    table: SuccessTable,
-    episodes: Sequence[EvaluatedEpisode],
-    *,
-    meta: Mapping[str, Any],
-    seed: int | None = None,
-    eval_s: float | None = None,
-    video_paths: Sequence[Path] = (),
-) -> None:
-    """Write :func:`eval_report` to ``path`` in one atomic step.
+def eval_info(
+    episodes: Sequence[EvaluatedEpisode], *, group: str, eval_s: float, videos: Sequence[Path]
+) -> dict[str, Any]:
+    """The content of ``eval_info.json``: an evaluation as ``lerobot-eval`` writes it, so that readers of its files read
+    ours. Source: ``eval_policy_all`` in ``lerobot/scripts/lerobot_eval.py`` of LeRobot 0.6.1.
+
+    Rewards are those that training sees; NaN, as there, where there is no number. ``predicted_video_paths`` are empty,
+    as no policy here predicts images.
 
     Args:
-        episodes: those of the table, in any order; their videos relative to where videos are kept.
-        meta: what was evaluated, and under what: ``conditions.py``, checkpoint, policy version. JSON types only.
-        seed: what the initial states are functions of, beside their number; None where the number is enough.
-        eval_s: wall seconds of the evaluation; None leaves the timing section out.
-
-    Raises:
-        TypeError, ValueError: ``meta`` holds something that JSON has no word for.
+        episodes: at least one; in any order.
+        group: the name of the task group, such as libero_10.
+        eval_s: wall seconds of the evaluation.
+        videos: all of it.
     """
-    write_json(path, eval_report(table, episodes, meta=meta, seed=seed, eval_s=eval_s, video_paths=video_paths))
+    ordered = _ordered(episodes)
+    tasks: dict[int, list[EvaluatedEpisode]] = {}
+    for episode in ordered:
+        tasks.setdefault(episode.task_id, []).append(episode)
+    totals = {
+        "avg_sum_reward": _mean(episode.episode_return for episode in ordered),
+        "avg_max_reward": _mean(map(_max_reward, ordered)),
+        "pc_success": 100 * fmean(episode.success for episode in ordered),
+        "n_episodes": len(ordered),
+        "video_paths": [video.as_posix() for video in videos],
+        "predicted_video_paths": [],
+    }
+    return {
+        "per_task": [
+            {"task_group": group, "task_id": task_id, "metrics": _info_metrics(part)} for task_id, part in tasks.items()
+        ],
+        "per_group": {group: totals},
+        "overall": {**totals, "eval_s": eval_s, "eval_ep_s": eval_s / len(ordered)},
+    }
 
 
-def _place(episode: EvaluatedEpisode) -> tuple[int, int]:
-    return episode.task_id, episode.reset_state_id
+def episode_conditions(
+    config: EmbodiedConfig, *, image_shapes: Mapping[str, tuple[int, int]], task_ids: Sequence[int]
+) -> dict[str, Any]:
+    """The settings, beside the policy, that decide how episodes go; by them evaluations are known to be comparable.
+
+    Args:
+        image_shapes: camera -> (height, width) of the images that the policy was given.
+        task_ids: the tasks that were evaluated.
+    """
+    env, adapter = config.env, adapter_class(config.env.env_type)
+    return {
+        "env": env.name,
+        "env_type": env.env_type,
+        "task_ids": sorted(task_ids),
+        "episodes_per_task": env.eval.episodes_per_task,
+        "max_episode_steps": env.eval.max_episode_steps,
+        "ignore_terminations": env.eval.ignore_terminations,
+        "temperature": config.algorithm.sampling_params.temperature_eval,
+        "num_action_chunks": config.model.num_action_chunks,
+        "cameras": {name: list(shape) for name, shape in sorted(image_shapes.items())},
+        "init_params": jsonable(parse_params(adapter.Params, env.init_params, "env.init_params")),
+        "use_rel_reward": env.use_rel_reward,
+        "reward_coef": env.reward_coef,
+        "seed": env.seed,
+        "versions": versions(*PACKAGES, *getattr(adapter, "packages", ())),
+    }
+
+
+def episode_seed(config: EmbodiedConfig) -> int | None:
+    """The seed that the initial states are functions of, beside their number; None where the number is enough."""
+    seeded = getattr(adapter_class(config.env.env_type), "states_need_seed", True)
+    return config.env.seed if seeded else None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python, the project and those ``packages`` that are installed."""
+    found = {"python": platform.python_version(), "embodied_rl": __version__}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def jsonable(value: Any) -> Any:
+    """A dataclass or other value as JSON types."""
+    return TypeAdapter(Any).dump_python(value, mode="json")
+
+
+def _ordered(episodes: Sequence[EvaluatedEpisode]) -> list[EvaluatedEpisode]:
+    return sorted(episodes, key=lambda episode: (episode.task_id, episode.reset_state_id))
 
 
 def _episode(episode: EvaluatedEpisode, seed: int | None) -> dict[str, Any]:
-    video = None
-    if episode.video is not None:
-        video = {"file": episode.video.as_posix(), "tile": episode.tile}
+    video = None if episode.video is None else {"file": episode.video.as_posix(), "tile": episode.tile}
     return {
         "task_id": episode.task_id,
         "instruction": episode.instruction,
@@ -165,3 +182,23 @@ def _numbers(row: SuccessRow) -> dict[str, Any]:
         "avg_episode_length": round(row.mean_length, 4),
         "avg_success_length": None if row.mean_success_length is None else round(row.mean_success_length, 4),
     }
+
+
+def _info_metrics(episodes: Sequence[EvaluatedEpisode]) -> dict[str, Any]:
+    return {
+        "sum_rewards": [episode.episode_return for episode in episodes],
+        "max_rewards": [_max_reward(episode) for episode in episodes],
+        "successes": [episode.success for episode in episodes],
+        "video_paths": list(dict.fromkeys(episode.video.as_posix() for episode in episodes if episode.video)),
+        "predicted_video_paths": [],
+    }
+
+
+def _max_reward(episode: EvaluatedEpisode) -> float:
+    return math.nan if episode.max_reward is None else episode.max_reward
+
+
+def _mean(values: Iterable[float]) -> float:
+    """The mean without NaN, as LeRobot's; NaN of nothing else."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return fmean(numbers) if numbers else math.nan

@@ -1,4 +1,4 @@
-"""Success rates per task, with confidence intervals."""
+"""Success rates per task, with confidence intervals, and their table on a console."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
 from embodied_rl.contracts import EpisodeRecord
 
 CONFIDENCE = 0.95
 """Level of the intervals in a success table."""
+_CHART_CELLS = 21
+_CHART_AXIS = "0 %".ljust(_CHART_CELLS - 5) + "100 %"
+_CHART_MIN_WIDTH = 120
+_DETAILS_MIN_WIDTH = 100
 
 
 def wilson_interval(successes: int, episodes: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -63,7 +72,7 @@ class SuccessRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessTable:
-    """What an evaluation found. Producer: :func:`success_table`. Consumer: ``report.py`` and the metrics."""
+    """The results of an evaluation. Producer: :func:`success_table`. Consumer: ``report.py`` and the metrics."""
 
     tasks: tuple[SuccessRow, ...]
     """By task id."""
@@ -111,3 +120,53 @@ def success_table(records: Iterable[EpisodeRecord]) -> SuccessTable:
         overall=_row(None, "all tasks", [record for group in by_task.values() for record in group]),
         mean_task_success=math.fsum(row.success_rate for row in tasks) / len(tasks),
     )
+
+
+class SuccessReport:
+    """Rich renderable: ``console.print(SuccessReport(table, title="libero_spatial"))``.
+
+    Instructions wrap, so nothing that tells two tasks apart is cut off. A narrow console (under 100 columns) leaves out
+    the return and the length of successful episodes; a wide one (from 120) draws each interval on a scale to 100 %.
+    """
+
+    def __init__(self, table: SuccessTable, *, title: str = "evaluation") -> None:
+        self.table, self.title = table, title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        tasks = self.table.tasks
+        grid = Table(title=self.title, title_style="bold", box=box.SIMPLE_HEAD, show_footer=True)
+        grid.pad_edge, grid.collapse_padding = False, True
+        footer = Text(f"{len(tasks)} task{'' if len(tasks) == 1 else 's'} (mean {self.table.mean_task_success:.1%})")
+        grid.add_column("task", Text("all"), justify="right")
+        grid.add_column("instruction", footer, ratio=1)
+        rows = [_cells(row, options.max_width) for row in tasks]
+        for name, total in _cells(self.table.overall, options.max_width).items():
+            grid.add_column(name, total, justify="left" if name == _CHART_AXIS else "right", no_wrap=True)
+        for row, cells in zip(tasks, rows, strict=True):
+            grid.add_row(str(row.task_id), Text(row.instruction), *cells.values())
+        yield grid
+
+
+def _cells(row: SuccessRow, width: int) -> dict[str, Text]:
+    """Column name -> cell, for a console of ``width`` columns."""
+    low, high = row.interval
+    cells = {
+        "success": Text(f"{row.successes}/{row.episodes}"),
+        "rate": Text(f"{row.success_rate:.1%}", style="bold"),
+        "95 % interval": Text(f"{100 * low:.1f} - {100 * high:.1f}"),
+        "steps": Text(f"{row.mean_length:.0f}"),
+    }
+    if width >= _DETAILS_MIN_WIDTH:
+        to_success = "-" if row.mean_success_length is None else f"{row.mean_success_length:.0f}"
+        cells |= {"to success": Text(to_success), "return": Text(f"{row.mean_return:.2f}")}
+    if width >= _CHART_MIN_WIDTH:
+        cells[_CHART_AXIS] = _interval_chart(row)
+    return cells
+
+
+def _interval_chart(row: SuccessRow) -> Text:
+    """The interval as a line and the rate as a dot, on a scale from 0 to 1."""
+    shares = (row.interval[0], row.success_rate, row.interval[1])
+    low, dot, high = (round(share * (_CHART_CELLS - 1)) for share in shares)
+    text = Text("".join("─" if low <= cell <= high else " " for cell in range(_CHART_CELLS)), style="cyan")
+    return Text.assemble(text[:dot], ("●", "bold cyan"), text[dot + 1 :])

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from embodied_rl.cli import main
-from embodied_rl.commands import installation
+from embodied_rl.commands import doctor
 from embodied_rl.commands.doctor import folder_findings
 from embodied_rl.commands.export import export
 from embodied_rl.commands.findings import Finding, ok
@@ -234,17 +234,17 @@ def test_a_folder_of_weights_is_read_without_torch(tmp_path: Path) -> None:
     assert "9 k parameters" in done.stdout
 
 
-# The installation.
+# The doctor.
 
 
 def test_the_packages_that_the_project_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert next(finding.status for finding in installation.packages()) == "ok"
+    assert next(finding.status for finding in doctor.packages()) == "ok"
     versions: dict[str, str | None] = {"torch": "2.13.0+cpu", "numpy": "1.0", "rich": None}
-    monkeypatch.setattr(installation, "_version", versions.get)
+    monkeypatch.setattr(doctor, "_version", versions.get)
     declared = (">=3.11", ["torch>=2.11,<2.15", "numpy>=1.26,<3", "rich>=13.9", "wandb; extra == 'wandb'"])
-    monkeypatch.setattr(installation, "_declared", lambda: declared)
-    monkeypatch.setattr(installation, "_pins", lambda: {"torch": "2.12.0"})
-    said = [(f.status, f.what, f.text) for f in installation.packages()]
+    monkeypatch.setattr(doctor, "_declared", lambda: declared)
+    monkeypatch.setattr(doctor, "_pins", lambda: {"torch": "2.12.0"})
+    said = [(f.status, f.what, f.text) for f in doctor.packages()]
     assert said == [
         ("problem", "numpy", "1.0, expected <3,>=1.26"),
         ("problem", "rich", "not installed, expected >=13.9"),
@@ -254,9 +254,9 @@ def test_the_packages_that_the_project_asks_for(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_python_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert installation.python().status == "ok"
+    assert doctor.python().status == "ok"
     monkeypatch.setattr("platform.python_version", lambda: "3.9.1")
-    assert installation.python().status == "problem"
+    assert doctor.python().status == "problem"
 
 
 @pytest.mark.parametrize(
@@ -273,14 +273,14 @@ def test_a_simulator_is_tried_in_a_process_of_its_own(
     code: str, status: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "sleep" in code:
-        monkeypatch.setattr(installation, "_TIMEOUT_SECONDS", 2)
-    finding = installation.simulator("Sim", "json", code)
+        monkeypatch.setattr(doctor, "_TIMEOUT_SECONDS", 2)
+    finding = doctor.simulator("Sim", "json", code)
     assert (finding.status, finding.text) == (status, text)
 
 
 def test_a_simulator_that_is_not_installed_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    finding = installation.simulator("Sim", "mani_skill", "")
+    finding = doctor.simulator("Sim", "mani_skill", "")
     assert finding.status == "warning"
     assert finding.advice == "pip install 'mani-skill==3.0.1', for its envs"
 
@@ -289,8 +289,8 @@ def test_channels_need_no_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their memory is the kernel's, without a name: a container's 64 MB of ``/dev/shm`` are no problem."""
     usage = type("Usage", (), {"free": 0, "total": 64 * 2**20})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    monkeypatch.setattr(installation, "simulator", lambda name, *_: ok(name, "takes seconds to try"))
-    findings = {finding.what: finding for finding in installation.installation_findings()}
+    monkeypatch.setattr(doctor, "simulator", lambda name, *_: ok(name, "takes seconds to try"))
+    findings = {finding.what: finding for finding in doctor.installation_findings()}
     assert findings["channels"].status == "ok"
     assert "shared memory" not in findings
 
@@ -301,7 +301,7 @@ def test_a_system_without_memory_to_share_is_a_problem(error: Exception, monkeyp
         raise error
 
     monkeypatch.setattr("os.memfd_create", refuse)
-    finding = installation.channels()
+    finding = doctor.channels()
     assert finding.status == "problem"
     assert str(error) in finding.text
     assert "cluster=serial" in finding.advice

@@ -311,20 +311,22 @@ def test_a_half_written_folder_does_not_get_its_name(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a"], "missing: the folder to write"),
-        (["a", "b", "c"], "c: one argument too many"),
+        (["a"], "the following arguments are required: <folder>"),
+        (["a", "b", "c"], "unrecognized arguments: c"),
         (["a", "b", "adapter=only"], "adapter=only: no such option. Did you mean 'adapters'?"),
-        (["a", "b", "--adapters", "only"], "--adapters: no such option. Did you mean 'adapters'?"),
-        (["a", "b", "adapters=mergd"], "adapters: got 'mergd', expected merged or only. Did you mean 'merged'?"),
+        (["a", "b", "--adapter", "only"], "unrecognized arguments: --adapter only"),
+        (["a", "b", "adapters=mergd"], "argument --adapters: invalid choice: 'mergd' (choose from "),
         (["a", "b", "base="], "base: got '', expected a value"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(capsys, *arguments).splitlines()
-    assert said[0] == message
+    assert said[0].startswith(message)
     assert said[1].startswith("usage: python train.py export <checkpoint or run directory> <folder>")
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["export"])
+    with pytest.raises(SystemExit) as ending:
+        main(["export"])
+    assert not ending.value.code
     assert "adapters=only     LoRA adapters alone" in capsys.readouterr().out

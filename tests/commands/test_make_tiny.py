@@ -34,7 +34,7 @@ def test_a_tiny_language_model_loads_and_is_the_same_each_time(
     ("arguments", "message"),
     [
         (["out"], "missing: model=<name>"),
-        (["model=causal_lm"], "missing: the folder to write"),
+        (["model=causal_lm"], "are required: <folder>"),
         (["model=mlp", "out"], "model=mlp: is made fresh without a folder"),
         (["model=causal_ml", "out"], "Did you mean 'causal_lm'?"),
     ],

@@ -6,7 +6,8 @@ import importlib.metadata
 
 import pytest
 
-from embodied_rl.evaluation.conditions import completion_conditions, episode_conditions, episode_seed
+from embodied_rl.evaluation.report import episode_conditions, episode_seed
+from embodied_rl.tasks.math.reporting import completion_conditions
 from tests.configs import embodied, small_math
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embodied_rl.contracts import EvaluatedEpisode
-from embodied_rl.evaluation.lerobot_info import eval_info
+from embodied_rl.evaluation.report import eval_info
 from embodied_rl.files import write_json
 
 # Of its TaskMetrics, and of the dictionaries that it returns.

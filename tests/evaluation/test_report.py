@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from embodied_rl.contracts import EvaluatedEpisode
-from embodied_rl.evaluation.report import SuccessReport, write_eval_json
-from embodied_rl.evaluation.success import SuccessTable, success_table
+from embodied_rl.evaluation.report import eval_report
+from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table
+from embodied_rl.files import write_json
 
 INSTRUCTIONS = (
     "pick up the black bowl between the plate and the ramekin and place it on the plate",
@@ -35,6 +37,10 @@ def episodes(episode_return: float = 0.5) -> list[EvaluatedEpisode]:
         )
         for i in range(20)
     ]
+
+
+def write_eval_json(path: Path, *results: Any, **about: Any) -> None:
+    write_json(path, eval_report(*results, **about))
 
 
 def table(episode_return: float = 0.5) -> SuccessTable:

@@ -23,8 +23,7 @@ from embodied_rl.demonstrations.lerobot import layout, tables, writer
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, StagedEpisode, count_staged, staged
 from embodied_rl.demonstrations.plan import CONFIG, Job, Played, plan
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.report import SuccessReport
-from embodied_rl.evaluation.success import success_table
+from embodied_rl.evaluation.success import SuccessReport, success_table
 from embodied_rl.files import write_json, write_text
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runtime.worker import Backend, WorkerGroup

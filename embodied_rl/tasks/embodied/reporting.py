@@ -15,11 +15,9 @@ from rich.console import Console
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.contracts import EpisodeRecord, EvaluatedEpisode
-from embodied_rl.evaluation.conditions import episode_conditions, episode_seed
 from embodied_rl.evaluation.eval_file import FILE_NAME
-from embodied_rl.evaluation.lerobot_info import INFO_FILE_NAME, eval_info
-from embodied_rl.evaluation.report import SuccessReport, write_eval_json
-from embodied_rl.evaluation.success import SuccessRow, SuccessTable, success_table
+from embodied_rl.evaluation.report import INFO_FILE_NAME, episode_conditions, episode_seed, eval_info, eval_report
+from embodied_rl.evaluation.success import SuccessReport, SuccessRow, SuccessTable, success_table
 from embodied_rl.files import write_json
 from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
@@ -226,8 +224,7 @@ class EvalReporter:
         }
         episodes = [episode for report in reports for episode in report.episodes]
         videos = [video for report in reports for video in report.videos]
-        write_eval_json(
-            path,
+        content = eval_report(
             table,
             [self._relative(episode) for episode in episodes],
             meta=meta,
@@ -235,6 +232,7 @@ class EvalReporter:
             eval_s=seconds,
             video_paths=[video.relative_to(self.video_dir) for video in videos],
         )
+        write_json(path, content)
         info = eval_info(episodes, group=cfg.name, eval_s=seconds, videos=videos)
         write_json(path.with_name(INFO_FILE_NAME), info, allow_nan=True)
         self.console.print(f"table:  {path}", highlight=False, soft_wrap=True)

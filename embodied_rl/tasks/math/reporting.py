@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.evaluation.conditions import completion_conditions
 from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null
+from embodied_rl.evaluation.report import PACKAGES, jsonable, versions
 from embodied_rl.files import write_json
 from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
+from embodied_rl.language.datasets.registry import dataset_params
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.embodied.reporting import actor_metrics, eval_name, gap_warning, longest, nothing_left
 from embodied_rl.workers.actor import UpdateReport
@@ -27,6 +28,7 @@ SHOWN = 4
 """Completions in a printed table of samples."""
 _CUT = 200
 """Characters of a text in that table."""
+_LANGUAGE_PACKAGES = ("transformers", "vllm", "math-verify", "reasoning-gym")
 
 
 def all_records(reports: Iterable[GenerationReport]) -> list[CompletionRecord]:
@@ -293,3 +295,25 @@ def sample_table(records: Sequence[CompletionRecord], *, title: str) -> Table:
 def _shortened(text: str) -> str:
     """Both ends of a long text; more of its end, where the question is and the answer."""
     return text if len(text) <= _CUT else f"{text[: _CUT // 4]} ... {text[-3 * _CUT // 4 :]}"
+
+
+def completion_conditions(config: MathConfig) -> dict[str, Any]:
+    """The settings, beside the model, that decide how completions go and are scored; ``meta`` of ``eval.json``."""
+    data, reward, rollout = config.data, config.reward, config.rollout
+    return {
+        "data": data.name,
+        "dataset": data.dataset,
+        "params": jsonable(dataset_params(data.dataset, data.params)),
+        "eval_size": data.eval_size,
+        "max_prompt_length": data.max_prompt_length,
+        "reward": reward.function,
+        "reward_params": jsonable(reward.params),
+        "success_threshold": reward.success_threshold,
+        "backend": rollout.backend,
+        "max_new_tokens": rollout.max_new_tokens,
+        "min_new_tokens": rollout.min_new_tokens,
+        "stop": list(rollout.stop),
+        "temperature": config.algorithm.sampling_params.temperature_eval,
+        "completions_per_prompt": data.eval_completions,
+        "versions": versions(*PACKAGES, *_LANGUAGE_PACKAGES),
+    }

@@ -1,0 +1,62 @@
+"""Arguments and output of the commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+from rich.console import Console
+
+from embodied_rl.errors import UserError, suggestion
+
+PIPED_WIDTH: Final = 120
+"""Columns where there is no terminal to ask."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command's arguments. A mistake is a :class:`UserError` with the usage.
+
+    Args:
+        usage: the command line in short.
+        description: the rest of the help, with the options.
+        settings: options that may be written ``name=value``, as for a run -> their values; None: any.
+    """
+
+    def __init__(
+        self, usage: str, description: str, settings: Mapping[str, Sequence[str] | None] | None = None
+    ) -> None:
+        as_written = argparse.RawDescriptionHelpFormatter
+        super().__init__(usage=usage, description=description.strip(), formatter_class=as_written, add_help=False)
+        self.allow_abbrev = False
+        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        self._settings = settings or {}
+        for name, choices in self._settings.items():
+            self.add_argument(f"--{name}", choices=choices, help=argparse.SUPPRESS)
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The values of all arguments.
+
+        Raises:
+            UserError: something is missing, too much, or unknown.
+        """
+        return self.parse_intermixed_args([self._as_option(argument) for argument in arguments])
+
+    def _as_option(self, argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        if not self._settings or not equals or argument.startswith("-"):
+            return argument
+        if name not in self._settings:
+            self.error(f"{argument}: no such option.{suggestion(name, self._settings)}".removesuffix("."))
+        if not value:
+            self.error(f"{name}: got '', expected a value")
+        return f"--{argument}"
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}\n{self.format_usage()}".rstrip())
+
+
+def console(piped_width: int = PIPED_WIDTH) -> Console:
+    """Standard output, as wide as the terminal."""
+    return Console(width=None if sys.stdout.isatty() else piped_width, highlight=False)
