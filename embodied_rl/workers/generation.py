@@ -12,8 +12,7 @@ from embodied_rl.contracts import Delivery, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.language.accuracy import CompletionRecord
 from embodied_rl.language.completions import completion_trajectory
-from embodied_rl.language.datasets.registry import Problem, build_dataset, problem_id
-from embodied_rl.language.encoding import PromptEncoder
+from embodied_rl.language.datasets.registry import Problem, PromptEncoder, build_dataset, problem_id
 from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, backend_class
 from embodied_rl.language.engines.sampling import prompt_seed
 from embodied_rl.language.rewards.functions import overlong_penalty

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from embodied_rl.errors import UserError
-from embodied_rl.language.datasets.registry import Problem, PromptDataset
-from embodied_rl.language.datasets.row_problems import Columns, RowProblem, problem_of
-from embodied_rl.language.datasets.rows import path_problem, read_rows
+from embodied_rl.language.datasets.registry import (
+    CUTS,
+    Message,
+    Overlong,
+    Problem,
+    PromptDataset,
+    PromptEncoder,
+    system_prompt_problems,
+)
+from embodied_rl.language.datasets.rows import Row, path_problem, read_rows
 from embodied_rl.seeding import generator
-
-if TYPE_CHECKING:
-    from embodied_rl.language.encoding import PromptEncoder
 
 Paths = str | tuple[str, ...]
 _HELD_OUT_SHARE = 0.1
@@ -55,22 +61,22 @@ class FilesParams:
     """Ask through the tokenizer's own chat template, a text as the user's only turn; null: conversations alone."""
     system_prompt: str | None = None
     """A system message before each conversation."""
-    overlong: Literal["error", "filter", "truncate_left", "truncate_right"] = "error"
-    """What becomes of prompts of more than ``data.max_prompt_length`` tokens: end the run, leave them out and say how
+    overlong: Overlong = "error"
+    """Treatment of prompts of more than ``data.max_prompt_length`` tokens: end the run, leave them out and say how
     many, or drop tokens at the start or at the end."""
 
     @property
-    def columns(self) -> Columns:
-        return Columns(
-            prompt=self.prompt_key or "prompt",
-            messages=self.messages_key,
-            answer=self.answer_key,
-            demonstration=self.demonstration_key,
-            source=self.source_key,
-            metadata=self.metadata_key,
-            chat=self.messages_key is not None or bool(self.apply_chat_template),
-            system=self.system_prompt,
-        )
+    def chat(self) -> bool:
+        """Whether prompts are conversations."""
+        return self.messages_key is not None or bool(self.apply_chat_template)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowProblem:
+    """A problem and its row's file and line."""
+
+    where: str
+    problem: Problem
 
 
 class Files(PromptDataset):
@@ -86,9 +92,9 @@ class Files(PromptDataset):
 
     def __init__(self, params: FilesParams) -> None:
         self._params = params
-        rows = _read(params.train_data_paths, params.columns)
+        rows = _read(params.train_data_paths, params)
         if params.val_data_paths is not None:
-            self._train, self._val = rows, _read(params.val_data_paths, params.columns)
+            self._train, self._val = rows, _read(params.val_data_paths, params)
         else:
             self._train, self._val = _split(rows, params)
 
@@ -116,11 +122,7 @@ class Files(PromptDataset):
                     "data.params.apply_chat_template: got false with messages_key, but only the template makes a text "
                     "of a conversation; leave it out"
                 )
-        if params.system_prompt is not None and not params.columns.chat:
-            yield (
-                "data.params.system_prompt: only the chat template has a place for it; set "
-                "data.params.apply_chat_template=true, or leave it out"
-            )
+        yield from system_prompt_problems(params.system_prompt, chat=params.chat)
         if imitation and params.demonstration_key is None and params.messages_key is None:
             yield (
                 "data.params.demonstration_key: task=sft imitates demonstrations; set it to their column, or "
@@ -149,18 +151,17 @@ class Files(PromptDataset):
     def draw(self, *, seed: int, step: int, count: int, number: int = 0) -> Sequence[Problem]:
         rows, first = len(self._train), step * count
         order = [
-            place
+            index
             for epoch in range(first // rows, (first + count - 1) // rows + 1)
-            for place in generator(seed, 0, epoch).permutation(rows)
+            for index in generator(seed, 0, epoch).permutation(rows)
         ]
-        start = first % rows
-        places = order[start : start + count]
+        drawn = order[first % rows :][:count]
         if number:
-            places = list(islice(self._others(places, seed, step), (number - 1) * count, number * count))
-        return [self._given(self._train[place]) for place in places]
+            drawn = list(islice(self._others(drawn, seed, step), (number - 1) * count, number * count))
+        return [self._train[index].problem for index in drawn]
 
     def _others(self, had: Sequence[int], seed: int, step: int) -> Iterator[int]:
-        """Places of rows for the further rounds of a step whose first one had these: first the others, then all again
+        """Indices of rows for the further rounds of a step whose first one had these: first the others, then all again
         and again."""
         rng = generator(seed, 1, step)
         left = np.setdiff1d(np.arange(len(self._train)), had)
@@ -174,9 +175,9 @@ class Files(PromptDataset):
                 f"data.eval_size={count}: {len(self._val)} prompts are held out; use a smaller number, null for all, "
                 "or hold out more with data.params.val_size or val_data_paths"
             )
-        return [self._given(row) for row in self._val[:count]]
+        return [row.problem for row in self._val[:count]]
 
-    def _fits(self, row: RowProblem, encoder: PromptEncoder) -> bool:
+    def _fits(self, row: _RowProblem, encoder: PromptEncoder) -> bool:
         try:
             length = len(encoder.whole(row.problem.prompt))
         except UserError as error:
@@ -189,20 +190,98 @@ class Files(PromptDataset):
             )
         return length <= encoder.max_length or self._params.overlong != "filter"
 
-    def _given(self, row: RowProblem) -> Problem:
-        sides: dict[str, Literal["left", "right"]] = {"truncate_left": "left", "truncate_right": "right"}
-        return replace(row.problem, cut=sides.get(self._params.overlong))
-
 
 def _listed(paths: Paths) -> tuple[str, ...]:
     return (paths,) if isinstance(paths, str) else paths
 
 
-def _read(paths: Paths, columns: Columns) -> list[RowProblem]:
-    return [problem_of(row, columns, Path(path).stem) for path in _listed(paths) for row in read_rows(path)]
+def _read(paths: Paths, params: FilesParams) -> list[_RowProblem]:
+    return [
+        _RowProblem(where=row.where, problem=_problem(row, params, Path(path).stem))
+        for path in _listed(paths)
+        for row in read_rows(path)
+    ]
 
 
-def _split(rows: list[RowProblem], params: FilesParams) -> tuple[list[RowProblem], list[RowProblem]]:
+def _problem(row: Row, params: FilesParams, file: str) -> Problem:
+    demonstration = None
+    if params.messages_key is not None:
+        messages = _conversation(row, params.messages_key)
+        if messages[-1].role == "assistant":
+            *messages, last = messages
+            demonstration = last.content
+        if not messages:
+            raise UserError(f"{row.where}: the conversation has the assistant's turn alone; expected one to answer")
+    else:
+        messages = [Message(role="user", content=_text(row, "prompt", params.prompt_key or "prompt"))]
+    if params.system_prompt is not None:
+        if any(message.role == "system" for message in messages):
+            raise UserError(
+                f"{row.where}: the conversation has a system message already; leave data.params.system_prompt out"
+            )
+        messages = [Message(role="system", content=params.system_prompt), *messages]
+    if params.demonstration_key is not None:
+        demonstration = _text(row, "demonstration", params.demonstration_key)
+    metadata = "" if params.metadata_key is None else row.column(params.metadata_key, "metadata_key")
+    return Problem(
+        prompt=tuple(messages) if params.chat else messages[0].content,
+        answer="" if params.answer_key is None else _answer(row, params.answer_key),
+        demonstration=demonstration,
+        cut=CUTS.get(params.overlong),
+        source=file if params.source_key is None else _text(row, "source", params.source_key),
+        metadata=metadata if isinstance(metadata, str) else _json(metadata),
+    )
+
+
+def _text(row: Row, kind: str, column: str) -> str:
+    value = row.column(column, f"{kind}_key")
+    if isinstance(value, str) and (value or kind == "demonstration"):
+        return value
+    instead = ", or messages_key to one of conversations" if kind == "prompt" else ""
+    raise UserError(
+        f"{row.where}: got the {kind} {_shown(value)}, expected a text; correct it, or set data.params.{kind}_key to "
+        f"another column{instead}"
+    )
+
+
+def _answer(row: Row, column: str) -> str:
+    value = row.column(column, "answer_key")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(
+            f"{row.where}: got the answer {_shown(value)}, expected a text or a number; correct it, or set "
+            "data.params.answer_key to another column"
+        )
+    return str(value)
+
+
+def _conversation(row: Row, column: str) -> list[Message]:
+    value = row.column(column, "messages_key")
+    if isinstance(value, str):  # CSV has nothing but texts
+        with suppress(json.JSONDecodeError):
+            value = json.loads(value)
+    messages: list[Any] = value if isinstance(value, list) else []
+    if not messages or not all(_is_message(message) for message in messages):
+        raise UserError(
+            f"{row.where}: got the conversation {_shown(value)}, expected a list of {{role: text, content: text}}, at "
+            "least one; correct it, or set data.params.prompt_key to a column of texts instead"
+        )
+    return [Message(role=message["role"], content=message["content"]) for message in messages]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _shown(value: Any) -> str:
+    text = _json(value)  # with the quotes of a text
+    return text if len(text) <= 80 else f"{text[:80]} ..."
+
+
+def _split(rows: list[_RowProblem], params: FilesParams) -> tuple[list[_RowProblem], list[_RowProblem]]:
     """Training and held-out rows."""
     digests = [_digest(row.problem) for row in rows]
     distinct = sorted(set(digests))
@@ -221,7 +300,7 @@ def _split(rows: list[RowProblem], params: FilesParams) -> tuple[list[RowProblem
                 f"data.params.val_fraction={share}: that holds out {len(chosen)} of {len(distinct)} different prompts, "
                 "expected some and not all; set data.params.val_size instead, or val_data_paths"
             )
-    held_out: dict[bytes, RowProblem] = {}
+    held_out: dict[bytes, _RowProblem] = {}
     for digest, row in zip(digests, rows, strict=True):
         if digest in chosen:
             known = held_out.setdefault(digest, row)

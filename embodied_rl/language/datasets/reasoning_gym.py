@@ -9,19 +9,25 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.extras import install_command
-from embodied_rl.language.datasets.registry import Message, Problem, Prompt, PromptDataset
+from embodied_rl.language.datasets.registry import (
+    CUTS,
+    Message,
+    Overlong,
+    Problem,
+    Prompt,
+    PromptDataset,
+    PromptEncoder,
+    system_prompt_problems,
+)
 from embodied_rl.params import unknown_key
 from embodied_rl.seeding import generator
-
-if TYPE_CHECKING:
-    from embodied_rl.language.encoding import PromptEncoder
 
 _TRAINING: Final = 0
 _HELD_OUT: Final = 2**31
@@ -43,7 +49,7 @@ class Task:
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """How often it is drawn, relative to the others."""
     options: dict[str, Any] | None = None
-    """Of the task's own configuration in the package."""
+    """Options of the task's own configuration in the package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +59,17 @@ class ReasoningGymParams:
     task: str | None = None
     """A task of the package, for example ``chain_sum``."""
     options: dict[str, Any] | None = None
-    """Of that task's own configuration in the package."""
+    """Options of that task's own configuration in the package."""
     tasks: tuple[Task, ...] = ()
     """Instead: several, each with ``name``, ``weight`` and ``options``."""
     instruction: str = "\nGive the final answer between <answer> and </answer>."
-    """What follows each question."""
+    """Text after each question."""
     apply_chat_template: bool = True
     """Ask through the tokenizer's own chat template."""
     system_prompt: str | None = None
     """A system message before each conversation."""
-    overlong: Literal["error", "filter", "truncate_left", "truncate_right"] = "error"
-    """What becomes of prompts of more than ``data.max_prompt_length`` tokens: end the run, draw another, or drop tokens
+    overlong: Overlong = "error"
+    """Treatment of prompts of more than ``data.max_prompt_length`` tokens: end the run, draw another, or drop tokens
     at the start or at the end."""
 
     @property
@@ -99,11 +105,7 @@ class ReasoningGym(PromptDataset):
             return
         if params.tasks and params.options is not None:
             yield "data.params.options: belongs to a single task; give each of data.params.tasks its own options"
-        if params.system_prompt is not None and not params.apply_chat_template:
-            yield (
-                "data.params.system_prompt: only the chat template has a place for it; set "
-                "data.params.apply_chat_template=true, or leave it out"
-            )
+        yield from system_prompt_problems(params.system_prompt, chat=params.apply_chat_template)
         try:
             known = _known()
         except UserError as error:
@@ -132,8 +134,8 @@ class ReasoningGym(PromptDataset):
         for earlier in range(number + 1):
             # The first round asks as it comes; it could not know that a task has so few problems.
             problems = []
-            for place in range(count):
-                key = [seed, step, earlier, place]
+            for index in range(count):
+                key = [seed, step, earlier, index]
                 problems.append(self._fitting(_TRAINING, key, had if earlier else frozenset()))
                 had.add(problems[-1].prompt)
         return problems
@@ -141,7 +143,7 @@ class ReasoningGym(PromptDataset):
     def held_out(self, count: int | None) -> Sequence[Problem]:
         if count is None:
             raise UserError("data.eval_size=null: there is no end of held-out problems; set a number")
-        return [self._fitting(_HELD_OUT, [place]) for place in range(count)]
+        return [self._fitting(_HELD_OUT, [index]) for index in range(count)]
 
     def _fitting(self, part: int, key: list[int], had: Set[Prompt] = frozenset()) -> Problem:
         """The first one drawn that is not too long and not among ``had``, where some try finds one."""
@@ -170,13 +172,12 @@ class ReasoningGym(PromptDataset):
         messages = [Message(role="user", content=text)]
         if self._params.system_prompt is not None:
             messages.insert(0, Message(role="system", content=self._params.system_prompt))
-        sides: dict[str, Literal["left", "right"]] = {"truncate_left": "left", "truncate_right": "right"}
         answer = entry["answer"]
         return Problem(
             prompt=tuple(messages) if self._params.apply_chat_template else text,
             answer="" if answer is None else str(answer),
             demonstration=None if answer is None else f"<answer>{answer}</answer>",
-            cut=sides.get(self._params.overlong),
+            cut=CUTS.get(self._params.overlong),
             source=task.name,
             metadata=json.dumps({"task": task.name, "options": options, "seed": seed}),
         )

@@ -1,4 +1,7 @@
-"""Data sets of prompts. A new one adds one line to :data:`DATASETS`. No torch here."""
+"""Prompts: the interface of data sets and their names, and their encoding as tokens. No torch here.
+
+A new data set adds one line to :data:`DATASETS`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
-from embodied_rl.errors import ConfigError
+from jinja2 import TemplateError
+
+from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.params import parse_params
 from embodied_rl.registry import load_configurable
 
 if TYPE_CHECKING:
-    from embodied_rl.language.encoding import PromptEncoder
+    from transformers import PreTrainedTokenizerBase
 
 DATASETS: dict[str, str] = {
     "arithmetic": "embodied_rl.language.datasets.arithmetic:Arithmetic",
@@ -21,6 +26,12 @@ DATASETS: dict[str, str] = {
     "reasoning_gym": "embodied_rl.language.datasets.reasoning_gym:ReasoningGym",
 }
 """``data.dataset`` -> "module:Class"."""
+Overlong: TypeAlias = Literal["error", "filter", "truncate_left", "truncate_right"]
+Cut: TypeAlias = Literal["left", "right"]
+CUTS: Final[Mapping[str, Cut]] = {"truncate_left": "left", "truncate_right": "right"}
+"""``data.params.overlong`` -> where a long prompt loses tokens."""
+_SHOWN: Final = 80
+"""Characters of a prompt in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +52,14 @@ Prompt: TypeAlias = str | tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One prompt and what is known of it."""
+    """A prompt and all that is known of it."""
 
     prompt: Prompt
     answer: str
-    """What the reward function compares with."""
+    """For the reward function to compare with."""
     demonstration: str | None = None
     """A right completion, to imitate; None where there is none."""
-    cut: Literal["left", "right"] | None = None
+    cut: Cut | None = None
     """Where a prompt of more than ``data.max_prompt_length`` tokens loses some; None: it ends the run."""
     source: str = ""
     """Where the problem comes from: an evaluation counts each source by itself."""
@@ -63,15 +74,90 @@ def problem_id(problem: Problem) -> str:
     return hashlib.sha256(json.dumps([turns, problem.answer]).encode()).hexdigest()[:16]
 
 
+class PromptEncoder:
+    """A tokenizer's view of prompts: plain text, or a conversation through its own chat template.
+
+    Args:
+        tokenizer: the model's.
+        max_length: ``data.max_prompt_length``.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        self._tokenizer, self.max_length = tokenizer, max_length
+
+    def text(self, prompt: Prompt) -> str:
+        """The text for the model, before anything is cut: a conversation with the template's marks, up to where the
+        assistant's turn begins.
+
+        Raises:
+            UserError: a conversation, and the tokenizer has no chat template or its template refuses it.
+        """
+        if isinstance(prompt, str):
+            return prompt
+        if not self._tokenizer.chat_template:
+            raise UserError(
+                "the model's tokenizer has no chat template, so it takes no conversation; use an instruction-tuned "
+                "model, or plain prompts with data.params.apply_chat_template=false"
+            )
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [message.as_dict() for message in prompt], tokenize=False, add_generation_prompt=True
+                )
+            )
+        except TemplateError as error:
+            raise UserError(
+                f"the tokenizer's chat template refuses the conversation that ends with "
+                f"{prompt[-1].content[:_SHOWN]!r}: {error}; change its roles, or leave data.params.system_prompt out"
+            ) from error
+
+    def whole(self, prompt: Prompt) -> tuple[int, ...]:
+        """All tokens, of any number.
+
+        Raises:
+            UserError: as :meth:`text`, or no token, or characters that the tokenizer does not know.
+        """
+        text, tokenizer = self.text(prompt), self._tokenizer
+        # A template writes the special tokens itself.
+        ids = tokenizer(text, add_special_tokens=isinstance(prompt, str)).input_ids
+        if not ids:
+            raise UserError(
+                f"the prompt {text[:_SHOWN]!r} has 0 tokens, expected 1 to data.max_prompt_length={self.max_length}; "
+                "leave such prompts out of the data"
+            )
+        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+            raise UserError(
+                f"the prompt {text[:_SHOWN]!r} has characters that the model's tokenizer does not know; use another "
+                "model, or with model=tiny_lm set model.params.architecture.characters"
+            )
+        return tuple(ids)
+
+    def tokens(self, problem: Problem) -> tuple[int, ...]:
+        """At most ``max_length`` tokens, cut as the problem says.
+
+        Raises:
+            UserError: as :meth:`whole`, or a longer prompt that may not be cut.
+        """
+        ids, limit = self.whole(problem.prompt), self.max_length
+        if len(ids) <= limit:
+            return ids
+        if problem.cut is None:
+            raise UserError(
+                f"the prompt {self.text(problem.prompt)[:_SHOWN]!r} has {len(ids)} tokens, expected 1 to "
+                f"data.max_prompt_length={limit}; raise that, or leave such prompts out of the data"
+            )
+        return ids[-limit:] if problem.cut == "left" else ids[:limit]
+
+
 class PromptDataset:
-    """Where prompts come from. Constructed as ``Dataset(params)``, ``params`` being the class's ``Params`` dataclass
+    """A source of prompts. Constructed as ``Dataset(params)``, ``params`` being the class's ``Params`` dataclass
     built from the config's ``data.params``, then :meth:`prepare`, then the rest."""
 
     Params: ClassVar[type]
 
     @classmethod
     def problems(cls, params: Any, *, imitation: bool) -> Iterator[str]:
-        """What cannot be in ``params``, told before anything is read or started: got, expected, what to do.
+        """Problems of ``params``, told before anything is read or started: got, expected, what to do.
 
         Args:
             imitation: ``task=sft``, which needs demonstrations.
@@ -135,3 +221,12 @@ def build_dataset(name: str, params: Mapping[str, Any]) -> PromptDataset:
     """
     dataset: Any = dataset_class(name)
     return dataset(dataset_params(name, params))
+
+
+def system_prompt_problems(system_prompt: str | None, *, chat: bool) -> Iterator[str]:
+    """Problems of ``data.params.system_prompt``, for data sets that have it."""
+    if system_prompt is not None and not chat:
+        yield (
+            "data.params.system_prompt: only the chat template has a place for it; set "
+            "data.params.apply_chat_template=true, or leave it out"
+        )

@@ -1,9 +1,8 @@
-"""Rows of JSON, JSONL, CSV and parquet files, each with the place it came from."""
+"""Rows of JSON, JSONL, CSV and parquet files, each with its file and line."""
 
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -122,13 +121,8 @@ def _csv(path: str) -> Iterator[Row]:
 
 
 def _parquet(path: str) -> Iterator[Row]:
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise UserError(
-            f"{path}: reading parquet needs the package pyarrow, which is not installed; pip install pyarrow, or save "
-            "the data as JSONL"
-        ) from error
+    from pyarrow import parquet  # here: a check of the configuration does without
+
     try:
         values = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors derive from these

@@ -9,8 +9,14 @@ import pytest
 
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.language.datasets.reasoning_gym import final_answer
-from embodied_rl.language.datasets.registry import Message, Problem, PromptDataset, build_dataset, dataset_params
-from embodied_rl.language.encoding import PromptEncoder
+from embodied_rl.language.datasets.registry import (
+    Message,
+    Problem,
+    PromptDataset,
+    PromptEncoder,
+    build_dataset,
+    dataset_params,
+)
 from embodied_rl.language.rewards.functions import build_reward
 from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
 from tests.configs import small_math
