@@ -6,17 +6,22 @@ video: ``chunked.py`` does those, once for every simulator. Adapters speak numpy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+
+from embodied_rl.errors import suggestion
+
+_PositiveInt = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What an episode asks for."""
+    """The task of an episode."""
 
     task_id: int
     instruction: str
@@ -92,3 +97,45 @@ class SimEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeededParams:
+    """Parameters of simulators that draw their initial states: sizes of images, number of states."""
+
+    camera_height: _PositiveInt = 128
+    """Height in pixels of every camera's images."""
+    camera_width: _PositiveInt = 128
+    """Width in pixels of every camera's images."""
+    render_height: _PositiveInt = 256
+    """Height in pixels of video frames."""
+    render_width: _PositiveInt = 256
+    """Width in pixels of video frames."""
+    num_reset_states: _PositiveInt = 1_000_000
+    """How many initial states are numbered. An evaluation takes the first ones; training draws from all."""
+
+
+def check_reset_state(sim: SimEnv, reset_state_id: int) -> None:
+    """Raise ValueError for an initial state that the simulator does not have."""
+    if not 0 <= reset_state_id < sim.num_reset_states:
+        raise ValueError(f"reset_state_id: got {reset_state_id}, expected 0 to {sim.num_reset_states - 1}")
+
+
+def check_actions(sim: SimEnv, slots: Sequence[int], actions: NDArray[np.float32]) -> None:
+    """Raise ValueError unless ``actions`` are finite and [len(slots), A]."""
+    if np.shape(actions) != (len(slots), sim.action_dim):
+        raise ValueError(f"step: got actions {list(np.shape(actions))}, expected [{len(slots)}, {sim.action_dim}]")
+    if not np.isfinite(actions).all():
+        bad = [slot for slot, action in zip(slots, actions, strict=True) if not np.isfinite(action).all()]
+        raise ValueError(f"step: the actions of slots {bad} are NaN or infinite, expected numbers in [-1, 1]")
+
+
+def check_choices(name: str, values: Collection[str], choices: Collection[str]) -> None:
+    """Raise ValueError unless each of ``values``, which the parameter ``name`` has, is one of ``choices``, once."""
+    for value in values:
+        if value not in choices:
+            raise ValueError(
+                f"{name}: got {value!r}, expected one of {', '.join(choices)}." + suggestion(value, choices)
+            )
+    if len(set(values)) != len(values):
+        raise ValueError(f"{name}: got {list(values)}, expected each at most once")

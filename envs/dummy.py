@@ -12,11 +12,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied_rl.envs.base import SimObs, SimStep, Task
+from embodied_rl.envs.base import SimEnv, SimObs, SimStep, Task, check_reset_state
+from embodied_rl.errors import UserError
 
 _QUADRANTS = (("upper right", (1, 1)), ("upper left", (-1, 1)), ("lower left", (-1, -1)), ("lower right", (1, -1)))
 _MIN_START_DISTANCE = 1.0
 _RENDER_SIZE = 128
+_NOISE = 0.3
+"""Standard deviation of the noise on each of the expert's actions."""
 _GOAL_COLOUR, _POINT_COLOUR = (40, 160, 60), (200, 40, 40)
 
 
@@ -71,8 +74,7 @@ class DummyEnv:
         self._start_distance = np.zeros(num_slots, dtype=np.float32)
 
     def task(self, reset_state_id: int) -> Task:
-        if not 0 <= reset_state_id < self.num_reset_states:
-            raise ValueError(f"reset_state_id: got {reset_state_id}, expected 0 to {self.num_reset_states - 1}")
+        check_reset_state(self, reset_state_id)
         task_id = reset_state_id // self._params.states_per_task
         return Task(
             task_id=task_id,
@@ -114,11 +116,33 @@ class DummyEnv:
         frame = np.full((len(slots), size, size, 3), 255, dtype=np.uint8)
         centres = (np.arange(size, dtype=np.float32) + 0.5) / size * 2.0 - 1.0
         radius = max(self._params.success_radius, 2.0 / size)
-        for places, colour, r in ((self._goal, _GOAL_COLOUR, radius), (self._position, _POINT_COLOUR, 0.7 * radius)):
-            dx = centres[None, None, :] - places[slots, 0, None, None]
-            dy = -centres[None, :, None] - places[slots, 1, None, None]
+        for points, colour, r in ((self._goal, _GOAL_COLOUR, radius), (self._position, _POINT_COLOUR, 0.7 * radius)):
+            dx = centres[None, None, :] - points[slots, 0, None, None]
+            dy = -centres[None, :, None] - points[slots, 1, None, None]
             frame[dx**2 + dy**2 <= r**2] = colour
         return frame
+
+
+class DummyExpert:
+    """An :class:`~embodied_rl.demonstrations.expert.Expert` for :class:`DummyEnv`: straight to the goal."""
+
+    def __init__(self, env: SimEnv) -> None:
+        if not isinstance(env, DummyEnv):
+            raise UserError(f"DummyExpert: got a {type(env).__name__}, expected a DummyEnv: it plays env_type dummy")
+        self._env = env
+        self._slots: set[int] = set()
+
+    def reset(self, slot: int) -> None:
+        self._slots.add(slot)
+
+    def act(self, slot: int, generator: np.random.Generator | None) -> NDArray[np.float32]:
+        if slot not in self._slots:
+            raise RuntimeError(f"act: the expert has no episode in slot {slot}; call reset({slot}) first")
+        position, goal = np.split(self._env.observe([slot]).state[0], 2)
+        action = (goal - position) / self._env.step_size
+        if generator is not None:
+            action = np.clip(action, -1.0, 1.0) + generator.normal(0.0, _NOISE, action.shape)
+        return np.clip(action, -1.0, 1.0).astype(np.float32)
 
 
 def _initial_state(reset_state_id: int, signs: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -8,7 +8,7 @@ from embodied_rl.registry import load_configurable
 ADAPTERS: dict[str, str] = {
     "dummy": "embodied_rl.envs.dummy:DummyEnv",
     "libero": "embodied_rl.envs.libero.adapter:LiberoEnv",
-    "maniskill": "embodied_rl.envs.maniskill.adapter:ManiSkillEnv",
+    "maniskill": "embodied_rl.envs.maniskill:ManiSkillEnv",
     "robosuite": "embodied_rl.envs.robosuite:RobosuiteEnv",
 }
 """``env_type`` -> "module:Class"."""

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
-import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from embodied_rl.envs.base import SimObs, SimStep, Task
-from embodied_rl.envs.libero.install import SimulatorMissingError, explain_missing, quiet, require_renderer
-from embodied_rl.errors import suggestion
+from embodied_rl.envs.base import SeededParams, SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
+from embodied_rl.envs.rendering import (
+    SimulatorMissingError,
+    importing_robosuite,
+    quiet,
+    render_context,
+    require_renderer,
+)
 from embodied_rl.seeding import derived_seed, generator
 
 INSTRUCTIONS = {
@@ -36,11 +37,10 @@ CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand", "frontview":
 """Our camera name -> robosuite's."""
 
 _NAME: Final = "robosuite"
-_PositiveInt = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RobosuiteParams:
+class RobosuiteParams(SeededParams):
     """Parameters of :class:`RobosuiteEnv`."""
 
     task: str
@@ -51,27 +51,11 @@ class RobosuiteParams:
     """The state holds the objects' poses, too; false: only what the robot knows of itself."""
     reward_shaping: bool = True
     """robosuite's dense reward, counted from the initial state; false: 1 while the task is solved, else 0."""
-    camera_height: _PositiveInt = 128
-    """Height in pixels of every camera's images."""
-    camera_width: _PositiveInt = 128
-    """Width in pixels of every camera's images."""
-    render_height: _PositiveInt = 256
-    """Height in pixels of video frames."""
-    render_width: _PositiveInt = 256
-    """Width in pixels of video frames."""
-    num_reset_states: _PositiveInt = 1_000_000
-    """How many initial states are numbered. An evaluation takes the first ones; training draws from all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cameras", tuple(self.cameras))
-        for name, values, choices in (("task", (self.task,), INSTRUCTIONS), ("cameras", self.cameras, CAMERAS)):
-            for value in values:
-                if value not in choices:
-                    raise ValueError(
-                        f"{name}: got {value!r}, expected one of {', '.join(choices)}." + suggestion(value, choices)
-                    )
-        if len(set(self.cameras)) != len(self.cameras):
-            raise ValueError(f"cameras: got {list(self.cameras)}, expected each at most once")
+        check_choices("task", [self.task], INSTRUCTIONS)
+        check_choices("cameras", self.cameras, CAMERAS)
 
 
 class RobosuiteEnv:
@@ -109,8 +93,7 @@ class RobosuiteEnv:
         self._first_reward = np.zeros(num_slots, dtype=np.float32)
 
     def task(self, reset_state_id: int) -> Task:
-        if not 0 <= reset_state_id < self.num_reset_states:
-            raise ValueError(f"reset_state_id: got {reset_state_id}, expected 0 to {self.num_reset_states - 1}")
+        check_reset_state(self, reset_state_id)
         return self._task
 
     def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
@@ -127,8 +110,7 @@ class RobosuiteEnv:
                 self._first_reward[slot] = env.reward(np.zeros(self.action_dim))
 
     def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
-        if np.shape(actions) != (len(slots), self.action_dim):
-            raise ValueError(f"step: got actions {list(np.shape(actions))}, expected [{len(slots)}, {self.action_dim}]")
+        check_actions(self, slots, actions)
         rewards = np.empty(len(slots), dtype=np.float32)
         success = np.empty(len(slots), dtype=np.bool_)
         for row, (slot, action) in enumerate(zip(slots, np.clip(actions, -1.0, 1.0), strict=True)):
@@ -189,26 +171,13 @@ class RobosuiteEnv:
 
     def _create_context(self, sim: Any) -> Any:
         params = self._params
-        buffer = sim.model._model.vis.global_
-        buffer.offheight = max(params.camera_height, params.render_height)
-        buffer.offwidth = max(params.camera_width, params.render_width)
-        with explain_missing(_NAME), quiet():
-            from robosuite.utils.binding_utils import MjRenderContextOffscreen
-
-            context = MjRenderContextOffscreen(sim, -1, max_width=buffer.offwidth, max_height=buffer.offheight)
-        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # Visual meshes, no collision shapes.
-        return context
+        height, width = max(params.camera_height, params.render_height), max(params.camera_width, params.render_width)
+        return render_context(_NAME, sim, height, width)
 
 
 def _import_robosuite() -> Any:
     """The package ``robosuite``, after a look at what it would fail on later."""
-    if sys.platform == "linux":
-        os.environ.setdefault("MUJOCO_GL", "egl")
-        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # robosuite would read it as a list of numbers and fail.
-            os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", "0")
-    # It greets every import with three warnings about a file of private settings that nobody needs.
-    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
-    with explain_missing(_NAME), quiet():
+    with importing_robosuite(_NAME):
         suite, mujoco = importlib.import_module("robosuite"), importlib.import_module("mujoco")
     if _version(suite) >= (1, 5) and _version(mujoco) >= (3, 10):
         raise SimulatorMissingError(

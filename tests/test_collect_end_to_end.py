@@ -17,8 +17,7 @@ from embodied_rl.demonstrations.episode_recorder import play
 from embodied_rl.demonstrations.lerobot import tables
 from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged
 from embodied_rl.demonstrations.plan import CONFIG
-from embodied_rl.envs.dummy import DummyEnv, DummyParams
-from embodied_rl.envs.dummy_expert import DummyExpert
+from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import CollectConfig
 from embodied_rl.workers import collector as worker

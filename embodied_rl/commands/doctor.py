@@ -41,8 +41,9 @@ _GIB: Final = 2**30
 _TIMEOUT_SECONDS: Final = 120
 _LIBERO: Final = """
 import os
-from embodied_rl.envs.libero.install import import_libero, require_renderer
-import_libero(); require_renderer()
+from embodied_rl.envs.libero import import_libero
+from embodied_rl.envs.rendering import require_renderer
+import_libero(); require_renderer("LIBERO")
 from libero.libero import get_libero_path
 assets = get_libero_path("assets")
 assert os.path.isdir(assets), f"no assets in {assets}"
@@ -55,7 +56,7 @@ os._exit(0)
 """
 _MANISKILL: Final = """
 import os
-from embodied_rl.envs.maniskill.install import can_render, import_maniskill
+from embodied_rl.envs.maniskill import can_render, import_maniskill
 import_maniskill()
 print("imports, " + ("renders" if can_render() else "cannot render (no Vulkan device): states alone"), flush=True)
 os._exit(0)

@@ -9,7 +9,7 @@ from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import load_class
 
 EXPERTS: dict[str, str] = {
-    "dummy": "embodied_rl.envs.dummy_expert:DummyExpert",
+    "dummy": "embodied_rl.envs.dummy:DummyExpert",
     "libero": "embodied_rl.envs.libero.expert.expert:LiberoExpert",
 }
 """``env_type`` -> "module:Class"."""

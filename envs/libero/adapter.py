@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied_rl.envs.base import SimObs, SimStep, Task
-from embodied_rl.envs.libero.install import import_libero, quiet, require_renderer
+from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
+from embodied_rl.envs.libero import NAME, import_libero
 from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot, give_memory_back
-from embodied_rl.errors import suggestion
+from embodied_rl.envs.rendering import quiet, require_renderer
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +60,9 @@ class LiberoParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cameras", tuple(self.cameras))
-        if self.task_suite_name not in SUITES:
-            raise ValueError(
-                f"task_suite_name: got {self.task_suite_name!r}, expected one of {', '.join(SUITES)}."
-                + suggestion(self.task_suite_name, SUITES)
-            )
-        if self.reward not in REWARDS:
-            raise ValueError(
-                f"reward: got {self.reward!r}, expected one of {', '.join(REWARDS)}." + suggestion(self.reward, REWARDS)
-            )
-        for camera in self.cameras:
-            if camera not in CAMERAS:
-                raise ValueError(
-                    f"cameras: got {camera!r}, expected some of {', '.join(CAMERAS)}." + suggestion(camera, CAMERAS)
-                )
-        if len(set(self.cameras)) != len(self.cameras):
-            raise ValueError(f"cameras: got {list(self.cameras)}, expected each at most once")
+        check_choices("task_suite_name", [self.task_suite_name], SUITES)
+        check_choices("reward", [self.reward], REWARDS)
+        check_choices("cameras", self.cameras, CAMERAS)
         least = {"num_steps_wait": 0} | dict.fromkeys(
             ("camera_heights", "camera_widths", "render_height", "render_width", "max_cached_scenes"), 1
         )
@@ -129,7 +116,7 @@ class LiberoEnv:
         self._params = params
         self._tasks = _load_suite(params.task_suite_name)
         if params.cameras:
-            require_renderer()
+            require_renderer(NAME)
         self._first_ids = np.cumsum([0, *(len(task.init_states) for task in self._tasks)]).tolist()
         self.num_reset_states: int = self._first_ids[-1]
         self.image_shapes = {camera: (params.camera_heights, params.camera_widths) for camera in params.cameras}
@@ -152,11 +139,7 @@ class LiberoEnv:
         self._warn_if_scenes_do_not_fit()
 
     def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
-        if np.shape(actions) != (len(slots), self.action_dim):
-            raise ValueError(f"step: got actions {list(np.shape(actions))}, expected [{len(slots)}, {self.action_dim}]")
-        if not np.isfinite(actions).all():
-            bad = [slot for slot, action in zip(slots, actions, strict=True) if not np.isfinite(action).all()]
-            raise ValueError(f"step: the actions of slots {bad} are NaN or infinite, expected numbers in [-1, 1]")
+        check_actions(self, slots, actions)
         success = np.zeros(len(slots), dtype=np.bool_)
         rewards = np.zeros(len(slots), dtype=np.float32)
         for row, (slot, action) in enumerate(zip(slots, np.clip(actions, -1.0, 1.0), strict=True)):
@@ -207,11 +190,7 @@ class LiberoEnv:
 
     def _locate(self, reset_state_id: int) -> tuple[int, int]:
         """(task, trial) of a reset state."""
-        if not 0 <= reset_state_id < self.num_reset_states:
-            raise ValueError(
-                f"reset_state_id: got {reset_state_id}, expected 0 to {self.num_reset_states - 1} "
-                f"for {self._params.task_suite_name}"
-            )
+        check_reset_state(self, reset_state_id)
         task_id = bisect_right(self._first_ids, reset_state_id) - 1
         return task_id, int(reset_state_id) - self._first_ids[task_id]
 

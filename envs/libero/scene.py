@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied_rl.envs.libero.control import HeldCommand
-from embodied_rl.envs.libero.install import explain_missing, import_libero, quiet
-from embodied_rl.envs.libero.meshes import coarsen_meshes
+from embodied_rl.envs.libero import NAME, import_libero
 from embodied_rl.envs.libero.progress import Progress
+from embodied_rl.envs.libero.shortcuts import HeldCommand, coarsen_meshes
+from embodied_rl.envs.rendering import quiet, render_context
 
 _PLACEMENT_SEED = 0
 """What published evaluations pass to ``env.seed``. It places the fixtures, which initial states leave out."""
@@ -277,19 +277,11 @@ class Scene:
         self._current = snapshot
 
     def _create_context(self) -> Any:
-        quality, buffer = self._model.vis.quality, self._model.vis.global_
         if self._spec.draft:
-            quality.offsamples = 0
+            self._model.vis.quality.offsamples = 0
             self._model.mat_reflectance[:] = 0.0  # a mirror, such as a stove's plate, has the whole scene drawn again
             coarsen_meshes(self._model)
-        buffer.offheight, buffer.offwidth = self._spec.max_height, self._spec.max_width
-        with explain_missing(), quiet():
-            from robosuite.utils.binding_utils import MjRenderContextOffscreen
-
-            context = MjRenderContextOffscreen(
-                self._sim, device_id=-1, max_width=buffer.offwidth, max_height=buffer.offheight
-            )
-        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # Visual meshes, no collision shapes.
+        context = render_context(NAME, self._sim, self._spec.max_height, self._spec.max_width)
         # At exit this must run before the EGL display is closed: what is registered last is called first.
         atexit.register(self.close)
         _discard(self._model.tex_data)  # 140 to 190 MB; OpenGL has its own copy, and nothing else reads them.

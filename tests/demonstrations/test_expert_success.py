@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from embodied_rl.demonstrations.expert_success import Evaluation, play_episode, reset_states
-from embodied_rl.envs.dummy import DummyEnv, DummyParams
-from embodied_rl.envs.dummy_expert import DummyExpert
+from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 
 PLAN = Evaluation(task_ids=None, episodes_per_task=2, max_episode_steps=40, noise_seed=None)
 

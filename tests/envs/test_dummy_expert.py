@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from embodied_rl.demonstrations.experts import expert_class
-from embodied_rl.envs.dummy import DummyEnv, DummyParams
-from embodied_rl.envs.dummy_expert import DummyExpert
+from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 from embodied_rl.errors import UserError
 from tests.fakes import ScriptedSim
 

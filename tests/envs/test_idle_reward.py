@@ -10,7 +10,7 @@ import pytest
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams, _scenes
-from embodied_rl.envs.maniskill.adapter import ManiSkillEnv, ManiSkillParams
+from embodied_rl.envs.maniskill import ManiSkillEnv, ManiSkillParams
 from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
 
 STILL = 0.003

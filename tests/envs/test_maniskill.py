@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from embodied_rl.envs.chunked import ChunkedEnv
-from embodied_rl.envs.maniskill.adapter import ManiSkillEnv, ManiSkillParams
+from embodied_rl.envs.maniskill import ManiSkillEnv, ManiSkillParams
 from embodied_rl.errors import UserError
 from embodied_rl.params import parse_params
 
@@ -225,7 +225,7 @@ def test_wrong_parameters(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_images_are_the_tasks_cameras_or_one_clear_message(env: ManiSkillEnv) -> None:
-    from embodied_rl.envs.maniskill.install import can_render
+    from embodied_rl.envs.maniskill import can_render
 
     params = ManiSkillParams(env_id="PushCube-v1", obs_mode="rgb", camera_height=48, camera_width=64)
     env.reset([0], [0])
@@ -269,7 +269,7 @@ def test_import_needs_neither_torch_nor_the_simulator() -> None:
     done = run_python(
         """
         import sys
-        from embodied_rl.envs.maniskill.adapter import ManiSkillEnv, ManiSkillParams
+        from embodied_rl.envs.maniskill import ManiSkillEnv, ManiSkillParams
         ManiSkillParams(env_id="PushCube-v1")
         print(sorted({"torch", "sapien", "mani_skill", "gymnasium"} & set(sys.modules)))
         """
@@ -282,7 +282,7 @@ def test_missing_simulator_is_named_with_the_command() -> None:
         """
         import sys
         sys.modules["mani_skill"] = None
-        from embodied_rl.envs.maniskill.adapter import ManiSkillEnv, ManiSkillParams
+        from embodied_rl.envs.maniskill import ManiSkillEnv, ManiSkillParams
         ManiSkillEnv(1, ManiSkillParams(env_id="PushCube-v1"), seed=0)
         """
     )
@@ -294,8 +294,8 @@ def test_states_need_no_graphics_driver_and_nothing_is_printed() -> None:
     done = run_python(
         """
         import numpy as np
-        from embodied_rl.envs.maniskill.adapter import ManiSkillEnv, ManiSkillParams
-        from embodied_rl.envs.maniskill.install import can_render
+        from embodied_rl.envs.maniskill import ManiSkillEnv, ManiSkillParams
+        from embodied_rl.envs.maniskill import can_render
         env = ManiSkillEnv(1, ManiSkillParams(env_id="PushCube-v1"), seed=7)
         env.reset([0], [3])
         for _ in range(3):

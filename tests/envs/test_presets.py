@@ -26,7 +26,11 @@ def keys_of(section: type, prefix: str = "") -> set[str]:
     hints = get_type_hints(section)
     for field in fields(section):
         kind = hints[field.name]
-        found |= keys_of(kind, f"{prefix}{field.name}.") if is_dataclass(kind) else {prefix + field.name}
+        found |= (
+            keys_of(kind, f"{prefix}{field.name}.")
+            if isinstance(kind, type) and is_dataclass(kind)
+            else {prefix + field.name}
+        )
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from embodied_rl.envs.chunked import ChunkedEnv
-from embodied_rl.envs.libero.install import SimulatorMissingError, explain_missing
+from embodied_rl.envs.rendering import SimulatorMissingError, explain_missing
 from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
 from embodied_rl.errors import UserError
 from embodied_rl.params import parse_params

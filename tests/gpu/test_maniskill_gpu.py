@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied_rl.envs.maniskill.adapter import ManiSkillEnv, ManiSkillParams
+from embodied_rl.envs.maniskill import ManiSkillEnv, ManiSkillParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 pytest.importorskip("mani_skill", reason="the maniskill extra is not installed")

