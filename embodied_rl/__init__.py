@@ -1,13 +1,12 @@
-"""Reinforcement learning for vision-language-action policies in real simulators.
+"""Reinforcement learning for vision-language-action policies, and language models, in real simulators.
 
-::
+One diagram for every task; the worker that has the policy records what it decided and what came of it::
 
-                     observations                    finished trajectories
-      env worker ───────────────► rollout worker      ┌───────────────► actor (FSDP2)
-      (simulators) ◄───────────── (policy, no grad)   │                    │ update
-           │          action chunks       ▲           │                    │
-           └──────────────────────────────┼───────────┘                    │
-                                          └──────── weights, versioned ◄───┘
+    env worker     ── turns: what the last chunk did, what to act on ──►  rollout worker  ── trajectories ──►  actor
+    (simulators)   ◄──────────────── answers: actions ────────────────  (policy)        ◄───── weights ────  (FSDP2)
+
+In ``task=math`` and ``task=sft`` generation workers, which have prompts instead of env workers, stand in the rollout
+workers' place; in ``task=embodied_sft`` rollout workers read trajectories from a data set, and envs serve evaluations.
 
 Start reading at ``tasks/embodied/wiring.py`` (who talks to whom), then ``tasks/embodied/run.py`` (the training
 loop) and ``contracts.py`` (every message on the arrows above). ``launch.py`` runs the whole job.

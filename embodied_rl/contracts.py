@@ -10,7 +10,7 @@ move a tensor to another device and never copy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -77,66 +77,26 @@ class EnvObs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRequest:
-    """One stage's turn for the policy. Producer: env worker. Consumer: rollout worker."""
+class RolloutStart:
+    """One stage's first turn of a rollout. Producer: env worker. Consumer: rollout worker, which answers with an
+    :class:`ActionChunk`."""
 
     obs: EnvObs
-    """What to act on: the first observation of the next chunk."""
-    final_obs: EnvObs | None = None
-    """Last observations of the episodes that ended in the previous chunk (a subset of the envs), where ``obs`` already
-    belongs to a new episode; the policy returns their values for bootstrapping. None when no episode did."""
-    values_only: bool = False
-    """True after the last chunk of a rollout: no action is wanted, only the values of ``obs`` and ``final_obs``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutEnd:
-    """A lane has no further request in this rollout. Producer: env worker. Consumer: rollout worker."""
-
-    final: bool
-    """No further rollout either: the rollout worker's ``serve`` ends when every lane has said so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionChunk:
-    """The policy's answer. Producer: rollout worker. Consumer: env worker, which also records it for the actor."""
-
-    env_ids: Tensor
-    """[N] int64, equal to those of the request."""
-    actions: Tensor
-    """[N,C,A] float32 in the policy's convention, [-1, 1]."""
-    logprobs: Tensor | None = None
-    """[N,C,A] float32 log-probability of each action token (or dimension) under the behaviour policy."""
-    values: Tensor | None = None
-    """[N,V] float32, or None for a policy without value head."""
-    bootstrap_values: Tensor | None = None
-    """[N] float32: the value of the state the *previous* chunk led to in its own episode, V(final_obs) where an episode
-    ended there, else V(obs). None without value head."""
-    replay_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """Each [N,...]. Opaque to all but the model: what ``evaluate`` needs to compute the log-probabilities again."""
-    tokens: Tensor | None = None
-    """[N,C,A] int64, the actions of a policy with discrete ones."""
-    policy_version: int
-    """Version of the weights that chose the actions."""
+    """The first observations to act on."""
+    group_ids: Tensor | None = None
+    """[N] int64, as in :class:`Trajectory`; None: nothing is recorded, as in evaluations."""
+    rollout_epoch: int = 0
+    """As in :class:`Trajectory`."""
 
     def __post_init__(self) -> None:
-        _check(self, "env_ids", self.env_ids, (None,), torch.int64)
-        n = len(self.env_ids)
-        _check(self, "actions", self.actions, (n, None, None), torch.float32)
-        if self.logprobs is not None:
-            _check(self, "logprobs", self.logprobs, tuple(self.actions.shape), torch.float32)
-        if self.values is not None:
-            _check(self, "values", self.values, (n, None), torch.float32)
-        if self.bootstrap_values is not None:
-            _check(self, "bootstrap_values", self.bootstrap_values, (n,), torch.float32)
-        if self.tokens is not None:
-            _check(self, "tokens", self.tokens, tuple(self.actions.shape), torch.int64)
-        _check_leading(self, "replay_inputs", self.replay_inputs, n)
+        if self.group_ids is not None:
+            _check(self, "group_ids", self.group_ids, (len(self.obs),), torch.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkResult:
-    """What C simulator steps did. Producer: ``envs/chunked.py``. Consumer: env worker."""
+    """One stage's further turn: what C simulator steps did, and what to act on next. Producer: ``envs/chunked.py``.
+    Consumer: rollout worker, which answers with an :class:`ActionChunk`, unless this turn is the last."""
 
     rewards: Tensor
     """[N,C] float32; 0 where not valid."""
@@ -148,20 +108,52 @@ class ChunkResult:
     """[N,C] bool: the step was taken, that is, up to and including the first done of the episode."""
     success: Tensor
     """[N,C] bool: the goal holds after this step; False where not valid."""
-    next_obs: EnvObs
-    """What the policy sees next; of a new episode where the env was reset at the chunk's end."""
+    next_obs: EnvObs | None
+    """What the policy sees next; of a new episode where the env was reset at the chunk's end. None: the turn is the
+    last, and nobody asks for the value of where it led."""
     final_obs: EnvObs | None
     """Last observations of the episodes that ended and were reset (a subset of the envs), or None."""
+    last: bool = False
+    """The rollout ends here: no action is wanted."""
 
     def __post_init__(self) -> None:
-        _check(self, "rewards", self.rewards, (len(self.next_obs), None), torch.float32)
+        n = None if self.next_obs is None else len(self.next_obs)
+        _check(self, "rewards", self.rewards, (n, None), torch.float32)
         for name in ("terminated", "truncated", "valid", "success"):
             _check(self, name, getattr(self, name), tuple(self.rewards.shape), torch.bool)
+        if self.next_obs is None and not self.last:
+            raise ContractError("ChunkResult.next_obs: got None, expected observations unless the turn is the last")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEnd:
+    """A lane has no turn in this rollout. Producer: env worker. Consumer: rollout worker."""
+
+    final: bool
+    """No further rollout either: the rollout worker's ``serve`` ends when every lane has said so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionChunk:
+    """The policy's answer to a turn. Producer: rollout worker. Consumer: env worker."""
+
+    env_ids: Tensor
+    """[N] int64, equal to those of the turn."""
+    actions: Tensor
+    """[N,C,A] float32 in the policy's convention, [-1, 1]."""
+    policy_version: int
+    """Version of the weights that chose the actions."""
+
+    def __post_init__(self) -> None:
+        _check(self, "env_ids", self.env_ids, (None,), torch.int64)
+        _check(self, "actions", self.actions, (len(self.env_ids), None, None), torch.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One stage's finished rollout, or the part of it one actor rank trains on. Producer: env worker. Consumer: actor.
+    """One stage's finished rollout, or the part of it one actor rank trains on.
+
+    Producer: the worker that has the policy. Consumer: actor.
 
     Example: 10 chunks of 8 steps in 4 envs give ``rewards`` [10,4,8] and ``logprobs`` [10,4,8,7].
     """
@@ -229,8 +221,8 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """A worker's part of a training step for one actor rank. Producer: env, generation or imitation worker. Consumer:
-    that rank."""
+    """A worker's part of a training step for one actor rank. Producer: the worker that has the policy. Consumer: that
+    rank."""
 
     step: int
     """A worker that is ahead of others delivers for a later step before they have for this one."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied_rl.contracts import ChunkResult, EnvObs
 from embodied_rl.envs.base import SimObs, SimStep, Task
 
 
@@ -98,3 +99,9 @@ class ScriptedSim:
     def _filled(self, slots: list[int], shape: tuple[int, int], offset: int) -> NDArray[np.uint8]:
         values = offset + 10 * np.asarray(slots) + self._steps[slots]
         return np.broadcast_to(values[:, None, None, None], (len(slots), *shape, 3)).astype(np.uint8)
+
+
+def seen_after(result: ChunkResult) -> EnvObs:
+    """The observations that a chunk led to; only a message to the policy may be without."""
+    assert result.next_obs is not None
+    return result.next_obs

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from embodied_rl.contracts import ActionChunk, ChunkResult, ContractError, EnvObs, TrainBatch, Trajectory
+from embodied_rl.contracts import ActionChunk, ChunkResult, ContractError, EnvObs, RolloutStart, TrainBatch, Trajectory
 
 N, C, A, T, B = 2, 3, 2, 4, 5
 
@@ -29,14 +29,14 @@ def chunk(**fields: Any) -> ActionChunk:
         **{
             "env_ids": torch.arange(N),
             "actions": torch.zeros(N, C, A),
-            "logprobs": torch.zeros(N, C, A),
-            "values": torch.zeros(N, 1),
-            "bootstrap_values": torch.zeros(N),
-            "replay_inputs": {"state": torch.zeros(N, 4)},
             "policy_version": 0,
             **fields,
         }
     )
+
+
+def start(**fields: Any) -> RolloutStart:
+    return RolloutStart(**{"obs": obs(), "group_ids": torch.arange(N), **fields})
 
 
 def result(**fields: Any) -> ChunkResult:
@@ -102,15 +102,8 @@ CASES: list[tuple[Callable[..., object], str, Any, str]] = [
     (chunk, "env_ids", torch.tensor(1), "ActionChunk.env_ids: got shape [] torch.int64, expected [*] torch.int64"),
     (chunk, "actions", torch.zeros(N, A), "ActionChunk.actions: got shape [2, 2] torch.float32, expected [2, *, *]"),
     (chunk, "actions", torch.zeros(3, C, A), "ActionChunk.actions: got shape [3, 3, 2]"),
-    (chunk, "logprobs", torch.zeros(N, C), "ActionChunk.logprobs: got shape [2, 3] torch.float32, expected [2, 3, 2]"),
-    (chunk, "values", torch.zeros(N), "ActionChunk.values: got shape [2] torch.float32, expected [2, *]"),
-    (chunk, "bootstrap_values", torch.zeros(N, 1), "ActionChunk.bootstrap_values: got shape [2, 1]"),
-    (
-        chunk,
-        "replay_inputs",
-        {"state": torch.zeros(3, 4)},
-        "ActionChunk.replay_inputs['state']: got shape [3, 4], expected it to start with [2]",
-    ),
+    (start, "group_ids", torch.arange(3), "RolloutStart.group_ids: got shape [3] torch.int64, expected [2]"),
+    (result, "next_obs", None, "ChunkResult.next_obs: got None, expected observations unless the turn is the last"),
     (result, "rewards", torch.zeros(3, C), "ChunkResult.rewards: got shape [3, 3] torch.float32, expected [2, *]"),
     (result, "rewards", torch.zeros(()), "ChunkResult.rewards: got shape [] torch.float32, expected [2, *]"),
     (
@@ -169,7 +162,8 @@ def test_a_wrong_field_is_named_with_what_was_got_and_expected(
 
 
 def test_optional_fields_may_be_none() -> None:
-    chunk(logprobs=None, values=None, bootstrap_values=None)
+    start(group_ids=None)
+    result(next_obs=None, last=True)
     trajectory(values=None, bootstrap_values=None)
     batch(values=None, returns=None, value_mask=None)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import Delivery, EnvObs
 from embodied_rl.demonstrations.augmentation import augment
 from embodied_rl.demonstrations.dataset import Demonstrations
@@ -48,8 +47,6 @@ class ImitationWorker(RolloutWorker):
 
     Args:
         data: the config's section.
-        actor_ranks: how many share a training step's samples.
-        trajectories: keyed by actor rank.
         serving: the arguments of :class:`RolloutWorker`.
     """
 
@@ -58,12 +55,10 @@ class ImitationWorker(RolloutWorker):
         context: WorkerContext,
         *,
         data: DemonstrationConfig,
-        actor_ranks: int,
-        trajectories: Channel,
         **serving: Any,
     ) -> None:
         super().__init__(context, **serving)
-        self._data, self._actor_ranks, self._trajectories = data, actor_ranks, trajectories
+        self._data = data
 
     def open(self, spec: PolicySpec) -> DemonstrationSummary:
         """Open the data set and see that it fits the env.

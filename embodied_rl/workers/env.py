@@ -1,27 +1,20 @@
-"""The env worker: steps simulators, asks the policy, and hands finished trajectories to the actor."""
+"""The env worker: steps simulators and asks the policy what to do."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import (
-    ActionChunk,
-    Delivery,
-    EpisodeRecord,
-    EvaluatedEpisode,
-    PolicyRequest,
-    RolloutEnd,
-    Spaces,
-)
+from embodied_rl.contracts import ActionChunk, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.open_episodes import OpenEpisode
@@ -33,7 +26,6 @@ from embodied_rl.params import parse_params
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import EnvConfig, VideoConfig
 from embodied_rl.workers.lanes import Lane, Lanes
-from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +60,8 @@ class _Stage:
     env: ChunkedEnv
     sim: SimEnv
     recorder: VideoRecorder | None = None
-    builder: TrajectoryBuilder | None = None
+    group_ids: Tensor | None = None
+    """None: the rollout is not recorded."""
     running: bool = False
     next_reset_state: NextResetState | None = None
     """With auto-reset."""
@@ -84,11 +77,9 @@ class EnvWorker(Worker):
         group_size: envs per GRPO group.
         rollout_epochs: rollouts per training step.
         num_action_chunks: C.
-        needs_values: ask for values after the last chunk of a rollout, to bootstrap.
+        needs_values: send the observations after the last chunk of a rollout, too, to be valued.
         lanes: all lanes of the run; this worker has those of its rank.
-        actor_ranks: how many ranks share the trajectories.
-        requests, answers: keyed by lane.
-        trajectories: keyed by actor rank; each lane sends every rank one message per rollout epoch.
+        turns, answers: keyed by lane.
     """
 
     def __init__(
@@ -101,16 +92,14 @@ class EnvWorker(Worker):
         num_action_chunks: int,
         needs_values: bool,
         lanes: Lanes,
-        actor_ranks: int,
-        requests: Channel,
+        turns: Channel,
         answers: Channel,
-        trajectories: Channel,
     ) -> None:
         super().__init__(context)
-        self._config, self._lanes, self._actor_ranks = env, lanes, actor_ranks
+        self._config, self._lanes = env, lanes
         self._group_size, self._rollout_epochs, self._chunk = group_size, rollout_epochs, num_action_chunks
         self._needs_values = needs_values
-        self._requests, self._answers, self._trajectories = requests, answers, trajectories
+        self._turns, self._answers = turns, answers
         self._timer = PhaseTimer()
         self._env_steps = 0
         self._train: list[_Stage] = []
@@ -157,7 +146,7 @@ class EnvWorker(Worker):
         return astray
 
     async def interact(self, *, step: int, first_epoch: int = 0, video_dir: Path | None = None) -> EnvReport:
-        """Roll out a training step and send the trajectories to the actor.
+        """Roll out a training step.
 
         Args:
             step: decides, with the seed, which initial states the envs start from. With auto-reset they go on where
@@ -172,15 +161,9 @@ class EnvWorker(Worker):
         for epoch in range(first_epoch, first_epoch + self._rollout_epochs):
             for stage in self._train:
                 ids = torch.arange(stage.env_ids.start, stage.env_ids.stop)
-                groups = epoch * num_groups + ids // self._group_size
-                stage.builder = TrajectoryBuilder(ids, groups, epoch)
+                stage.group_ids = epoch * num_groups + ids // self._group_size
                 stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, self._group_size)
-            await self._roll(self._train, self._train_starts(step, epoch), num_chunks)
-            for stage in self._train:
-                assert stage.builder is not None
-                trajectory = stage.builder.build()
-                for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
-                    await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
+            await self._roll(self._train, self._train_starts(step, epoch), num_chunks, epoch=epoch)
             videos += self._finish_videos(self._train, video_dir, f"train_epoch{epoch}")
         await self._end()
         return self._report(self._train, videos)
@@ -232,6 +215,7 @@ class EnvWorker(Worker):
         starts: Sequence[Sequence[int | None] | None],
         num_chunks: int,
         *,
+        epoch: int = 0,
         what: str = "rollout",
         before: int = 0,
         of: int | None = None,
@@ -240,6 +224,7 @@ class EnvWorker(Worker):
 
         Args:
             starts: for each stage the initial states of its envs, or None: they go on where they are.
+            epoch: the rollout epoch.
             what: for the progress reports.
             before: chunks before these, of ``of`` in all, that the reports count.
         """
@@ -249,8 +234,8 @@ class EnvWorker(Worker):
             with self._timer.phase("reset"):
                 obs = stage.env.current_obs() if states is None else stage.env.reset(states, stage.next_reset_state)
             stage.running = not stage.env.all_done
-            first = PolicyRequest(obs=obs) if stage.running else RolloutEnd(final=False)
-            await self._requests.put(first, key=stage.lane)
+            start = RolloutStart(obs=obs, group_ids=stage.group_ids, rollout_epoch=epoch)
+            await self._turns.put(start if stage.running else RolloutEnd(final=False), key=stage.lane)
         for chunk_index in range(num_chunks):
             for stage in stages:
                 if not stage.running:
@@ -259,17 +244,11 @@ class EnvWorker(Worker):
                 with self._timer.phase("env"):
                     result = stage.env.chunk_step(chunk.actions)
                 self._env_steps += int(result.valid.sum())
-                if stage.builder is not None:
-                    stage.builder.append(chunk, result)
-                last = chunk_index + 1 == num_chunks or stage.env.all_done
-                if not last or (stage.builder is not None and self._needs_values):
-                    request = PolicyRequest(obs=result.next_obs, final_obs=result.final_obs, values_only=last)
-                    await self._requests.put(request, key=stage.lane)
-                if last:
+                if chunk_index + 1 == num_chunks or stage.env.all_done:
                     stage.running = False
-                    if stage.builder is not None and self._needs_values:
-                        await self._answer(stage)
-                    await self._requests.put(RolloutEnd(final=False), key=stage.lane)
+                    valued = self._needs_values and stage.group_ids is not None
+                    result = replace(result, last=True, next_obs=result.next_obs if valued else None)
+                await self._turns.put(result, key=stage.lane)
             self.context.report_progress(what, before + chunk_index + 1, of or num_chunks)
 
     def _train_starts(self, step: int, epoch: int) -> list[Sequence[int | None] | None]:
@@ -286,15 +265,15 @@ class EnvWorker(Worker):
     async def _answer(self, stage: _Stage) -> ActionChunk:
         with self._timer.phase("wait"):
             chunk: ActionChunk = await self._answers.get(key=stage.lane)
+        if not np.array_equal(chunk.env_ids, stage.env_ids):
+            raise ValueError(f"got actions for envs {chunk.env_ids.tolist()}, expected them for {list(stage.env_ids)}")
         stage.policy_version = chunk.policy_version
-        if stage.builder is not None:
-            stage.builder.bootstrap(chunk)
         return chunk
 
     async def _end(self) -> None:
-        """Tell the rollout worker that this worker's lanes have no more requests."""
+        """Tell the rollout worker that this worker's lanes have no more turns."""
         for stage in range(self._lanes.stages):
-            await self._requests.put(RolloutEnd(final=True), key=(self.context.rank, stage))
+            await self._turns.put(RolloutEnd(final=True), key=(self.context.rank, stage))
 
     def _build_train(self) -> list[_Stage]:
         cfg = self._config.train

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import ActionChunk, EnvObs, PolicyRequest, RolloutEnd
-from embodied_rl.models.base import Policy, PolicySpec
+from embodied_rl.contracts import ActionChunk, ChunkResult, Delivery, EnvObs, RolloutEnd, RolloutStart
+from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.registry import policy_of
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import ModelConfig, SamplingConfig
 from embodied_rl.training.offload import HostWeights, require_accelerator
 from embodied_rl.workers.lanes import Lane, Lanes
+from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.workers.weight_sync import WeightReceiver
 
 Mode = Literal["train", "eval"]
+Turn: TypeAlias = RolloutStart | ChunkResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +39,19 @@ class RolloutReport:
 
 
 class RolloutWorker(Worker):
-    """Answers requests stage by stage: one forward pass for all its env workers' envs of a stage.
+    """Answers turns stage by stage, one forward pass for its env workers' envs of a stage, and records trajectories.
 
     While it infers for one stage, the simulators step the others. It takes one message from every running lane of a
-    stage before it answers, so which requests share a batch, and with it every result, is the same in each run.
+    stage before it answers, so which turns share a batch, and with it every result, is the same in each run.
 
     Args:
         model: the config's section.
         sampling: temperatures of training and evaluation.
         seed: of the sampled actions.
         lanes: all lanes of the run; this worker serves those of every ``world_size``-th env worker.
-        requests, answers: keyed by lane.
+        turns, answers: keyed by lane.
+        trajectories: keyed by actor rank; every rank gets one message for each lane and rollout epoch.
+        actor_ranks: how many ranks share the trajectories.
         weights: keyed by rollout rank.
         enable_offload: keep the weights in host memory but while serving.
         interruptible: take new weights in the middle of a training rollout, between two chunks.
@@ -61,8 +65,10 @@ class RolloutWorker(Worker):
         sampling: SamplingConfig,
         seed: int,
         lanes: Lanes,
-        requests: Channel,
+        turns: Channel,
         answers: Channel,
+        trajectories: Channel,
+        actor_ranks: int,
         weights: Channel,
         enable_offload: bool = False,
         interruptible: bool = False,
@@ -72,7 +78,9 @@ class RolloutWorker(Worker):
         self._enable_offload, self._interruptible = enable_offload, interruptible
         self._resident: HostWeights | None = None
         self._stages = lanes.served_by(context.rank, context.world_size)
-        self._requests, self._answers, self._channel = requests, answers, weights
+        self._turns, self._answers, self._trajectories, self._channel = turns, answers, trajectories, weights
+        self._actor_ranks = actor_ranks
+        self._recording: dict[Lane, TrajectoryBuilder] = {}
         self._timer = PhaseTimer()
         self._policy: Policy | None = None
         self._inferences = 0
@@ -94,7 +102,7 @@ class RolloutWorker(Worker):
         return self._weights.version
 
     async def serve(self, *, mode: Mode, step: int, first_epoch: int = 0) -> RolloutReport:
-        """Answer until every lane has said that no rollout follows.
+        """Answer until every lane has said that no rollout follows; send what was recorded to the actor.
 
         Args:
             mode: which temperature; also part of the sampling seed, as is ``step``.
@@ -113,13 +121,14 @@ class RolloutWorker(Worker):
                         await self._weights.receive()
                     interruptions += 1
                 for index, stage in enumerate(self._stages):
-                    requests = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
-                    if requests:
+                    turns = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
+                    if turns:
                         seed = _seed(self._seed, mode, step, first_epoch, rounds, index, self.context.rank)
                         with self._timer.phase("inference"):
-                            answers = self._act(requests, mode, seed)
+                            answers = self._act(turns, mode, seed)
                         for lane, answer in answers.items():
                             await self._answers.put(answer, key=lane)
+                        await self._deliver(turns, step)
                 rounds += 1
         if self._resident:
             with self._timer.phase("offload"):
@@ -133,63 +142,90 @@ class RolloutWorker(Worker):
             raise RuntimeError(f"{self.context.name}: setup(spec) comes first")
         return self._policy
 
-    async def _collect(self, lanes: list[Lane], running: set[Lane], open_lanes: set[Lane]) -> dict[Lane, PolicyRequest]:
-        """The next request of each lane; lanes that ended leave ``running``, and ``open_lanes`` if for good."""
-        requests: dict[Lane, PolicyRequest] = {}
+    async def _collect(self, lanes: list[Lane], running: set[Lane], open_lanes: set[Lane]) -> dict[Lane, Turn]:
+        """The next turn of each lane; lanes that end leave ``running``, and ``open_lanes`` if for good."""
+        turns: dict[Lane, Turn] = {}
         for lane in lanes:
             with self._timer.phase("wait"):
-                message: PolicyRequest | RolloutEnd = await self._requests.get(key=lane)
-            if isinstance(message, PolicyRequest):
-                requests[lane] = message
-            else:
+                message: Turn | RolloutEnd = await self._turns.get(key=lane)
+            if isinstance(message, RolloutEnd):
                 running.discard(lane)
                 if message.final:
                     open_lanes.discard(lane)
-        return requests
+                continue
+            turns[lane] = message
+            if isinstance(message, ChunkResult) and message.last:
+                running.discard(lane)
+        return turns
 
     @torch.inference_mode()
-    def _act(self, requests: Mapping[Lane, PolicyRequest], mode: Mode, seed: int) -> dict[Lane, ActionChunk]:
-        temperature = self._sampling.temperature if mode == "train" else self._sampling.temperature_eval
-        acting = {lane: r.obs for lane, r in requests.items() if not r.values_only}
-        valuing = {lane: r.obs for lane, r in requests.items() if r.values_only}
-        finals = {lane: r.final_obs for lane, r in requests.items() if r.final_obs is not None}
-        version = self._weights.version
-        answers: dict[Lane, dict[str, Any]] = {
-            lane: {"env_ids": r.obs.env_ids, "policy_version": version} for lane, r in requests.items()
+    def _act(self, turns: Mapping[Lane, Turn], mode: Mode, seed: int) -> dict[Lane, ActionChunk]:
+        """Answer every turn that is not its rollout's last, and record all of them."""
+        ended = {lane: turn for lane, turn in turns.items() if isinstance(turn, ChunkResult) and turn.last}
+        acting = {lane: _obs(turn) for lane, turn in turns.items() if lane not in ended}
+        decisions = self._decide(acting, mode, seed)
+        after = {f"next{lane}": turn.next_obs for lane, turn in ended.items() if turn.next_obs is not None}
+        finals = {
+            f"final{lane}": turn.final_obs
+            for lane, turn in turns.items()
+            if isinstance(turn, ChunkResult) and turn.final_obs is not None
         }
-        if acting:
-            generator = torch.Generator(self.context.device).manual_seed(seed)
-            output = self.policy.act(
-                self._move(_concatenate(list(acting.values()))),
-                greedy=temperature == 0.0,
-                temperature=temperature or 1.0,
-                generator=generator,
+        values = self._value(after | finals)
+        for lane, turn in turns.items():
+            if isinstance(turn, RolloutStart):
+                if turn.group_ids is not None:
+                    self._recording[lane] = TrajectoryBuilder(turn)
+            elif lane in self._recording:
+                decision = decisions.get(lane)
+                followed = values.get(f"next{lane}") if decision is None else _first(decision.values)
+                self._recording[lane].happened(turn, followed, values.get(f"final{lane}"))
+            if lane in decisions and lane in self._recording:
+                self._recording[lane].decided(decisions[lane], self._weights.version)
+        return {
+            lane: ActionChunk(
+                env_ids=acting[lane].env_ids, actions=decision.actions, policy_version=self._weights.version
             )
-            self._inferences += 1
-            for lane, rows in _rows(acting).items():
-                answers[lane].update(
-                    actions=output.actions[rows].cpu(),
-                    logprobs=output.logprobs[rows].cpu(),
-                    values=None if output.values is None else output.values[rows].cpu(),
-                    replay_inputs={key: tensor[rows].cpu() for key, tensor in output.replay_inputs.items()},
-                    tokens=None if output.tokens is None else output.tokens[rows].cpu(),
-                )
-        has_values = self.policy.spec.values_per_chunk > 0
-        later = {f"obs{lane}": obs for lane, obs in valuing.items()} | {f"final{k}": obs for k, obs in finals.items()}
-        states: dict[str, Tensor] = {}
-        if later and has_values:
-            values = self.policy.values(self._move(_concatenate(list(later.values())))).cpu()[:, 0]
-            self._inferences += 1
-            states = {name: values[rows] for name, rows in _rows(later).items()}
-        for lane, request in requests.items():
-            answer = answers[lane]
-            if request.values_only:
-                shape = (len(request.obs), 0, self.policy.spec.action_dim)
-                answer["actions"] = torch.zeros(shape)
-            if has_values:
-                now = states[f"obs{lane}"] if request.values_only else answer["values"][:, 0]
-                answer["bootstrap_values"] = _with_finals(now, request, states.get(f"final{lane}"))
-        return {lane: ActionChunk(**fields) for lane, fields in answers.items()}
+            for lane, decision in decisions.items()
+        }
+
+    def _decide(self, acting: Mapping[Lane, EnvObs], mode: Mode, seed: int) -> dict[Lane, PolicyOutput]:
+        """One forward pass for all, on the host again."""
+        if not acting:
+            return {}
+        temperature = self._sampling.temperature if mode == "train" else self._sampling.temperature_eval
+        output = self.policy.act(
+            self._move(_concatenate(list(acting.values()))),
+            greedy=temperature == 0.0,
+            temperature=temperature or 1.0,
+            generator=torch.Generator(self.context.device).manual_seed(seed),
+        )
+        self._inferences += 1
+        return {
+            lane: PolicyOutput(
+                actions=output.actions[rows].cpu(),
+                logprobs=output.logprobs[rows].cpu(),
+                values=None if output.values is None else output.values[rows].cpu(),
+                replay_inputs={key: tensor[rows].cpu() for key, tensor in output.replay_inputs.items()},
+                tokens=None if output.tokens is None else output.tokens[rows].cpu(),
+            )
+            for lane, rows in _rows(acting).items()
+        }
+
+    def _value(self, observations: Mapping[str, EnvObs]) -> dict[str, Tensor]:
+        """The values of states on which nobody acts, each [N] float32; none without a value head."""
+        if not observations or not self.policy.spec.values_per_chunk:
+            return {}
+        values = self.policy.values(self._move(_concatenate(list(observations.values())))).cpu()[:, 0]
+        self._inferences += 1
+        return {name: values[rows] for name, rows in _rows(observations).items()}
+
+    async def _deliver(self, turns: Mapping[Lane, Turn], step: int) -> None:
+        """Send the trajectories that ended with ``turns`` to the actor, every rank its groups."""
+        for lane, turn in turns.items():
+            if lane in self._recording and isinstance(turn, ChunkResult) and turn.last:
+                trajectory = self._recording.pop(lane).build()
+                for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
+                    await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
 
     def _move(self, obs: EnvObs) -> EnvObs:
         """To the policy's device; images travel as uint8, once."""
@@ -204,14 +240,15 @@ class RolloutWorker(Worker):
         )
 
 
-def _with_finals(values: Tensor, request: PolicyRequest, final_values: Tensor | None) -> Tensor:
-    """``values`` ([N], of the next observations) with those of ended episodes replaced by V(final_obs)."""
-    if request.final_obs is None or final_values is None:
-        return values.clone()
-    place = {int(env_id): row for row, env_id in enumerate(request.obs.env_ids)}
-    result = values.clone()
-    result[[place[int(env_id)] for env_id in request.final_obs.env_ids]] = final_values
-    return result
+def _obs(turn: Turn) -> EnvObs:
+    obs = turn.obs if isinstance(turn, RolloutStart) else turn.next_obs
+    assert obs is not None
+    return obs
+
+
+def _first(values: Tensor | None) -> Tensor | None:
+    """The first value of each chunk: that of the state it begins with."""
+    return None if values is None else values[:, 0]
 
 
 def _concatenate(parts: list[EnvObs]) -> EnvObs:

@@ -5,58 +5,62 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied_rl.contracts import ActionChunk, ChunkResult, Trajectory
+from embodied_rl.contracts import ChunkResult, RolloutStart, Trajectory
+from embodied_rl.models.base import PolicyOutput
 
 
 class TrajectoryBuilder:
-    """Collects the chunks of one rollout of N envs.
-
-    The values that bootstrap chunk t come with the policy's *next* answer: ``bootstrap`` is told apart from ``append``.
+    """Collects what the policy decided, chunk by chunk, and what came of it, in one rollout of N envs.
 
     Args:
-        env_ids: [N] int64.
-        group_ids: [N] int64.
-        rollout_epoch: which rollout of the training step this is.
+        start: the rollout's first turn, with group ids, and env ids that ascend.
     """
 
-    def __init__(self, env_ids: Tensor, group_ids: Tensor, rollout_epoch: int) -> None:
-        self._env_ids, self._group_ids, self._rollout_epoch = env_ids, group_ids, rollout_epoch
-        self._chunks: list[ActionChunk] = []
+    def __init__(self, start: RolloutStart) -> None:
+        assert start.group_ids is not None
+        self._env_ids, self._group_ids, self._rollout_epoch = start.obs.env_ids, start.group_ids, start.rollout_epoch
+        self._decisions: list[PolicyOutput] = []
+        self._versions: list[int] = []
         self._results: list[ChunkResult] = []
-        self._bootstrap: list[Tensor] = []
+        self._next_values: list[Tensor] = []
 
-    def append(self, chunk: ActionChunk, result: ChunkResult) -> None:
-        """Record what was done and what came of it.
+    def decided(self, decision: PolicyOutput, version: int) -> None:
+        """Record the policy's decision for the next chunk, and the version of its weights."""
+        self._decisions.append(decision)
+        self._versions.append(version)
 
-        Raises:
-            ValueError: an answer to another stage's request, or one without log-probabilities.
+    def happened(self, result: ChunkResult, next_values: Tensor | None, final_values: Tensor | None) -> None:
+        """Record what came of the last decision.
+
+        Args:
+            next_values: [N] float32, the values of the states that follow (``result.next_obs``); None without a value
+                head.
+            final_values: those of ``result.final_obs``, which follow in the episodes that ended.
         """
-        if not torch.equal(chunk.env_ids, self._env_ids):
-            raise ValueError(
-                f"got an action chunk for envs {chunk.env_ids.tolist()}, expected one for {self._env_ids.tolist()}"
-            )
-        if chunk.logprobs is None:
-            raise ValueError("the policy gave no log-probabilities; a trajectory for training needs them")
-        self._chunks.append(chunk)
         self._results.append(result)
-
-    def bootstrap(self, answer: ActionChunk) -> None:
-        """Record, from the policy's next answer, the values of the states that the last appended chunk led to."""
-        if self._chunks and answer.bootstrap_values is not None:
-            self._bootstrap.append(answer.bootstrap_values)
+        if next_values is None:
+            return
+        if result.final_obs is not None:
+            assert final_values is not None
+            next_values = next_values.clone()
+            next_values[torch.searchsorted(self._env_ids, result.final_obs.env_ids)] = final_values
+        self._next_values.append(next_values)
 
     def build(self) -> Trajectory:
         """The finished rollout.
 
         Raises:
-            ValueError: nothing was recorded, or a policy with a value head did not value every chunk's end.
+            ValueError: nothing was recorded, or not as many results, or values of what followed, as decisions.
         """
-        chunks, results = self._chunks, self._results
-        if not chunks:
-            raise ValueError("a rollout without a single chunk")
-        has_values = chunks[0].values is not None
-        if has_values and len(self._bootstrap) != len(chunks):
-            raise ValueError(f"got {len(self._bootstrap)} bootstrap values for {len(chunks)} chunks")
+        decisions, results = self._decisions, self._results
+        first = decisions[0] if decisions else None
+        wanted = (len(decisions), len(decisions) if first is not None and first.values is not None else 0)
+        if first is None or (len(results), len(self._next_values)) != wanted:
+            raise ValueError(
+                f"got {len(results)} results and {len(self._next_values)} values of what followed for {len(decisions)} "
+                "decisions, expected as many of each, and one at least"
+            )
+        stack = lambda tensors: None if tensors[0] is None else torch.stack(tensors)  # noqa: E731
         return Trajectory(
             env_ids=self._env_ids,
             group_ids=self._group_ids,
@@ -66,14 +70,12 @@ class TrajectoryBuilder:
             terminated=torch.stack([r.terminated for r in results]),
             truncated=torch.stack([r.truncated for r in results]),
             valid=torch.stack([r.valid for r in results]),
-            logprobs=torch.stack([c.logprobs for c in chunks if c.logprobs is not None]),
-            values=torch.stack([c.values for c in chunks if c.values is not None]) if has_values else None,
-            bootstrap_values=torch.stack(self._bootstrap) if has_values else None,
-            replay_inputs={key: torch.stack([c.replay_inputs[key] for c in chunks]) for key in chunks[0].replay_inputs},
-            policy_versions=torch.tensor([c.policy_version for c in chunks]),
-            tokens=torch.stack([c.tokens for c in chunks if c.tokens is not None])
-            if chunks[0].tokens is not None
-            else None,
+            logprobs=torch.stack([d.logprobs for d in decisions]),
+            values=stack([d.values for d in decisions]),
+            bootstrap_values=torch.stack(self._next_values) if self._next_values else None,
+            replay_inputs={key: torch.stack([d.replay_inputs[key] for d in decisions]) for key in first.replay_inputs},
+            policy_versions=torch.tensor(self._versions),
+            tokens=stack([d.tokens for d in decisions]),
         )
 
 

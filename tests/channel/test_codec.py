@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from embodied_rl.channel.codec import decode, encode
-from embodied_rl.contracts import EnvObs, PolicyRequest
+from embodied_rl.contracts import EnvObs, RolloutStart
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -100,7 +100,7 @@ def test_contract_messages_and_nested_dataclasses() -> None:
         instructions=("open the drawer", "schließe die Schublade"),
     )
     message = Nested(
-        name="outer", parts=(PolicyRequest(obs=obs), Nested(name="inner", parts=(None, 1, [2.5, {"k": b"v"}])))
+        name="outer", parts=(RolloutStart(obs=obs), Nested(name="inner", parts=(None, 1, [2.5, {"k": b"v"}])))
     )
     received = roundtrip(message)
     assert received.parts[1] == message.parts[1] and received.name == "outer"

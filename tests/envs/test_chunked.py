@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.chunked import ChunkedEnv, FrameRecorder
-from tests.fakes import Script, ScriptedSim
+from tests.fakes import Script, ScriptedSim, seen_after
 
 NEVER = Script(rewards=[0.0] * 64, success=[False] * 64)
 
@@ -77,7 +77,7 @@ def test_masks_of_a_chunk_with_early_late_and_no_success(batched: bool) -> None:
     assert result.final_obs is None
     # (slot, reset state, episode step, last action): each env stands where its episode ended.
     expected = torch.tensor([[0, 0, 1, 0.0], [1, 1, 2, 1.1], [2, 2, 3, 2.2], [3, 3, 3, 3.2]])
-    torch.testing.assert_close(result.next_obs.state, expected)
+    torch.testing.assert_close(seen_after(result).state, expected)
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -93,9 +93,9 @@ def test_done_env_is_never_touched_again(batched: bool) -> None:
     assert second.valid.int().tolist() == [[0, 0], [1, 1]]
     assert not (second.terminated | second.truncated).any()
     assert not second.rewards.any()
-    assert second.next_obs.state[0].equal(first.next_obs.state[0])
-    assert second.next_obs.images["cam"][0].equal(first.next_obs.images["cam"][0])
-    assert second.next_obs.state[1, 2] == 4
+    assert seen_after(second).state[0].equal(seen_after(first).state[0])
+    assert seen_after(second).images["cam"][0].equal(seen_after(first).images["cam"][0])
+    assert seen_after(second).state[1, 2] == 4
     assert not env.all_done
 
 
@@ -181,14 +181,14 @@ def test_auto_reset_starts_the_next_episode_and_keeps_the_last_observation(batch
     result = env.chunk_step(numbered_actions(3, 3))
     assert result.valid.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 1]]
     assert asked == [(100, 1), (102, 1)]
-    torch.testing.assert_close(result.next_obs.state, torch.tensor([[0, 3, 0, 0.0], [1, 1, 3, 1.2], [2, 3, 0, 0.0]]))
-    assert result.next_obs.instructions == ("task 3", "task 1", "task 3")
+    torch.testing.assert_close(seen_after(result).state, torch.tensor([[0, 3, 0, 0.0], [1, 1, 3, 1.2], [2, 3, 0, 0.0]]))
+    assert seen_after(result).instructions == ("task 3", "task 1", "task 3")
     assert result.final_obs is not None
     assert result.final_obs.env_ids.tolist() == [100, 102]
     torch.testing.assert_close(result.final_obs.state, torch.tensor([[0, 0, 1, 0.0], [2, 2, 3, 2.2]]))
     assert result.final_obs.images["cam"][:, 0, 0, 0].tolist() == [1, 23]
     assert result.final_obs.instructions == ("task 0", "task 2")
-    assert result.next_obs.images["cam"][:, 0, 0, 0].tolist() == [0, 13, 20]
+    assert seen_after(result).images["cam"][:, 0, 0, 0].tolist() == [0, 13, 20]
     assert not env.all_done
 
     following = env.chunk_step(numbered_actions(3, 3))
@@ -256,7 +256,7 @@ def test_none_ends_an_envs_sequence() -> None:
     first = env.chunk_step(numbered_actions(2, 2))
     assert first.final_obs is not None
     assert first.final_obs.env_ids.tolist() == [100]
-    assert first.next_obs.state[1].tolist() == [1, 0, 1, 1]
+    assert seen_after(first).state[1].tolist() == [1, 0, 1, 1]
     second = env.chunk_step(numbered_actions(2, 2))
     assert second.valid.int().tolist() == [[1, 0], [0, 0]]
     assert second.final_obs is None
@@ -427,7 +427,7 @@ def test_a_resumed_env_goes_on_as_the_one_it_takes_the_place_of(
         results = [env.chunk_step(numbered_actions(n, 2)) for env in (first, second)]
         for name in ("rewards", "terminated", "truncated", "valid"):
             assert getattr(results[0], name).equal(getattr(results[1], name))
-        assert results[0].next_obs.state.equal(results[1].next_obs.state)
+        assert seen_after(results[0]).state.equal(seen_after(results[1]).state)
     assert first.drain_episodes() == second.drain_episodes()
 
 
@@ -560,7 +560,7 @@ def test_properties_of_any_rollout(scenario: dict[str, Any]) -> None:
     for ours, theirs in zip(results, other, strict=True):
         assert ours.rewards.equal(theirs.rewards)
         assert ours.valid.equal(theirs.valid)
-        assert ours.next_obs.state.equal(theirs.next_obs.state)
+        assert seen_after(ours).state.equal(seen_after(theirs).state)
         assert (ours.final_obs is None) == (theirs.final_obs is None)
         if ours.final_obs is not None and theirs.final_obs is not None:
             assert ours.final_obs.state.equal(theirs.final_obs.state)

@@ -15,6 +15,7 @@ from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.registry import ADAPTERS, adapter_class
 from embodied_rl.errors import UserError
+from tests.fakes import seen_after
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -33,7 +34,7 @@ def success_rate(act: Callable[[EnvObs], torch.Tensor], max_episode_steps: int) 
     )
     obs = env.reset(range(256))
     while not env.all_done:
-        obs = env.chunk_step(act(obs)).next_obs
+        obs = seen_after(env.chunk_step(act(obs)))
     return float(np.mean([record.success for record in env.drain_episodes()]))
 
 

@@ -12,14 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.cli import config_of
-from embodied_rl.contracts import ActionChunk, Trajectory
+from embodied_rl.contracts import RolloutStart, Trajectory
 from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.language.completions import completion_trajectory
 from embodied_rl.language.engines.base import Completion
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.trajectory import TrajectoryBuilder
-from tests.fakes import Script, ScriptedSim
+from tests.fakes import Script, ScriptedSim, seen_after
 from tests.models.causal_lm.language import language_policy, language_spec
 from tests.training.learner import Learner, same, values_per_chunk
 from tests.training.rollouts import CHUNK, small_policy
@@ -97,26 +97,17 @@ def play(config: Config, policy: Policy, shape: Shape, members: Sequence[Member]
         reward_coef=shape.coefficient,
     )
     values = values_per_chunk(config)
-    builder = TrajectoryBuilder(torch.arange(SIZE), torch.zeros(SIZE, dtype=torch.int64), 0)
     generator = torch.Generator().manual_seed(0)
     obs = env.reset(range(SIZE))
+    builder = TrajectoryBuilder(RolloutStart(obs=obs, group_ids=torch.zeros(SIZE, dtype=torch.int64)))
     for _ in range(STEPS // CHUNK):
         with torch.no_grad():
             output = policy.act(obs, greedy=False, temperature=1.0, generator=generator)
-        chunk = ActionChunk(
-            env_ids=obs.env_ids,
-            actions=output.actions,
-            logprobs=output.logprobs,
-            # A critic that expects nothing: advantages are the rewards' alone.
-            values=torch.zeros(SIZE, values) if values else None,
-            bootstrap_values=torch.zeros(SIZE) if values else None,
-            replay_inputs=output.replay_inputs,
-            policy_version=0,
-        )
-        result = env.chunk_step(chunk.actions)
-        builder.append(chunk, result)
-        builder.bootstrap(chunk)
-        obs = result.next_obs
+        # A critic that expects nothing: advantages are the rewards' alone.
+        builder.decided(replace(output, values=torch.zeros(SIZE, values) if values else None), 0)
+        result = env.chunk_step(output.actions)
+        builder.happened(result, torch.zeros(SIZE) if values else None, None)
+        obs = seen_after(result)
     return builder.build()
 
 

@@ -23,6 +23,7 @@ from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from embodied_rl.workers.env import EnvReport, EnvWorker
 from embodied_rl.workers.rollout import RolloutReport, RolloutWorker
 from tests.configs import embodied
+from tests.fakes import seen_after
 
 
 @cache
@@ -138,7 +139,7 @@ class ChunkSpy:
 
         def chunk_step(env: ChunkedEnv, actions: Tensor) -> ChunkResult:
             result = original(env, actions)
-            self.results.setdefault(int(result.next_obs.env_ids[0]), []).append(result)
+            self.results.setdefault(int(seen_after(result).env_ids[0]), []).append(result)
             return result
 
         monkeypatch.setattr(ChunkedEnv, "chunk_step", chunk_step)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.models.base import Policy
+from tests.fakes import seen_after
 from tests.workers.job import ChunkSpy, Job, easy, small
 
 
@@ -21,7 +22,7 @@ def check_bootstrap(job: Job, trajectory: Trajectory, spy: ChunkSpy) -> int:
     assert len(results) == len(trajectory.rewards)
     finals = 0
     for t, result in enumerate(results):
-        expected = value_of(job.policy, result.next_obs)
+        expected = value_of(job.policy, seen_after(result))
         if result.final_obs is not None:
             place = [trajectory.env_ids.tolist().index(i) for i in result.final_obs.env_ids.tolist()]
             expected[place] = value_of(job.policy, result.final_obs)
@@ -69,7 +70,7 @@ def test_bootstrap_values_without_auto_reset(monkeypatch: pytest.MonkeyPatch, re
         for trajectory in trajectories:
             assert check_bootstrap(job, trajectory, spy) == 0
             assert trajectory.truncated[1, :, 1].all(), "the sixth step of eight"
-            last = spy.results[int(trajectory.env_ids[0])][-1].next_obs
+            last = seen_after(spy.results[int(trajectory.env_ids[0])][-1])
             assert trajectory.bootstrap_values is not None
             expected = value_of(job.policy, last)
             assert torch.allclose(trajectory.bootstrap_values[-1], expected, rtol=0, atol=1e-6), "V(final_obs)"

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from embodied_rl.contracts import ActionChunk, ChunkResult, EnvObs, Trajectory
+from embodied_rl.contracts import ChunkResult, EnvObs, RolloutStart, Trajectory
+from embodied_rl.models.base import PolicyOutput
 from embodied_rl.workers.trajectory import TrajectoryBuilder, select_envs, split_by_rank
 
 N, C, A = 3, 2, 2
@@ -23,24 +24,24 @@ def numbered(t: int, *sizes: int) -> Tensor:
     return values
 
 
-def answer(t: int, **fields: Any) -> ActionChunk:
-    """The policy's answer before chunk t: its ``bootstrap_values`` value what chunk t - 1 led to."""
-    return ActionChunk(
+def decision(t: int, **fields: Any) -> PolicyOutput:
+    return PolicyOutput(
         **{
-            "env_ids": ENV_IDS,
             "actions": torch.zeros(N, C, A),
             "logprobs": -numbered(t, C, A),
             "values": numbered(t, 1) + 0.5,
-            "bootstrap_values": numbered(t) + 0.7,
             "replay_inputs": {"state": numbered(t, 4)},
-            "policy_version": 40 + t,
             **fields,
         }
     )
 
 
-def result(t: int) -> ChunkResult:
-    obs = EnvObs(env_ids=ENV_IDS, images={}, state=torch.zeros(N, 4), instructions=("",) * N)
+def observation(env_ids: Tensor = ENV_IDS) -> EnvObs:
+    n = len(env_ids)
+    return EnvObs(env_ids=env_ids, images={}, state=torch.zeros(n, 4), instructions=("",) * n)
+
+
+def result(t: int, *, ended: Tensor | None = None) -> ChunkResult:
     step = torch.arange(N * C).view(N, C)
     return ChunkResult(
         rewards=numbered(t, C),
@@ -48,23 +49,22 @@ def result(t: int) -> ChunkResult:
         truncated=step == t + 1,
         valid=step != t + 2,
         success=step == 2 * t,  # of env 0 in chunk 0, of env 1 in chunk 1, of env 2 in chunk 2
-        next_obs=obs,
-        final_obs=None,
+        next_obs=observation(),
+        final_obs=None if ended is None else observation(ended),
     )
 
 
 def builder() -> TrajectoryBuilder:
-    return TrajectoryBuilder(ENV_IDS, torch.tensor([30, 30, 31]), 5)
+    start = RolloutStart(obs=observation(), group_ids=torch.tensor([30, 30, 31]), rollout_epoch=5)
+    return TrajectoryBuilder(start)
 
 
-def recorded(num_chunks: int = 4, **fields: Any) -> Trajectory:
-    """As the env worker does it: each answer, the values-only one at the end included, passes ``bootstrap``."""
+def recorded(num_chunks: int = 4, *, values: bool = True) -> Trajectory:
+    """As the rollout worker does it. What chunk t led to is worth 100 (t + 1) + 10 n + 0.7."""
     building = builder()
     for t in range(num_chunks):
-        chunk = answer(t, **fields)
-        building.bootstrap(chunk)
-        building.append(chunk, result(t))
-    building.bootstrap(answer(num_chunks, actions=torch.zeros(N, 0, A), logprobs=None, values=None))
+        building.decided(decision(t) if values else decision(t, values=None), 40 + t)
+        building.happened(result(t), numbered(t + 1) + 0.7 if values else None, None)
     return building.build()
 
 
@@ -89,39 +89,47 @@ def test_every_value_is_stored_in_its_place() -> None:
     assert recorded(2).scores.tolist() == [1, 1, 0]
 
 
-def test_bootstrap_values_come_with_the_next_answer() -> None:
+def test_bootstrap_values_are_those_of_what_followed() -> None:
     got = recorded(3)
     assert got.bootstrap_values is not None
     for t in range(3):
         assert torch.equal(got.bootstrap_values[t], numbered(t + 1) + 0.7)
 
 
+def test_where_an_episode_ended_its_own_last_state_is_valued() -> None:
+    building = builder()
+    building.decided(decision(0), 0)
+    followed = torch.tensor([1.0, 2.0, 3.0])
+    building.happened(result(0, ended=torch.tensor([6, 8])), followed, torch.tensor([-6.0, -8.0]))
+    got = building.build()
+    assert got.bootstrap_values is not None
+    assert got.bootstrap_values.tolist() == [[-6, 2, -8]]
+    assert followed.tolist() == [1, 2, 3], "the decision's own values stay"
+
+
 def test_without_a_value_head() -> None:
-    got = recorded(values=None, bootstrap_values=None)
+    got = recorded(values=False)
     assert (got.values, got.bootstrap_values) == (None, None)
 
 
-def test_missing_logprobs_are_refused() -> None:
-    with pytest.raises(ValueError, match="the policy gave no log-probabilities"):
-        builder().append(answer(0, logprobs=None), result(0))
-
-
-def test_an_answer_for_other_envs_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"action chunk for envs \[0, 1, 2\], expected one for \[6, 7, 8\]"):
-        builder().append(answer(0, env_ids=torch.arange(3)), result(0))
-
-
-def test_missing_bootstrap_values_are_refused() -> None:
+def test_missing_values_of_what_followed_are_refused() -> None:
     building = builder()
     for t in range(2):
-        building.bootstrap(answer(t))
-        building.append(answer(t), result(t))
-    with pytest.raises(ValueError, match="got 1 bootstrap values for 2 chunks"):
+        building.decided(decision(t), 0)
+        building.happened(result(t), None if t else numbered(0), None)
+    with pytest.raises(ValueError, match="got 2 results and 1 values of what followed for 2 decisions"):
+        building.build()
+
+
+def test_missing_results_are_refused() -> None:
+    building = builder()
+    building.decided(decision(0), 0)
+    with pytest.raises(ValueError, match="got 0 results"):
         building.build()
 
 
 def test_an_empty_rollout_is_refused() -> None:
-    with pytest.raises(ValueError, match="without a single chunk"):
+    with pytest.raises(ValueError, match="for 0 decisions"):
         builder().build()
 
 

@@ -6,9 +6,9 @@ One step; ``=>`` is a message, a column waits where it has nothing to do:
 runner                env workers            rollout workers              actor ranks
 ====================  =====================  ===========================  ==========================
 publish, load                                load weights v               => weights v
-interact, serve,      reset, => request      <= request, act, => answer   receive: waits
-receive               step, => request ...   for the next stage ...       <= trajectories, one by one
-                      => trajectories
+interact, serve,      reset, => turn         <= turn, act, => answer      receive: waits
+receive               step, => turn ...      for the next stage ...       <= trajectories, one by one
+                                             => trajectories
 update                steps for later steps  acts for later steps         advantages, update
 save                                                                      => checkpoint
 ====================  =====================  ===========================  ==========================

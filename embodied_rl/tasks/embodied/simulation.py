@@ -16,7 +16,7 @@ from embodied_rl.workers.env import EnvWorker
 from embodied_rl.workers.lanes import Lanes
 
 LANE_CAPACITY = 4
-"""A lane has at most a request and the marks of its rollout's end in flight."""
+"""A lane has at most a turn and the marks of its rollouts' ends in flight."""
 
 
 class Simulation:
@@ -27,11 +27,11 @@ class Simulation:
         self.placement = placement_of(config)
         self.actor_ranks = self.placement.world_size("actor")
         self.lanes = Lanes(env_workers=self.placement.world_size("env"), stages=config.rollout.pipeline_stage_num)
-        self.requests = backend.channel("requests", self.lanes.all(), LANE_CAPACITY)
+        self.turns = backend.channel("turns", self.lanes.all(), LANE_CAPACITY)
         self.answers = backend.channel("answers", self.lanes.all(), LANE_CAPACITY)
         self.weights = backend.channel("weights", range(self.placement.world_size("rollout")), BUCKETS_IN_FLIGHT)
 
-    def env_group(self, trajectories: Channel) -> GroupSpec:
+    def env_group(self) -> GroupSpec:
         config = self._config
         return group(
             "env",
@@ -44,13 +44,11 @@ class Simulation:
             num_action_chunks=config.model.num_action_chunks,
             needs_values=ADVANTAGES[config.algorithm.adv_type].needs_values,
             lanes=self.lanes,
-            actor_ranks=self.actor_ranks,
-            requests=self.requests,
+            turns=self.turns,
             answers=self.answers,
-            trajectories=trajectories,
         )
 
-    def serving(self) -> dict[str, Any]:
+    def serving(self, trajectories: Channel) -> dict[str, Any]:
         """The arguments of a :class:`~embodied_rl.workers.rollout.RolloutWorker`."""
         config = self._config
         return {
@@ -58,8 +56,10 @@ class Simulation:
             "sampling": config.algorithm.sampling_params,
             "seed": config.actor.seed,
             "lanes": self.lanes,
-            "requests": self.requests,
+            "turns": self.turns,
             "answers": self.answers,
+            "trajectories": trajectories,
+            "actor_ranks": self.actor_ranks,
             "weights": self.weights,
             "enable_offload": config.rollout.enable_offload,
             "interruptible": config.rollout.interruptible,

@@ -3,9 +3,9 @@
 ============  ===============  ===============  ==============================================
 channel       from             to               key
 ============  ===============  ===============  ==============================================
-requests      env worker       rollout worker   lane: (env worker, stage)
+turns         env worker       rollout worker   lane: (env worker, stage)
 answers       rollout worker   env worker       lane
-trajectories  env workers      actor rank       actor rank
+trajectories  rollout workers  actor rank       actor rank
 weights       actor rank 0     rollout worker   rollout worker
 ============  ===============  ===============  ==============================================
 """
@@ -39,8 +39,8 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
         self.trajectories = trajectories
         env, rollout, actor = backend.launch(
             [
-                simulation.env_group(trajectories),
-                group("rollout", RolloutWorker, placement, config, **simulation.serving()),
+                simulation.env_group(),
+                group("rollout", RolloutWorker, placement, config, **simulation.serving(trajectories)),
                 actor_group(
                     placement,
                     config,

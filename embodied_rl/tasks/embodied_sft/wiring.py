@@ -4,12 +4,12 @@
 channel       from             to               key
 ============  ===============  ===============  ==================================
 trajectories  rollout worker   actor rank       actor rank
-requests      env worker       rollout worker   lane: (env worker, stage)
+turns         env worker       rollout worker   lane: (env worker, stage)
 answers       rollout worker   env worker       lane
 weights       actor rank 0     rollout worker   rollout worker
 ============  ===============  ===============  ==================================
 
-Rollout workers read the demonstrations. Envs, requests and answers serve evaluations.
+Rollout workers read the demonstrations. Envs, turns and answers serve evaluations.
 """
 
 from __future__ import annotations
@@ -39,16 +39,14 @@ class EmbodiedSftWiring(Wiring[EmbodiedSftConfig]):
         self.trajectories = trajectories
         env, rollout, actor = backend.launch(
             [
-                simulation.env_group(trajectories),
+                simulation.env_group(),
                 group(
                     "rollout",
                     ImitationWorker,
                     placement,
                     config,
                     data=config.data,
-                    actor_ranks=ranks,
-                    trajectories=trajectories,
-                    **simulation.serving(),
+                    **simulation.serving(trajectories),
                 ),
                 actor_group(
                     placement,
