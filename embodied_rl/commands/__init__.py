@@ -7,7 +7,7 @@ from typing import Final
 COMMANDS: Final[dict[str, str]] = {
     "compare": "embodied_rl.commands.compare:main",
     "doctor": "embodied_rl.commands.doctor:main",
-    "explain": "embodied_rl.explain:main",
+    "explain": "embodied_rl.explain.show:main",
     "export": "embodied_rl.commands.export:main",
     "make-tiny": "embodied_rl.commands.make_tiny:main",
 }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
@@ -15,6 +13,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter
 
 from embodied_rl.cli import CONFIG_MODULE, GROUPS
 from embodied_rl.schema import TASKS
@@ -49,34 +48,24 @@ class OwnGroup:
     choices: tuple[str, ...]
 
 
-def documentation(section: type) -> dict[str, tuple[str, str]]:
-    """Field -> (type, docstring) of a schema dataclass, inherited fields first."""
-    found: dict[str, tuple[str, str]] = {}
-    for part in reversed(section.__mro__):
-        if dataclasses.is_dataclass(part):
-            found |= _documentation_of_one(part)
-    return found
-
-
 @cache
 def own_keys() -> dict[str, OwnKey]:
     """Every key that takes a value, over all tasks."""
     found: dict[str, OwnKey] = {}
-    presets = dict(_algorithm_presets())
-    for task, schema in TASKS.items():
-        defaults = default_values(task)
-        for key, kind, text, free_form in _leaves(schema, ""):
-            default = shown(_value_at(defaults, key))
+    for task in TASKS:
+        for key, about in task_keys(task).items():
             known = found[key].defaults if key in found else {}
-            found[key] = OwnKey(
-                key=key,
-                kind=kind,
-                text=text,
-                defaults={**known, task: default},
-                presets=presets.get(key, {}),
-                free_form=free_form,
-            )
+            found[key] = replace(about, defaults={**known, **about.defaults})
     return found
+
+
+@cache
+def task_keys(task: str) -> dict[str, OwnKey]:
+    """Every key of a task that takes a value."""
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        composed = compose("train", overrides=list(SHOWN_WITH.get(task, (f"task={task}",))))
+    values = OmegaConf.to_container(composed, resolve=False)  # interpolations as they are written
+    return {about.key: about for about in _leaves(task, TASKS[task], values)}
 
 
 @cache
@@ -92,12 +81,14 @@ def own_groups() -> dict[str, OwnGroup]:
     return {name: OwnGroup(name=name, default=default[name], choices=choices[name]) for name in GROUPS}
 
 
-def default_values(task: str) -> dict[str, Any]:
-    """The composed configuration of a task, interpolations left as they are written."""
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        composed = compose("train", overrides=list(SHOWN_WITH.get(task, (f"task={task}",))))
-    values: Any = OmegaConf.to_container(composed, resolve=False)
-    return values
+def documentation(section: type) -> dict[str, str]:
+    """Field -> docstring of a schema dataclass, inherited fields first."""
+    found = {field.name: "" for field in dataclasses.fields(section)}
+    parts: list[Any] = [part for part in reversed(section.__mro__) if dataclasses.is_dataclass(part)]
+    for part in parts:
+        for name, about in TypeAdapter(part).json_schema()["properties"].items():
+            found[name] = " ".join(about.get("description", found[name]).split())
+    return found
 
 
 def shown(value: Any) -> str:
@@ -109,29 +100,22 @@ def shown(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _documentation_of_one(section: type) -> dict[str, tuple[str, str]]:
-    [definition] = ast.parse(inspect.getsource(section)).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, tuple[str, str]] = {}
-    name = ""
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
-            name = node.target.id
-            found[name] = (ast.unparse(node.annotation), "")
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
-            found[name] = (found[name][0], " ".join(str(node.value.value).split()))
-    return found
-
-
-def _leaves(section: type, prefix: str) -> Iterator[tuple[str, str, str, bool]]:
-    """(key, type or choices, text, whether any name may follow) of everything below a section."""
-    hints = get_type_hints(section)
-    for name, (kind, text) in documentation(section).items():
-        hint = hints[name]
+def _leaves(task: str, section: type, values: Any, prefix: str = "") -> Iterator[OwnKey]:
+    """Everything below a section that takes a value."""
+    hints, texts = get_type_hints(section), documentation(section)
+    for field in dataclasses.fields(section):
+        key, hint, value = f"{prefix}{field.name}", hints[field.name], values[field.name]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from _leaves(hint, f"{prefix}{name}.")
+            yield from _leaves(task, hint, value, f"{key}.")
         else:
-            yield f"{prefix}{name}", _choices(hint) or kind, text.replace("``", ""), get_origin(hint) is dict
+            yield OwnKey(
+                key=key,
+                kind=_choices(hint) or str(field.type),
+                text=texts[field.name],
+                defaults={task: shown(value)},
+                presets=_algorithm_presets().get(key, {}),
+                free_form=get_origin(hint) is dict,
+            )
 
 
 def _choices(hint: Any) -> str:
@@ -140,14 +124,8 @@ def _choices(hint: Any) -> str:
     return " | ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else ""
 
 
-def _value_at(values: Mapping[str, Any], key: str) -> Any:
-    node: Any = values
-    for part in key.split("."):
-        node = node[part]
-    return node
-
-
-def _algorithm_presets() -> Iterator[tuple[str, dict[str, str]]]:
+@cache
+def _algorithm_presets() -> dict[str, dict[str, str]]:
     """Key -> preset -> the value it sets, of what the files under ``config/algorithm`` say themselves."""
     found: dict[str, dict[str, str]] = {}
     for file in sorted((files(CONFIG_MODULE) / "algorithm").iterdir(), key=lambda file: file.name):
@@ -156,7 +134,7 @@ def _algorithm_presets() -> Iterator[tuple[str, dict[str, str]]]:
             continue
         for key, value in _flat(yaml.safe_load(file.read_text(encoding="utf-8")) or {}, "algorithm."):
             found.setdefault(key, {})[name] = shown(value)
-    yield from found.items()
+    return found
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

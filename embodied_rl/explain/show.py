@@ -1,8 +1,11 @@
-"""Prints answers."""
+"""``python train.py explain <key>``: a config key of another system gets ours, and one of ours gets theirs.
+
+``keys/*.yaml`` has the data, an entry a capability; ``catalog.py`` reads it and finds, ``own.py`` describes our own
+keys. No torch here.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -11,12 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from embodied_rl.explain.catalog import STATUSES, SYSTEMS, Entry
-from embodied_rl.explain.lookup import Answer, Index, Match, Section
+from embodied_rl.commands.terminal import console
+from embodied_rl.explain.catalog import STATUSES, SYSTEMS, Answer, Entry, Index, Match, Section
 from embodied_rl.explain.own import OwnGroup, OwnKey
 
-PIPED_WIDTH: Final = 120
-"""Columns where there is no terminal to ask."""
 EXAMPLES: Final = (
     ("verl.actor.clip_ratio", "a key of one system, in full or its last parts"),
     ("actor_rollout_ref.actor.clip_ratio", "a key of any system"),
@@ -26,9 +27,19 @@ EXAMPLES: Final = (
 )
 
 
-def console() -> Console:
-    """As wide as the terminal."""
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+def main(arguments: Sequence[str]) -> None:
+    """Explain each of ``arguments``, or say how to ask.
+
+    Raises:
+        UserError: a key that neither we nor any of the systems have, with the nearest that exists.
+    """
+    queries = [argument for argument in arguments if argument not in ("-h", "--help")]
+    index = Index()
+    output = console()
+    if not queries:
+        show_usage(output, index)
+    for answer in [index.answer(query) for query in queries]:
+        show_answer(output, index, answer)
 
 
 def show_usage(output: Console, index: Index) -> None:
@@ -51,15 +62,11 @@ def show_usage(output: Console, index: Index) -> None:
 
 def show_answer(output: Console, index: Index, answer: Answer) -> None:
     """Our keys that were asked for, then those of other systems, then sections."""
-    for name in answer.groups:
-        output.print(Text(f"{name}  (ours, a config group)", style="bold"))
-        output.print(_own_table([index.groups[name]]))
+    for name in (*answer.groups, *answer.own):
+        group = name in answer.groups
+        output.print(Text(f"{name}  (ours, a config group)" if group else f"{name}  (ours)", style="bold"))
+        output.print(_own_table([index.groups[name] if group else index.own[name]]))
         _show_elsewhere(output, index.equivalents(name))
-        output.print()
-    for key in answer.own:
-        output.print(Text(f"{key}  (ours)", style="bold"))
-        output.print(_own_table([index.own[key]]))
-        _show_elsewhere(output, index.equivalents(key))
         output.print()
     said = [entry for key in (*answer.groups, *answer.own) for entry in index.equivalents(key)]
     for match in answer.matches:
@@ -103,7 +110,7 @@ def _own_table(keys: Iterable[OwnKey | OwnGroup]) -> Table:
             row = (f"{about.name}=", about.default, "config group", f"One of {', '.join(about.choices)}.")
         else:
             presets = ", ".join(f"{name} {value}" for name, value in about.presets.items())
-            text = " ".join(part for part in (about.text, presets and f"Presets: {presets}.") if part)
+            text = " ".join(part for part in (about.text.replace("``", ""), presets and f"Presets: {presets}.") if part)
             row = (about.key, default_text(about), about.kind, text)
         name, *rest = row
         table.add_row(Text(f"  {name}", style="cyan"), *map(Text, rest))

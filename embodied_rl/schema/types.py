@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-STRICT = ConfigDict(extra="forbid", strict=True)
-"""Unknown keys are refused, and "3" is not 3."""
+STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+"""Unknown keys are refused, and "3" is not 3; a field's docstring is its description."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]

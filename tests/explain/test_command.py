@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.explain import main
+from embodied_rl.explain.show import main
 
 REPOSITORY = Path(__file__).parents[2]
 

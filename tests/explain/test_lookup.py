@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from embodied_rl.errors import UserError
-from embodied_rl.explain.catalog import SYSTEMS, load_entries
-from embodied_rl.explain.lookup import Answer, Index, split_system
-from embodied_rl.explain.own import own_groups, own_keys
+from embodied_rl.explain.catalog import SYSTEMS, Answer, Index, load_entries, split_system
 
 
 @pytest.fixture(scope="module")
 def index() -> Index:
-    return Index(load_entries(), own_keys(), own_groups())
+    return Index()
 
 
 def capabilities(answer: Answer) -> set[str]:

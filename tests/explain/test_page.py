@@ -1,16 +1,19 @@
-"""The generated page is current."""
+"""The generated pages are current."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "scripts/algorithm_keys_page.py"
+SCRIPT = Path(__file__).parents[2] / "scripts/reference_pages.py"
 
 
-def test_the_algorithm_keys_page_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("algorithm_keys_page", SCRIPT)
+def test_the_generated_pages_are_current() -> None:
+    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.PAGE.read_text() == module.page(), "run: python scripts/algorithm_keys_page.py"
+    pages = module.pages()
+    assert {path.name for path in pages} == {"configuration.md", "algorithm_keys.md"}
+    for path, content in pages.items():
+        assert path.read_text() == content, "run: python scripts/reference_pages.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -285,13 +284,3 @@ def test_what_is_never_gathered_is_never_freed() -> None:
 
 def test_the_same_key_is_welcome_where_it_is_read() -> None:
     assert config_of("algorithm=ppo", "algorithm.gamma=0.5").algorithm.gamma == 0.5
-
-
-def test_the_configuration_page_is_current() -> None:
-    script = CONFIG.parent / "scripts/configuration_page.py"
-    location = importlib.util.spec_from_file_location(script.stem, script)
-    assert location is not None
-    assert location.loader is not None
-    module = importlib.util.module_from_spec(location)
-    location.loader.exec_module(module)
-    assert module.PAGE.read_text() == module.page(), "run: python scripts/configuration_page.py"

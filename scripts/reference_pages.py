@@ -1,0 +1,105 @@
+"""Writes the pages of docs/ that the code says: configuration.md and algorithm_keys.md.
+
+Run it after a change of the schema, of ``config/`` or of ``embodied_rl/explain/keys/``:
+``python scripts/reference_pages.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from embodied_rl.explain.catalog import STATUSES, SYSTEMS, Entry, load_entries
+from embodied_rl.explain.own import OwnKey, own_keys, task_keys
+from embodied_rl.schema import TASKS
+
+DOCS = Path(__file__).parents[1] / "docs"
+FIRST_TASK = "embodied"
+SECTION = "algorithm."
+TOPICS = ("algorithm", "off_policy")
+"""Topics whose entries without a key of ours are listed, too."""
+CONFIGURATION_HEAD = """# Configuration
+
+Every key, with its type and its default: first those of `python train.py task=embodied env=libero_10`, then, for each
+other task, what differs from those before: sections of its own and other defaults. Made by
+`python scripts/reference_pages.py` from `embodied_rl/schema` and `config/`; a test keeps it current.
+
+Set any key on the command line (`actor.optim.lr=3e-4`), choose groups the same way (`algorithm=ppo`), put what belongs
+together into `config/experiment/<name>.yaml` and run it with `experiment=<name>`. `--cfg job` prints what a command
+line would run, `--help` lists the groups. A run's `config.yaml` is the resolved configuration.
+
+All mistakes are reported together, before any worker starts: unknown keys with the nearest that exists, wrong types,
+combinations that cannot be, and keys that the run would not read.
+"""
+ALGORITHM_KEYS_HEAD = """# Algorithm keys elsewhere
+
+What the keys of our `algorithm` section are called in verl, ROLL, AReaL, Cosmos-RL and RLinf. Made by
+`python scripts/reference_pages.py` from `embodied_rl/explain/keys/`; a test keeps it current. All other keys:
+`python train.py explain <key>` ([explain](explain.md)).
+
+`{actor,ref}.x` means `actor.x` and `ref.x`. A key that stands in two rows sets both of ours. Cells are names only; the
+list below says where meaning, unit or default differs.
+"""
+
+
+def pages() -> dict[Path, str]:
+    """Each page's file and content."""
+    return {DOCS / "configuration.md": configuration(), DOCS / "algorithm_keys.md": algorithm_keys()}
+
+
+def configuration() -> str:
+    """Every key of the first task; of each other task those that differ from the ones before."""
+    parts, listed = [CONFIGURATION_HEAD], set[str]()
+    for task in sorted(TASKS, key=lambda task: task != FIRST_TASK):
+        for section, keys in groupby(task_keys(task).values(), key=lambda about: about.key.partition(".")[0]):
+            rows = [row for about in keys if (row := _row(about, task)) not in listed]
+            listed.update(rows)
+            if rows:
+                title = section if task == FIRST_TASK else f"task={task}: {section}"
+                parts += [f"\n## {title}\n", "| key | type | default | |\n|---|---|---|---|", *rows]
+    return "\n".join(parts) + "\n"
+
+
+def _row(about: OwnKey, task: str) -> str:
+    cells = (f"`{about.key}`", f"`{about.kind}`", f"`{about.defaults[task]}`", about.text.replace("``", "`"))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def algorithm_keys() -> str:
+    """The names that other systems give the keys of ``algorithm``."""
+    entries = load_entries()
+    keys = [key for key in own_keys() if key.startswith(SECTION)]
+    named = [(key.removeprefix(SECTION), [entry for entry in entries if key in entry.ours]) for key in keys]
+    parts = [ALGORITHM_KEYS_HEAD, *_table("ours", [(f"`{key}`", found) for key, found in named])]
+    parts += ["\n## Differences\n"]
+    for key, found in named:
+        for entry in found:
+            texts = [entry.note, *(f"{SYSTEMS[system]}: {text}" for system, text in entry.notes.items())]
+            if text := " ".join(filter(None, texts)):
+                parts.append(f"- `{key}`: {text}")
+    parts += ["\n## Without a key here\n"]
+    without = [entry for entry in entries if entry.status and entry.topic in TOPICS]
+    parts += _table("capability", [(f"{e.capability} ({STATUSES[e.status]}: {_inside(e.note)})", [e]) for e in without])
+    return "\n".join(parts) + "\n"
+
+
+def _table(first: str, rows: Sequence[tuple[str, Sequence[Entry]]]) -> list[str]:
+    lines = [f"| {' | '.join([first, *SYSTEMS.values()])} |", "|" + "---|" * (len(SYSTEMS) + 1)]
+    return lines + [f"| {' | '.join([name, *(_cell(entries, s) for s in SYSTEMS)])} |" for name, entries in rows]
+
+
+def _cell(entries: Iterable[Entry], system: str) -> str:
+    return "<br>".join(f"`{pattern}`" for entry in entries for pattern in entry.patterns.get(system, ()))
+
+
+def _inside(sentence: str) -> str:
+    """A sentence as part of another."""
+    text = sentence.removesuffix(".")
+    first = text.partition(" ")[0]
+    return text if "." in first or (first.isupper() and len(first) > 1) else text[:1].lower() + text[1:]
+
+
+if __name__ == "__main__":
+    for path, content in pages().items():
+        path.write_text(content)
