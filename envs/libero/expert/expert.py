@@ -8,16 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimEnv
-from embodied_rl.envs.libero.expert.controller import action_toward
-from embodied_rl.envs.libero.expert.plans import play
-from embodied_rl.envs.libero.expert.skills import Arm, Skill
-from embodied_rl.envs.libero.expert.world import World
+from embodied_rl.envs.libero.expert.controller import OPEN, Command, action_toward
+from embodied_rl.envs.libero.expert.geometry import pointing_down, yaw_of
+from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps, find_placement
+from embodied_rl.envs.libero.expert.skills import Arm, Skill, carry, close_gripper, push, reach, release, settle
+from embodied_rl.envs.libero.expert.world import Goal, World
 from embodied_rl.errors import UserError
 
 _NOISE = 0.5
 """Standard deviation of the noise on translation actions in free motion."""
 _NOISE_MEMORY = 0.8
 """Correlation of the noise between control steps: white noise would average out to nothing."""
+_ATTEMPTS = 8
 
 
 @dataclass(slots=True)
@@ -59,3 +61,50 @@ class LiberoExpert:
             episode.noise = _NOISE_MEMORY * episode.noise + fresh
             action[:3] = np.clip(action[:3] + command.slack * episode.noise, -1.0, 1.0)
         return action.astype(np.float32)
+
+
+def play(arm: Arm) -> Skill:
+    """Bring about all goals of the task, then wait."""
+    goals = arm.world.goals
+    for _ in range(_ATTEMPTS):
+        for goal in goals:
+            if not arm.world.holds(goal):
+                yield from (place(arm, goal) if goal.target is not None else switch(arm, goal))
+        if arm.world.success:
+            break
+    rest = arm.world.hand
+    while True:
+        yield Command(position=rest.position, rotation=pointing_down(yaw_of(rest.rotation)), gripper=OPEN)
+
+
+def switch(arm: Arm, goal: Goal) -> Skill:
+    """(Close x), (Turnon x) and (Turnoff x): push the moving part along its joint."""
+    toward = -1.0 if goal.predicate == "turnoff" else 1.0
+    for joint in arm.world.joints(goal.subject):
+        if goal.predicate == "close":  # Closed is zero.
+            toward = 1.0 if arm.world.joint(joint) < 0 else -1.0
+        if (yield from push(arm, joint, toward, lambda: arm.world.holds(goal))):
+            return True
+    return arm.world.holds(goal)
+
+
+def place(arm: Arm, goal: Goal) -> Skill:
+    """(In x y) and (On x y): pick, carry, let go."""
+    tried: list[Grasp] = []
+    for _ in range(_ATTEMPTS):
+        yield from settle(arm)
+        world = arm.world
+        if world.holds(goal):
+            return True
+        grasps = find_grasps(world, goal)
+        fresh = [g for g in grasps if all(np.linalg.norm(g.position - t.position) > 0.015 for t in tried)]
+        grasp = (fresh or grasps)[0]
+        tried.append(grasp)
+        if not (yield from reach(arm, goal.subject, grasp)):
+            continue
+        if not (yield from close_gripper(arm, grasp)):
+            yield from release(arm)
+            continue
+        yield from carry(arm, goal.subject, find_placement(arm.world, goal), lambda: arm.world.success)
+        yield from release(arm)
+    return arm.world.holds(goal)

@@ -1,7 +1,8 @@
-"""What a LIBERO expert may know: poses, shapes, joints, contacts and goal predicates of one slot's present state."""
+"""The knowledge of a LIBERO expert: poses, shapes, joints, contacts and goal predicates of one slot's present state."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,16 +11,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.libero.expert.geometry import Boxes, Vector
-from embodied_rl.envs.libero.expert.goals import Goal, parse_goals
+from embodied_rl.errors import UserError
 
+_ORDER = {"turnon": 0, "turnoff": 0, "in": 1, "on": 1, "close": 2}
+"""The order in which goals are brought about: a drawer is filled, then closed."""
+_PLACEMENTS = ("in", "on")
 _ROBOT_BODIES = ("robot0", "gripper0", "mount0")
 _HINGE = 3
 """MuJoCo's number for joints that turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """One conjunct of a BDDL goal, such as ``(On akita_black_bowl_1 plate_1)``."""
+
+    predicate: str
+    """In lower case, as LIBERO's parser gives it."""
+    subject: str
+    """The object to move, or the thing to open, close or switch."""
+    target: str | None = None
+    """The object or region that it goes to; None for predicates of one argument."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return (self.subject,) if self.target is None else (self.subject, self.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A place in the world."""
+    """A pose in the world."""
 
     position: NDArray[np.float64]
     """[3] metres."""
@@ -61,7 +81,7 @@ class World:
 
     @cached_property
     def goals(self) -> tuple[Goal, ...]:
-        """What the task asks for."""
+        """The task's goal predicates."""
         return parse_goals(self._env.parsed_problem["goal_state"])
 
     def holds(self, goal: Goal) -> bool:
@@ -85,7 +105,7 @@ class World:
         return list(self._env.objects_dict)
 
     def speed(self) -> float:
-        """Of the fastest movable object, m/s."""
+        """Speed of the fastest movable object, m/s."""
         joints = [self._env.get_object(name).joints[-1] for name in self.objects()]
         return max(float(np.linalg.norm(self._env.sim.data.get_joint_qvel(joint)[:3])) for joint in joints)
 
@@ -170,3 +190,28 @@ class World:
             rotations=rotation,
             half_sizes=model.geom_aabb[geoms, 3:].copy(),
         )
+
+
+def parse_goals(goal_state: Iterable[Sequence[str]]) -> tuple[Goal, ...]:
+    """LIBERO's ``parsed_problem["goal_state"]``, in the order in which an expert does them.
+
+    Raises:
+        UserError: a predicate that experts do not know.
+    """
+    goals = []
+    for predicate, *arguments in goal_state:
+        name = predicate.lower()
+        if name not in _ORDER or len(arguments) != (2 if name in _PLACEMENTS else 1):
+            known = ", ".join(f"{p} ({2 if p in _PLACEMENTS else 1})" for p in _ORDER)
+            raise UserError(
+                f"the expert cannot play the goal ({' '.join([predicate, *arguments])}): it knows the predicates "
+                f"{known}, with so many arguments."
+            )
+        goals.append(Goal(predicate=name, subject=arguments[0], target=arguments[1] if len(arguments) > 1 else None))
+    return tuple(sorted(goals, key=lambda goal: _ORDER[goal.predicate]))
+
+
+def share_of_target(goals: Sequence[Goal], goal: Goal) -> tuple[int, int]:
+    """(index, count) among the placements that share this one's target and stand side by side on it."""
+    rivals = [other for other in goals if other.target == goal.target and other.predicate in _PLACEMENTS]
+    return rivals.index(goal), len(rivals)

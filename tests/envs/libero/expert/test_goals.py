@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from embodied_rl.envs.libero.expert.goals import Goal, parse_goals, share_of_target
+from embodied_rl.envs.libero.expert.world import Goal, parse_goals, share_of_target
 from embodied_rl.errors import UserError
 
 
