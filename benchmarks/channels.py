@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from embodied_rl.channel.cooperative import run_blocking
+from embodied_rl.channel.base import run_blocking
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 
 Message = dict[str, torch.Tensor]

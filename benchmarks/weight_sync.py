@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from embodied_rl.channel.cooperative import run_blocking
+from embodied_rl.channel.base import run_blocking
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.cli import config_of
 from embodied_rl.models.base import Policy

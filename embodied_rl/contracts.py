@@ -10,8 +10,9 @@ move a tensor to another device and never copy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,13 @@ def _check(owner: object, name: str, tensor: Tensor, shape: tuple[int | None, ..
         f"{type(owner).__name__}.{name}: got shape {list(tensor.shape)} {tensor.dtype}, expected {expected}"
         + (f" {dtype}" if dtype else "")
     )
+
+
+def _pick(value: Any, index: Any) -> Any:
+    """A field of tensors at ``index``; None stays None."""
+    if isinstance(value, Mapping):
+        return {key: tensor[index] for key, tensor in value.items()}
+    return None if value is None else value[index]
 
 
 def _check_leading(owner: object, name: str, tensors: Mapping[str, Tensor], *sizes: int) -> None:
@@ -218,6 +226,16 @@ class Trajectory:
             if tensor is not None:
                 _check(self, name, tensor, tuple(self.logprobs.shape), torch.float32)
 
+    def select(self, mask: Tensor) -> Trajectory | None:
+        """The members where ``mask`` ([N] bool) is true, or None if there is none."""
+        if not mask.any():
+            return None
+        index = mask.nonzero().squeeze(-1)
+        changed = {name: getattr(self, name)[index] for name in ("env_ids", "group_ids", "scores")}
+        for name in {f.name for f in fields(self)} - changed.keys() - {"rollout_epoch", "policy_versions"}:
+            changed[name] = _pick(getattr(self, name), (slice(None), index))
+        return replace(self, **changed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
@@ -298,22 +316,7 @@ class TrainBatch:
 
     def select(self, index: Tensor) -> TrainBatch:
         """The samples at ``index`` ([K] int64), in that order."""
-        pick = lambda tensor: None if tensor is None else tensor[index]  # noqa: E731
-        return TrainBatch(
-            sample_ids=self.sample_ids[index],
-            replay_inputs={key: tensor[index] for key, tensor in self.replay_inputs.items()},
-            logprobs=self.logprobs[index],
-            advantages=self.advantages[index],
-            loss_mask=self.loss_mask[index],
-            valid=self.valid[index],
-            values=pick(self.values),
-            returns=pick(self.returns),
-            value_mask=pick(self.value_mask),
-            policy_version=self.policy_version[index],
-            scores=self.scores[index],
-            proximal_logprobs=pick(self.proximal_logprobs),
-            reference_logprobs=pick(self.reference_logprobs),
-        )
+        return replace(self, **{f.name: _pick(getattr(self, f.name), index) for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from embodied_rl.channel.base import Channel
-from embodied_rl.channel.cooperative import Scheduler, run_blocking
+from embodied_rl.channel.base import Channel, run_blocking
+from embodied_rl.channel.in_process import Scheduler
 from embodied_rl.contracts import Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.launch import connect, make_backend, run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -88,3 +88,17 @@ def check_count(name: str, n: int) -> None:
 
 def show_depths(depths: Mapping[Hashable, int]) -> str:
     return ", ".join(f"{key!r}: {waiting}" for key, waiting in depths.items()) or "none"
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose channels block, as in a worker's own process.
+
+    Raises:
+        RuntimeError: it suspended, so it awaited an in-process channel outside the serial backend.
+    """
+    try:
+        waiting = coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    raise RuntimeError(f"waited for {getattr(waiting, 'what', waiting)} outside the serial backend's scheduler")

@@ -1,19 +1,28 @@
-"""What the actor saves: model and optimiser, sharded, with torch DCP. Where it goes is ``checkpoint_store.py``'s.
+"""What the actor saves: model and optimiser, sharded, with torch DCP. Where it goes is ``store.py``'s.
 
 Only tensors are saved: learning rates and other hyperparameters are those of the run that goes on.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import json
+import math
+import os
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -21,13 +30,15 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save, save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 from torch.optim import Optimizer
 
-from embodied_rl.checkpoints.shard_files import ShardWriter, read_index
 from embodied_rl.checkpoints.store import refuse_strangers
 from embodied_rl.errors import CheckpointError, first_line
 from embodied_rl.models.base import Policy
+from embodied_rl.training.optimizer import init_optimizer_state
 
 ACTOR_DIR = "actor"
 _SHOWN = 8
@@ -142,33 +153,6 @@ def load_actor(
             group.update(options)
 
 
-def init_optimizer_state(optimizer: Optimizer) -> None:
-    """Make the state of every parameter that has none yet, and leave that of the others as it is.
-
-    A parameter that never had a gradient has none, and a checkpoint holds the state of all: saving depends neither on
-    what was trained so far nor on whether a step was made. The optimiser makes it by a step with gradients and learning
-    rates of zero for those parameters alone; its count is undone.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    missing = [parameter for parameter in parameters if parameter not in optimizer.state]
-    if not missing:
-        return
-    gradients = [parameter.grad for parameter in parameters]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.zero_grad(set_to_none=True)
-    for parameter in missing:
-        parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    optimizer.step()
-    for parameter in missing:
-        optimizer.state[parameter]["step"].zero_()
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-
-
 def _optimizer_state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
     init_optimizer_state(optimizer)
     return get_optimizer_state_dict(policy, optimizer)
@@ -226,3 +210,165 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         [error, *_] = [failure for failure, _ in error.failures.values()]
     return first_line(error)
+
+
+SUFFIX: Final = ".safetensors"
+_ALIGNMENT: Final = 8
+_DTYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""As the format names them: https://github.com/huggingface/safetensors#format."""
+
+
+class ShardWriter(HuggingFaceStorageWriter):
+    """Writes one file a rank that holds something, one tensor after another."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(str(directory), save_distributed=True)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Called by torch, in every rank.
+
+        Raises:
+            TypeError: something is no tensor, or one of a type that the format does not have.
+        """
+        done: Future[list[WriteResult]] = Future()
+        if plan.items:
+            number = plan.storage_data["shard_index"]
+            with (Path(self.path) / f"shard_{number:05d}{SUFFIX}").open("wb") as file:
+                _write(file, plan.items, planner)
+                file.flush()
+                os.fsync(file.fileno())
+        done.set_result([WriteResult(i.index, i.tensor_storage_size() or 0, storage_data=None) for i in plan.items])
+        return done
+
+
+def _write(file: BinaryIO, items: list[WriteItem], planner: SavePlanner) -> None:
+    header: dict[str, object] = {}
+    chunks: dict[str, dict[str, list[int]]] = {}
+    # The widest first, so that every one of them begins at a multiple of its width.
+    ordered = sorted(items, key=lambda item: (-_dtype(item).itemsize, item.index.fqn))
+    end = 0
+    for item in ordered:
+        name, shape = item.index.fqn, _shape(item)
+        if name in header:
+            raise TypeError(f"{name}: a rank holds several parts of it; expected one")
+        begin, end = end, end + math.prod(shape) * _dtype(item).itemsize
+        header[name] = {"dtype": _DTYPES[_dtype(item)], "shape": shape, "data_offsets": [begin, end]}
+        chunks[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}  # type: ignore[union-attr]
+    header["__metadata__"] = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(chunks)}  # its place in the whole
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for item in ordered:
+        tensor = planner.resolve_data(item)
+        assert isinstance(tensor, Tensor)
+        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _dtype(item: WriteItem) -> torch.dtype:
+    if item.tensor_data is None:
+        raise TypeError(f"{item.index.fqn}: only tensors can be saved")
+    dtype = item.tensor_data.properties.dtype
+    if dtype not in _DTYPES:
+        raise TypeError(f"{item.index.fqn}: {dtype} cannot be saved, but {', '.join(map(str, _DTYPES))}")
+    return dtype
+
+
+def _shape(item: WriteItem) -> list[int]:
+    assert item.tensor_data is not None
+    return list(item.tensor_data.chunk.sizes)
+
+
+def read_index(directory: Path) -> dict[str, TensorStorageMetadata]:
+    """What the shards in a folder hold: name -> shape, type and parts.
+
+    Raises:
+        CheckpointError: there are none, one of them is damaged, or parts are missing between them.
+    """
+    files = sorted(directory.glob(f"*{SUFFIX}"))
+    if not files:
+        raise CheckpointError(f"{directory}: not a readable checkpoint: it holds no *{SUFFIX}")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:  # torch's reader does not say which
+            raise CheckpointError(f"{file}: cannot be read, or not whole: {error}. Use another checkpoint.") from error
+    entries = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
+    index = {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    if broken := sorted(_with_gaps(index)):
+        raise CheckpointError(
+            f"{directory}: not whole: parts of {', '.join(broken[:3])} are in none of its {len(files)} file(s). "
+            "Use another checkpoint."
+        )
+    return index
+
+
+def _with_gaps(index: dict[str, TensorStorageMetadata]) -> Iterator[str]:
+    for name, entry in index.items():
+        if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
+            yield name
+
+
+class AsyncWriter:
+    """One rank's side; all ranks call :meth:`begin` together. At most one checkpoint is on its way.
+
+    The state is copied first, then written from the copy by a thread. The ranks of the threads talk over a process
+    group of their own, since the training's collectives go on meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = None
+        self._done = threading.Event()
+        self._done.set()
+        self._error: BaseException | None = None
+
+    def begin(self, state: Mapping[str, Any], directory: Path, completed: Callable[[], None]) -> None:
+        """Start to write ``state``; returns when it may be changed again (a collective).
+
+        Args:
+            completed: called in the thread when every rank has written its part.
+        """
+        self.wait()
+        if self._group is None:
+            group = dist.new_group(backend="gloo")
+            assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
+            self._group = group
+        future = async_save(dict(state), storage_writer=ShardWriter(directory), process_group=self._group)
+        assert not isinstance(future, AsyncSaveResponse)  # that is for stagers of one's own
+        self._done.clear()
+
+        def finish(future: concurrent.futures.Future[Any]) -> None:
+            try:
+                future.result()
+                completed()
+            except (Exception, CheckpointException) as error:  # the latter is no Exception
+                self._error = error
+            finally:
+                self._done.set()
+
+        future.add_done_callback(finish)
+
+    def wait(self) -> None:
+        """Return when nothing is on its way.
+
+        Raises:
+            Exception: why it could not be written; once.
+        """
+        self._done.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

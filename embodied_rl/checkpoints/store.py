@@ -1,23 +1,23 @@
-"""Where checkpoints are, and how one becomes visible. No torch here: the command line checks paths before loading it.
+"""The folders of checkpoints: where they are, how one becomes visible, and whether it is still what was saved.
 
-A run's checkpoints are ``<run>/checkpoints/global_step_<N>/``, each with ``actor/`` (see ``checkpoint.py``) and
+A run's checkpoints are ``<run>/checkpoints/global_step_<N>/``, each with ``actor/`` (see ``shards.py``) and
 ``state.json``. A checkpoint is written to a hidden neighbour and renamed when complete, and renamed to a hidden
-neighbour before it is deleted: a directory that has the right name is whole, whenever the run was killed. Whether it
-still is what was saved, :func:`verify` says.
+neighbour before it is deleted: a directory that has the right name is whole, whenever the run was killed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from embodied_rl.checkpoints.sums import FileSum, differences, is_former, strangers, sums
 from embodied_rl.errors import CheckpointError
 from embodied_rl.files import hidden_neighbour, write_synced
 from embodied_rl.schema import Config
@@ -27,10 +27,24 @@ _NAME = re.compile(r"global_step_(\d+)")
 _HIDDEN = ".global_step_*"
 _SHOWN: Final = 3
 """Files that a message lists."""
+_KINDS: Final = (".safetensors", ".json")
+"""All that a checkpoint consists of; neither can hold code."""
+_PICKLES: Final = (".metadata", ".distcp")
+"""Ends of names in checkpoints of earlier versions."""
+_THREADS: Final = 8
 _FORMER: Final = (
     "it is of an earlier version, whose checkpoints are pickles. As reading them can run code, they were not opened. "
     "If you trust it, export it with the version that wrote it (python train.py export), and use that as model.path"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSum:
+    """A file as it was saved."""
+
+    bytes: int
+    sha256: str
+    """In hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +61,12 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What it takes to complete a checkpoint once its contents are written: :meth:`seal`, then :meth:`publish`."""
+    """What it takes to complete a checkpoint once its contents are written: :func:`seal`, then :func:`publish`."""
 
     scratch: Path
     directory: Path
     state: RunState
     max_keep: int | None
-
-    def seal(self) -> None:
-        """See :func:`seal`; reads all that was written, so it takes a while, and may be repeated."""
-        seal(self.scratch, self.state)
-
-    def publish(self) -> None:
-        """See :func:`publish`; takes a moment, and must not be interrupted."""
-        publish(self.scratch, self.directory, max_keep=self.max_keep)
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
@@ -119,7 +125,7 @@ def begin(directory: Path) -> Path:
 
 def seal(scratch: Path, state: RunState) -> None:
     """Write a checkpoint's last file: its state, and the checksums of all others."""
-    files = {path: asdict(saved) for path, saved in sums(scratch, without=STATE_FILE).items()}
+    files = {path: asdict(saved) for path, saved in _sums(scratch, _contents(scratch)).items()}
     content = {**asdict(state), "files": files}
     text = json.dumps({**content, "sha256": _sum(content)}, indent=2) + "\n"
     write_synced(scratch / STATE_FILE, text.encode())
@@ -220,7 +226,7 @@ def verify(directory: Path) -> Mapping[str, FileSum]:
     """
     _, saved = _read(directory)
     try:
-        found = differences(directory, saved, without=STATE_FILE)
+        found = _differences(directory, saved)
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be read ({error}); use another checkpoint of the run") from error
     if found:
@@ -238,8 +244,8 @@ def refuse_strangers(directory: Path) -> None:
     Raises:
         CheckpointError: there are; they are named, and were not opened.
     """
-    names = strangers(directory)
-    if former := [name for name in names if is_former(name)]:
+    names = sorted(path for path in _files(directory) if not path.endswith(_KINDS))
+    if former := [name for name in names if name.endswith(_PICKLES)]:
         raise CheckpointError(f"{directory}: holds {_listed(former)}: {_FORMER}")
     if names:
         raise CheckpointError(
@@ -275,3 +281,48 @@ def _sum(content: Mapping[str, Any]) -> str:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _sums(directory: Path, paths: Iterable[str]) -> dict[str, FileSum]:
+    """Path relative to ``directory`` -> sum. Files are read side by side, a gibibyte a second each."""
+    names = sorted(paths)
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        return dict(zip(names, pool.map(lambda name: _file_sum(directory / name), names), strict=True))
+
+
+def _differences(directory: Path, saved: Mapping[str, FileSum]) -> list[str]:
+    """How the files of a checkpoint differ from those that were saved, a line each."""
+    here = _contents(directory)
+    sizes = {path: (directory / path).stat().st_size for path in saved.keys() & here}
+    same_size = [path for path, size in sizes.items() if size == saved[path].bytes]
+    return sorted(
+        [f"{path} is missing" for path in saved.keys() - here]
+        + [f"{path} was not saved with it: remove it" for path in here - saved.keys()]
+        + [
+            f"{path} has {size} bytes, {saved[path].bytes} were saved"
+            for path, size in sizes.items()
+            if size != saved[path].bytes
+        ]
+        + [
+            f"{path} is not what was saved (another SHA-256)"
+            for path, now in _sums(directory, same_size).items()
+            if now != saved[path]
+        ]
+    )
+
+
+def _contents(directory: Path) -> set[str]:
+    """All files that :data:`STATE_FILE` vouches for."""
+    return set(_files(directory)) - {STATE_FILE}
+
+
+def _files(directory: Path) -> Iterator[str]:
+    for path in directory.rglob("*"):
+        if path.is_symlink() or not path.is_dir():
+            yield path.relative_to(directory).as_posix()
+
+
+def _file_sum(path: Path) -> FileSum:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileSum(bytes=file.tell(), sha256=digest.hexdigest())

@@ -21,8 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, NoReturn
 
-from embodied_rl.channel.base import Channel
-from embodied_rl.channel.cooperative import run_blocking
+from embodied_rl.channel.base import Channel, run_blocking
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.runtime import process_worker, signals
 from embodied_rl.runtime.worker import (

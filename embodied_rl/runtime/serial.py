@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.channel.cooperative import Scheduler, Task
-from embodied_rl.channel.in_process import InProcessChannel
+from embodied_rl.channel.in_process import InProcessChannel, Scheduler, Task
 from embodied_rl.runtime.worker import GroupSpec, ProgressCallback, Worker, WorkerContext, WorkerGroup
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -14,7 +14,6 @@ from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, MathConfig
-from embodied_rl.tasks.lookahead import Lookahead
 from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 
@@ -205,3 +204,46 @@ class TrainingLoop(Generic[C]):
             versions: list[int] = loaded.wait()
             # One that was on its way in the middle of a rollout may have been followed by others.
             assert min(versions) >= version, f"rollout workers hold {versions}, expected {version}"
+
+
+H = TypeVar("H")
+
+
+@dataclass(slots=True, kw_only=True)
+class Lookahead(Generic[H]):
+    """Starts the rollouts of training steps in their order, each as soon as the bound allows.
+
+    Training step s takes weights that s updates made. A rollout of weights of version v may be for any step up to
+    v + ``max_staleness``, so with B samples a step a new sample may be begun while ``finished + running <
+    (v + max_staleness + 1) B`` (AReaL, arXiv:2505.24298, eq. 3, without its samples that are thrown away: none is).
+    What is trained on follows from the step and the version alone, so a run that resumes has nothing to remember.
+    """
+
+    max_staleness: int
+    """0: a rollout starts with the newest weights only."""
+    first: int
+    """Training step of the first rollout."""
+    end: int
+    """There is no rollout for this training step, nor for later ones."""
+    start: Callable[[int], H]
+    """Starts a training step's rollout, without waiting for it."""
+    _running: deque[H] = field(default_factory=deque, init=False)
+    _taken: int = field(default=0, init=False)
+
+    @property
+    def next(self) -> int:
+        """The training step whose rollout is started next."""
+        return self.first + self._taken + len(self._running)
+
+    def begin(self, version: int) -> None:
+        """Start every rollout that weights of ``version`` may still serve."""
+        while self.next < min(version + self.max_staleness + 1, self.end):
+            self._running.append(self.start(self.next))
+
+    def take(self) -> H:
+        """The next training step's rollout. Where the bound did not allow to start it yet it is started now: whoever
+        calls has the newest weights that it will get."""
+        if not self._running:
+            self._running.append(self.start(self.next))
+        self._taken += 1
+        return self._running.popleft()

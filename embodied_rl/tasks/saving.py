@@ -78,14 +78,15 @@ class CheckpointSaver:
         Raises:
             CheckpointError: it could not be written.
         """
-        if self._unpublished is None:
+        written = self._unpublished
+        if written is None:
             return
-        self.actor.call(ActorWorker.finish_save, self._unpublished.scratch).wait()
+        self.actor.call(ActorWorker.finish_save, written.scratch).wait()
         if not self.config.save_async:
-            self._unpublished.seal()
+            checkpoint_store.seal(written.scratch, written.state)
         with signals.deferred():
             if not self.config.save_async:
-                self._unpublished.publish()
+                checkpoint_store.publish(written.scratch, written.directory, max_keep=written.max_keep)
             self._unpublished = None
 
     def save_at_termination(self) -> str:

@@ -20,7 +20,6 @@ from embodied_rl.contracts import SAMPLE_ID_ROOM, TrainBatch, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.schema import AlgorithmConfig, NormConfig
 from embodied_rl.seeding import generator
-from embodied_rl.workers.trajectory import select_envs
 
 
 def build_train_batch(
@@ -121,7 +120,7 @@ def _known_members(trajectory: Trajectory, config: AlgorithmConfig) -> Tensor:
 def _known_part(trajectory: Trajectory, config: AlgorithmConfig, last_group: int | None) -> tuple[Trajectory, Tensor]:
     """The known members, and which of them ([n] bool) pass; where there is none, all of them without a valid step."""
     known, passing = _known_members(trajectory, config), passing_members(trajectory, config, last_group=last_group)
-    part = select_envs(trajectory, known)
+    part = trajectory.select(known)
     if part is None:
         return replace(trajectory, valid=torch.zeros_like(trajectory.valid)), passing
     return part, passing[known]

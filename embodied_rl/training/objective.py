@@ -20,7 +20,7 @@ from embodied_rl.algorithms.normalization import masked_moments, mean_and_varian
 from embodied_rl.contracts import TrainBatch
 from embodied_rl.models.base import Evaluation, Policy
 from embodied_rl.schema import AlgorithmConfig
-from embodied_rl.training.reference import Reference
+from embodied_rl.training.scoring import Reference
 from embodied_rl.training.sharding import gather_values, sum_over_ranks
 
 

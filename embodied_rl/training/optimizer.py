@@ -1,12 +1,14 @@
-"""The optimiser."""
+"""The optimiser, and its learning rates over a run: a function of the step, so there is nothing to save."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch.optim import AdamW, Optimizer
 
 from embodied_rl.models.base import Policy
-from embodied_rl.schema import OptimConfig
+from embodied_rl.schema import LRScheduleConfig, OptimConfig
 
 
 def build_optimizer(policy: Policy, config: OptimConfig) -> Optimizer:
@@ -38,3 +40,70 @@ def set_learning_rates(optimizer: Optimizer, factor: float) -> None:
     """Make every rate the configured one times ``factor``."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
+
+
+def init_optimizer_state(optimizer: Optimizer) -> None:
+    """Make the state of every parameter that has none yet, and leave that of the others as it is.
+
+    A parameter that never had a gradient has none, and a checkpoint holds the state of all: saving depends neither on
+    what was trained so far nor on whether a step was made. The optimiser makes it by a step with gradients and learning
+    rates of zero for those parameters alone; its count is undone.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    missing = [parameter for parameter in parameters if parameter not in optimizer.state]
+    if not missing:
+        return
+    gradients = [parameter.grad for parameter in parameters]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.zero_grad(set_to_none=True)
+    for parameter in missing:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for parameter in missing:
+        optimizer.state[parameter]["step"].zero_()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def learning_rate_factor(step: int, config: LRScheduleConfig, *, total_steps: int) -> float:
+    """What the configured rates are multiplied by in a training step.
+
+    First a linear warm-up: ``(step + 1) / warm-up``. Then, over the steps up to the decay's end, with p running from 0
+    to 1 and m being ``min_lr_ratio``:
+
+    - constant: 1;
+    - linear: ``m + (1 - m)(1 - p)``;
+    - cosine: ``m + (1 - m)(1 + cos πp) / 2``;
+    - wsd (warm-up, stable, decay; MiniCPM, arXiv:2404.06395, section 4): 1, and linear over the last
+      ``wsd_decay_fraction`` of them.
+
+    Args:
+        step: from 0.
+        total_steps: the run's; the decay ends there unless ``lr_decay_iters`` says otherwise.
+    """
+    end = config.lr_decay_iters or total_steps
+    warm_up = warm_up_steps(config, total_steps)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    progress = min(max((step - warm_up) / max(end - warm_up, 1), 0.0), 1.0)
+    lowest = config.min_lr_ratio
+    match config.lr_decay_style:
+        case "constant":
+            return 1.0
+        case "linear":
+            remaining = 1.0 - progress
+        case "cosine":
+            remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
+        case "wsd":
+            remaining = min((1.0 - progress) / config.wsd_decay_fraction, 1.0)
+    return lowest + (1.0 - lowest) * remaining
+
+
+def warm_up_steps(config: LRScheduleConfig, total_steps: int) -> int:
+    if config.lr_warmup_fraction is not None:
+        return round(config.lr_warmup_fraction * total_steps)
+    return config.lr_warmup_iters

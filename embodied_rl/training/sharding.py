@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy
+from embodied_rl.models.weights.host import release_memory
+from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.schema import FSDPConfig, MixedPrecisionConfig
 
 _TIMEOUT = datetime.timedelta(minutes=30)
@@ -133,3 +139,71 @@ def gather_values(own: Tensor, device: str) -> Tensor:
 def gather_ids(own: Tensor, device: str) -> Tensor:
     """All ranks' [*] int64 ids, concatenated; ranks may hold different numbers of them."""
     return gather_values(own, device)
+
+
+def compile_blocks(policy: Policy) -> None:
+    """Compile the forward pass of each block, in place; names of modules and parameters stay.
+
+    Raises:
+        UserError: the model names no blocks.
+    """
+    _require_blocks(policy, "actor.torch_compile")
+    for block in policy.shard_units():
+        # FSDP's hooks stay outside.
+        block.forward = torch.compile(block.forward)
+
+
+def checkpoint_blocks(policy: Policy) -> None:
+    """Keep of each block its inputs alone for the backward pass, in place; to be called after :func:`compile_blocks`.
+
+    Not torch's ``checkpoint_wrapper``, which puts a module around each block and so its own name into those of all
+    parameters.
+
+    Raises:
+        UserError: the model names no blocks.
+    """
+    _require_blocks(policy, "actor.gradient_checkpointing")
+    for block in policy.shard_units():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def _require_blocks(policy: Policy, key: str) -> None:
+    if not policy.shard_units():
+        raise UserError(
+            f"{key}=true: {type(policy).__name__} names no blocks to apply it to; set it to false, or name them in its "
+            "shard_units()"
+        )
+
+
+class TrainingState:
+    """Sharded policies and an optimiser that are on a device while they train, and else in host memory.
+
+    Args:
+        policies: the one that is trained, and those beside it.
+    """
+
+    def __init__(self, policies: Sequence[nn.Module], optimizer: Optimizer, device: str) -> None:
+        self._policies, self._optimizer, self._device = policies, optimizer, device
+
+    @contextlib.contextmanager
+    def on_device(self, timer: PhaseTimer) -> Iterator[None]:
+        """Training may go on inside. Phases ``load`` and ``offload`` of ``timer`` say what the moves take."""
+        with timer.phase("load"):
+            self.move(self._device)
+        try:
+            yield
+        finally:
+            with timer.phase("offload"):
+                self.move("cpu")
+
+    def move(self, device: str) -> None:
+        for policy in self._policies:
+            policy.to(device)
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self._optimizer.state.get(parameter, {})
+                for name, value in state.items():
+                    # Only a fused optimiser has the number of its steps on the device.
+                    if isinstance(value, Tensor) and (value.ndim or group.get("fused")):
+                        state[name] = value.to(device)
+        release_memory(self._device)

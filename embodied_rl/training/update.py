@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from embodied_rl.algorithms.diagnostics import Diagnostics
-from embodied_rl.checkpoints.shards import init_optimizer_state
 from embodied_rl.contracts import TrainBatch
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import ActorConfig, AlgorithmConfig
 from embodied_rl.training.batch import minibatches
 from embodied_rl.training.micro_batch import MicroBatch
 from embodied_rl.training.objective import Objective, Term, UpdateContext
-from embodied_rl.training.reference import Reference
+from embodied_rl.training.optimizer import init_optimizer_state
+from embodied_rl.training.scoring import Reference
 from embodied_rl.training.sharding import gather_ids, max_over_ranks, sum_over_ranks
 
 

@@ -18,25 +18,25 @@ from embodied_rl.algorithms.kl import KLController
 from embodied_rl.algorithms.normalization import explained_variance, masked_moments, mean_and_variance
 from embodied_rl.channel.base import Channel
 from embodied_rl.checkpoints import shards as checkpoint
-from embodied_rl.checkpoints.async_save import AsyncWriter
 from embodied_rl.checkpoints.policy_record import PolicyRecord
-from embodied_rl.checkpoints.store import Publication
+from embodied_rl.checkpoints.shards import AsyncWriter
+from embodied_rl.checkpoints.store import Publication, publish, seal
 from embodied_rl.contracts import Delivery, TrainBatch, Trajectory
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.registry import policy_of
+from embodied_rl.models.weights.host import require_accelerator
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
 from embodied_rl.schema import ActorConfig, AlgorithmConfig, ModelConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.training.batch import build_train_batch, passing_members
-from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
-from embodied_rl.training.logprobs import Scorer
-from embodied_rl.training.offload import TrainingState, require_accelerator
-from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
-from embodied_rl.training.reference import BaseReference, CopiedReference, Reference
-from embodied_rl.training.schedule import learning_rate_factor
+from embodied_rl.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rates
+from embodied_rl.training.scoring import BaseReference, CopiedReference, Reference, Scorer
 from embodied_rl.training.sharding import (
+    TrainingState,
+    checkpoint_blocks,
+    compile_blocks,
     gather_ids,
     init_process_group,
     max_over_ranks,
@@ -314,8 +314,8 @@ class ActorWorker(Worker):
         def complete() -> None:
             if self.context.rank == 0:
                 self._record.write(publication.scratch)
-                publication.seal()
-                publication.publish()
+                seal(publication.scratch, publication.state)
+                publish(publication.scratch, publication.directory, max_keep=publication.max_keep)
 
         self._writer.begin(state, publication.scratch / checkpoint.ACTOR_DIR, complete)
         self._written = publication.scratch

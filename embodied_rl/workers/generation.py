@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from embodied_rl.channel.base import Channel
-from embodied_rl.channel.cooperative import run_blocking
+from embodied_rl.channel.base import Channel, run_blocking
 from embodied_rl.contracts import Delivery, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.language.accuracy import CompletionRecord

@@ -14,10 +14,10 @@ from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import ActionChunk, ChunkResult, Delivery, EnvObs, RolloutEnd, RolloutStart
 from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.registry import policy_of
+from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import ModelConfig, SamplingConfig
-from embodied_rl.training.offload import HostWeights, require_accelerator
 from embodied_rl.workers.lanes import Lane, Lanes
 from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.workers.weight_sync import WeightReceiver

@@ -79,34 +79,7 @@ class TrajectoryBuilder:
         )
 
 
-def select_envs(trajectory: Trajectory, mask: Tensor) -> Trajectory | None:
-    """The envs where ``mask`` ([N] bool) is true, or None if there is none."""
-    if not mask.any():
-        return None
-    index = mask.nonzero().squeeze(-1)
-    pick = lambda tensor: None if tensor is None else tensor[:, index]  # noqa: E731
-    return Trajectory(
-        env_ids=trajectory.env_ids[index],
-        group_ids=trajectory.group_ids[index],
-        rollout_epoch=trajectory.rollout_epoch,
-        rewards=trajectory.rewards[:, index],
-        scores=trajectory.scores[index],
-        terminated=trajectory.terminated[:, index],
-        truncated=trajectory.truncated[:, index],
-        valid=trajectory.valid[:, index],
-        logprobs=trajectory.logprobs[:, index],
-        values=pick(trajectory.values),
-        bootstrap_values=pick(trajectory.bootstrap_values),
-        replay_inputs={key: tensor[:, index] for key, tensor in trajectory.replay_inputs.items()},
-        policy_versions=trajectory.policy_versions,
-        tokens=pick(trajectory.tokens),
-        proximal_logprobs=pick(trajectory.proximal_logprobs),
-        reference_logprobs=pick(trajectory.reference_logprobs),
-        reference_kl=pick(trajectory.reference_kl),
-    )
-
-
 def split_by_rank(trajectory: Trajectory, world_size: int) -> list[Trajectory | None]:
     """One part per actor rank: whole groups, dealt out by group id, so that no group is ever split."""
     owner = trajectory.group_ids % world_size
-    return [select_envs(trajectory, owner == rank) for rank in range(world_size)]
+    return [trajectory.select(owner == rank) for rank in range(world_size)]

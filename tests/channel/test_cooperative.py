@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from embodied_rl.channel.cooperative import DeadlockError, Scheduler, run_blocking, until
+from embodied_rl.channel.base import run_blocking
+from embodied_rl.channel.in_process import DeadlockError, Scheduler, until
 
 
 class Turns:

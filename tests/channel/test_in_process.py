@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from embodied_rl.channel.base import ChannelClosed
-from embodied_rl.channel.cooperative import DeadlockError, Scheduler
-from embodied_rl.channel.in_process import InProcessChannel
+from embodied_rl.channel.in_process import DeadlockError, InProcessChannel, Scheduler
 
 
 def test_fifo_per_key_and_bounded() -> None:

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied_rl.channel.base import ChannelClosed, ChannelTimeout
-from embodied_rl.channel.cooperative import run_blocking
+from embodied_rl.channel.base import ChannelClosed, ChannelTimeout, run_blocking
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from tests.leftovers import left_since, shared_files
 

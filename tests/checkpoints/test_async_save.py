@@ -8,9 +8,15 @@ import pytest
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from embodied_rl.checkpoints.async_save import AsyncWriter
-from embodied_rl.checkpoints.shard_files import ShardWriter
-from embodied_rl.checkpoints.shards import ACTOR_DIR, actor_state, load_actor, save_actor, write_error
+from embodied_rl.checkpoints.shards import (
+    ACTOR_DIR,
+    AsyncWriter,
+    ShardWriter,
+    actor_state,
+    load_actor,
+    save_actor,
+    write_error,
+)
 from embodied_rl.errors import CheckpointError
 from tests.training.learner import Learner, same, training_config
 from tests.training.ranks import Ranks

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from embodied_rl.checkpoints.shard_files import _DTYPES, ShardWriter, read_index
+from embodied_rl.checkpoints.shards import _DTYPES, ShardWriter, read_index
 from embodied_rl.errors import CheckpointError
 from tests.checkpoints.saved import saved_tensors
 from tests.training.ranks import Ranks

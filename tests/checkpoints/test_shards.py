@@ -11,17 +11,16 @@ from torch.distributed.checkpoint.state_dict_saver import save as write
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from embodied_rl.checkpoints.shard_files import ShardWriter
 from embodied_rl.checkpoints.shards import (
     ACTOR_DIR,
+    ShardWriter,
     actor_state,
-    init_optimizer_state,
     load_actor,
     load_weights,
     save_actor,
 )
 from embodied_rl.errors import CheckpointError
-from embodied_rl.training.optimizer import build_optimizer
+from embodied_rl.training.optimizer import build_optimizer, init_optimizer_state
 from tests.training.learner import Learner, distance, load_and_go_on, same, save_and_go_on, training_config
 from tests.training.ranks import Ranks
 from tests.training.rollouts import small_policy

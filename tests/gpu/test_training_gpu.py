@@ -15,11 +15,17 @@ from torch.optim import Optimizer
 
 from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.models.base import Policy
+from embodied_rl.models.weights.host import HostWeights
 from embodied_rl.monitoring.timers import PhaseTimer
-from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
-from embodied_rl.training.offload import HostWeights, TrainingState
 from embodied_rl.training.optimizer import build_optimizer
-from embodied_rl.training.sharding import full_state_dict, init_process_group, shard
+from embodied_rl.training.sharding import (
+    TrainingState,
+    checkpoint_blocks,
+    compile_blocks,
+    full_state_dict,
+    init_process_group,
+    shard,
+)
 from tests.training.learner import distance, same, training_config
 from tests.training.samples import MODELS, decisions, model
 

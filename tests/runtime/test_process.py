@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from embodied_rl.channel.cooperative import run_blocking
+from embodied_rl.channel.base import run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import GroupSpec, StallError, WorkerError, WorkerGroup

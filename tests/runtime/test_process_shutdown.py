@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from embodied_rl.channel.base import ChannelClosed
-from embodied_rl.channel.cooperative import run_blocking
+from embodied_rl.channel.base import ChannelClosed, run_blocking
 from embodied_rl.runtime import process
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import WorkerError

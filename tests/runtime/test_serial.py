@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from embodied_rl.channel.base import ChannelClosed
-from embodied_rl.channel.cooperative import DeadlockError, run_blocking
+from embodied_rl.channel.base import ChannelClosed, run_blocking
+from embodied_rl.channel.in_process import DeadlockError
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup

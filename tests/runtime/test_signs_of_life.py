@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.runtime.signs_of_life import DataWatch, bytes_moved, rarely
+from embodied_rl.runtime.process_worker import DataWatch, bytes_moved, rarely
 
 
 def test_many_reports_are_few_messages_and_long_silence_is_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embodied_rl.tasks.lookahead import Lookahead
+from embodied_rl.tasks.loop import Lookahead
 
 
 def lookahead(max_staleness: int, end: int, first: int = 0) -> tuple[Lookahead[int], list[int]]:

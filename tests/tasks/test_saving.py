@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from embodied_rl.checkpoints.store import Publication, complete_checkpoints, read_state, verify
+from embodied_rl.checkpoints import store
+from embodied_rl.checkpoints.store import complete_checkpoints, read_state, verify
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import Terminated, run
 from embodied_rl.tasks import saving
@@ -54,7 +55,7 @@ def test_an_asynchronous_failure_ends_the_run(tmp_path: Path, monkeypatch: pytes
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("embodied_rl.checkpoints.shard_files.ShardWriter.write_data", full)
+    monkeypatch.setattr("embodied_rl.checkpoints.shards.ShardWriter.write_data", full)
     config = tiny_run(tmp_path, *QUICK, "runner.max_steps=1", "runner.save_async=true")
     with pytest.raises(CheckpointError, match=r"cannot be written: .*No space left on device"):
         run(config)
@@ -138,7 +139,7 @@ def test_the_last_evaluation_is_of_the_newest_weights(tmp_path: Path, monkeypatc
     assert published == [0, 2, 3]
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, *, at_call: int) -> None:
+def interrupt(monkeypatch: pytest.MonkeyPatch, owner: object, method: str, *, at_call: int) -> None:
     """SIGTERM to this process in the middle of the run."""
     original: Callable[..., object] = getattr(owner, method)
     calls = iter(range(1, 1000))
@@ -199,7 +200,7 @@ def test_terminated_while_it_computes_checksums(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """That takes a while and does not hold up the end; it is done again."""
-    interrupt(monkeypatch, Publication, "seal", at_call=2)
+    interrupt(monkeypatch, store, "seal", at_call=2)
     config = tiny_run(tmp_path, *QUICK, "runner.max_steps=9")
     with pytest.raises(Terminated):
         run(config)

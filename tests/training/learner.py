@@ -20,11 +20,9 @@ from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.lora import add_adapters
 from embodied_rl.schema import Config
 from embodied_rl.training.batch import build_train_batch
-from embodied_rl.training.blocks import checkpoint_blocks, compile_blocks
-from embodied_rl.training.logprobs import Scorer
 from embodied_rl.training.optimizer import build_optimizer
-from embodied_rl.training.reference import CopiedReference
-from embodied_rl.training.sharding import full_state_dict, shard, sum_over_ranks
+from embodied_rl.training.scoring import CopiedReference, Scorer
+from embodied_rl.training.sharding import checkpoint_blocks, compile_blocks, full_state_dict, shard, sum_over_ranks
 from embodied_rl.training.update import Updater
 from embodied_rl.workers.trajectory import split_by_rank
 from tests.configs import config_of

@@ -15,7 +15,7 @@ from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.schema import AlgorithmConfig
 from embodied_rl.training.batch import build_train_batch, minibatches
-from embodied_rl.workers.trajectory import select_envs, split_by_rank
+from embodied_rl.workers.trajectory import split_by_rank
 from tests.configs import config_of
 from tests.training.rollouts import ACTION_DIM, CHUNK, rollout, small_policy
 
@@ -64,7 +64,7 @@ def whole_step(policy: Any) -> list[Trajectory]:
 def lanes_of(trajectory: Trajectory, sizes: list[int]) -> list[Trajectory]:
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     place = torch.arange(len(trajectory.env_ids))
-    parts = [select_envs(trajectory, (place >= s) & (place < s + n)) for s, n in zip(starts, sizes, strict=True)]
+    parts = [trajectory.select((place >= s) & (place < s + n)) for s, n in zip(starts, sizes, strict=True)]
     return [part for part in parts if part is not None]
 
 

@@ -7,8 +7,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.monitoring.timers import PhaseTimer
-from embodied_rl.training.offload import HostWeights, TrainingState, require_accelerator
+from embodied_rl.training.sharding import TrainingState
 from tests.training.learner import Learner, same, training_config, two_epochs
 from tests.training.rollouts import small_policy
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from embodied_rl.schema import LRScheduleConfig
-from embodied_rl.training.schedule import learning_rate_factor
+from embodied_rl.training.optimizer import learning_rate_factor
 from tests.workers.job import Job, easy, small
 
 PLAIN = LRScheduleConfig(

@@ -12,7 +12,7 @@ from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.errors import CheckpointError
 from embodied_rl.models.weights.lora import save_adapters
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.training.reference import BaseReference, CopiedReference
+from embodied_rl.training.scoring import BaseReference, CopiedReference
 from tests.workers.job import Job, easy, small
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.training.reference import CopiedReference
+from embodied_rl.training.scoring import CopiedReference
 from embodied_rl.training.sharding import full_state_dict
 from tests.training.learner import same
 from tests.workers.job import Job, easy, small

@@ -144,7 +144,7 @@ def test_several_workers_share_the_actors_ranks(demonstrations: Path) -> None:
             job.rollout.call(ImitationWorker.demonstrate, step=3).wait()
             senders[rank] = [receiver for receiver, waiting in sorted(channel.depth().items()) if waiting]
         assert senders == {0: [0, 2], 1: [0, 1, 2]}
-        from embodied_rl.channel.cooperative import run_blocking
+        from embodied_rl.channel.base import run_blocking
 
         for rank, part in enumerate(split_by_rank(whole, 3)):
             assert part is not None

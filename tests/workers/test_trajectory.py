@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, EnvObs, RolloutStart, Trajectory
 from embodied_rl.models.base import PolicyOutput
-from embodied_rl.workers.trajectory import TrajectoryBuilder, select_envs, split_by_rank
+from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 
 N, C, A = 3, 2, 2
 ENV_IDS = torch.tensor([6, 7, 8])
@@ -196,4 +196,4 @@ def test_neighbouring_groups_are_dealt_out_evenly(num_groups: int, world_size: i
 
 
 def test_selecting_no_env_gives_none() -> None:
-    assert select_envs(big([0, 1]), torch.zeros(2, dtype=torch.bool)) is None
+    assert big([0, 1]).select(torch.zeros(2, dtype=torch.bool)) is None

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embodied_rl.channel.cooperative import Scheduler, run_blocking
-from embodied_rl.channel.in_process import InProcessChannel
+from embodied_rl.channel.base import run_blocking
+from embodied_rl.channel.in_process import InProcessChannel, Scheduler
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.contracts import ContractError, WeightBucket, WeightPiece, WeightsBegin, WeightsEnd
 from embodied_rl.errors import WeightSyncError

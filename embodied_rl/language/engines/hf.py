@@ -14,8 +14,8 @@ from embodied_rl.language.engines.base import Completion, GenerationBackend, Sam
 from embodied_rl.language.engines.sampling import draw_uniforms, next_tokens
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm.policy import position_ids
+from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.schema import GenerationConfig, ModelConfig
-from embodied_rl.training.offload import HostWeights, require_accelerator
 
 _SHRINK = 0.75
 """Sequences that have ended are taken out of the batch when no more than this share is left: copying the cache costs

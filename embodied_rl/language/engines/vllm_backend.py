@@ -25,9 +25,9 @@ from embodied_rl.errors import UserError, suggestion
 from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, StopStrings, causal_lm
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.weights.host import require_accelerator
 from embodied_rl.models.weights.lora import ADAPTER
 from embodied_rl.schema import GenerationConfig, ModelConfig
-from embodied_rl.training.offload import require_accelerator
 
 if TYPE_CHECKING:
     from vllm import LLMEngine  # pyright: ignore[reportMissingImports]

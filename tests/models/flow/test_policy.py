@@ -13,7 +13,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.flow.policy import FlowPolicy, resize_with_padding
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.weights.lora import add_adapters
-from embodied_rl.training.blocks import checkpoint_blocks
+from embodied_rl.training.sharding import checkpoint_blocks
 from tests.models.flow.flow_models import POLICIES, A, C, N, decide, flow_policy, flow_spec, look, rows
 from tests.models.small import settings
 

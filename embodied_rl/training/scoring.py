@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +14,10 @@ from embodied_rl.algorithms.diagnostics import Diagnostics
 from embodied_rl.algorithms.granularity import mask_at_level, reduce_to_level
 from embodied_rl.algorithms.kl import full_kl, kl_estimate
 from embodied_rl.contracts import Trajectory
-from embodied_rl.models.base import Policy
+from embodied_rl.models.base import Evaluation, Policy
 from embodied_rl.schema import AlgorithmConfig, MicroBatchSize
 from embodied_rl.training.batch import taken_chunks
 from embodied_rl.training.micro_batch import MicroBatch
-from embodied_rl.training.reference import Reference
 from embodied_rl.training.sharding import max_over_ranks
 
 
@@ -166,3 +166,48 @@ class Scorer:
             )
             return replace(t, reference_kl=kl)
         return t
+
+
+class Reference(Protocol):
+    """Evaluates recorded decisions under the reference weights, without gradient."""
+
+    policy: Policy
+    """What computes them."""
+
+    def __call__(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        """As ``Policy.evaluate``."""
+        ...
+
+
+class CopiedReference:
+    """A copy of the initial policy, sharded like the one that is trained. It is frozen here."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        return self.policy(replay_inputs, temperature=temperature, with_distribution=with_distribution)
+
+
+class BaseReference:
+    """The policy that is trained, without its adapters: no weights of its own.
+
+    It gives what the run started from as long as adapters, and a value head, are all that is trained.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @torch.no_grad()
+    def __call__(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        from embodied_rl.models.weights.lora import adapters_off  # peft takes a second to import
+
+        with adapters_off(self.policy):
+            return self.policy(replay_inputs, temperature=temperature, with_distribution=with_distribution)
