@@ -122,18 +122,15 @@ class VllmBackend(GenerationBackend):
         report: Callable[[int, int], None],
         interrupt: Callable[[], bool] | None = None,
     ) -> list[list[Completion]]:
-        from embodied_rl.language.engines.vllm_parts import request_params
+        from embodied_rl.language.engines.vllm_parts import Request
 
         if self._stale:
             raise RuntimeError("the engine has not got the weights: refresh() comes before generate()")
         stops, n, total = sorted(self.stop_token_ids), sampling.n, len(prompts) * sampling.n
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             for index in range(n):
-                self._engine.add_request(
-                    str(number * n + index),
-                    {"prompt_token_ids": list(prompt)},
-                    request_params(sampling, seed=seed, index=index, stops=stops, vocabulary=self.vocabulary),
-                )
+                request = Request(sampling=sampling, seed=seed, index=index, stops=stops, vocabulary=self.vocabulary)
+                self._engine.add_request(str(number * n + index), {"prompt_token_ids": list(prompt)}, request.params())
         answers = _Answers(self._engine, StopStrings(self.tokenizer, sampling.stop), sampling.min_new_tokens)
         while self._engine.has_unfinished_requests():
             with self._stance():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,42 +21,45 @@ _KEY = "embodied_rl"
 """Our key in a request's ``extra_args``."""
 
 
-def request_params(sampling: Sampling, *, seed: int, index: int, stops: list[int], vocabulary: int) -> SamplingParams:
-    """vLLM's parameters of a prompt's completion number ``index``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A completion to make, for :class:`TokenChooser`."""
 
-    vLLM takes the most likely token and reports its logit: :class:`TokenChooser` leaves a single token to choose from,
-    whose logit is its log-probability.
-    """
-    # With stop strings each token is looked at: we know the tokenizer, vLLM does not.
-    return SamplingParams(
-        temperature=0.0,
-        max_tokens=sampling.max_new_tokens,
-        stop_token_ids=stops,
-        ignore_eos=True,  # the stop tokens are all there are, whatever the model's folder says
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY,
-        extra_args={
-            _KEY: {
-                "sampling": asdict(sampling),
-                "seed": seed,
-                "index": index,
-                "stops": stops,
-                "vocabulary": vocabulary,
-            }
-        },
-    )
+    sampling: Sampling
+    seed: int
+    """The prompt's."""
+    index: int
+    """Number among the prompt's completions."""
+    stops: Sequence[int]
+    vocabulary: int
+    """As in :func:`next_tokens`."""
+
+    def params(self) -> SamplingParams:
+        """vLLM's parameters of the request.
+
+        vLLM takes the most likely token and reports its logit: :class:`TokenChooser` leaves a single token to choose
+        from, whose logit is its log-probability.
+        """
+        # With stop strings each token is looked at: we know the tokenizer, vLLM does not.
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=self.sampling.max_new_tokens,
+            stop_token_ids=list(self.stops),
+            ignore_eos=True,  # the stop tokens are all there are, whatever the model's folder says
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA if self.sampling.stop else RequestOutputKind.FINAL_ONLY,
+            extra_args={_KEY: self},
+        )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
     """A completion in vLLM's batch."""
 
-    sampling: Sampling
+    request: Request
     uniforms: list[float]
-    stops: list[int]
-    vocabulary: int
     prompt: list[int]
     output: list[int]
     """vLLM's own list, which grows."""
@@ -100,7 +103,7 @@ class TokenChooser(LogitsProcessor):
         if len(self._rows) != len(logits):
             raise RuntimeError(f"vLLM has {len(logits)} rows of logits for {len(self._rows)} requests")
         rows = [self._rows[index] for index in range(len(logits))]
-        first = rows[0]
+        first = rows[0].request
         lengths = [len(row.output) for row in rows]
         seen = None
         if first.sampling.repetition_penalty != 1:
@@ -122,16 +125,9 @@ class TokenChooser(LogitsProcessor):
 
 
 def _row(params: SamplingParams, prompt: list[int] | None, output: list[int]) -> _Row:
-    asked = (params.extra_args or {})[_KEY]
-    sampling = Sampling(**{**asked["sampling"], "stop": tuple(asked["sampling"]["stop"])})
-    return _Row(
-        sampling=sampling,
-        uniforms=_uniforms(asked["seed"], sampling.n, sampling.max_new_tokens)[asked["index"]],
-        stops=asked["stops"],
-        vocabulary=asked["vocabulary"],
-        prompt=prompt or [],
-        output=output,
-    )
+    request: Request = (params.extra_args or {})[_KEY]
+    uniforms = _uniforms(request.seed, request.sampling.n, request.sampling.max_new_tokens)[request.index]
+    return _Row(request=request, uniforms=uniforms, prompt=prompt or [], output=output)
 
 
 @lru_cache(maxsize=64)

@@ -7,13 +7,14 @@ score would teach the wrong thing.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import inspect
 import math
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
@@ -25,11 +26,11 @@ from embodied_rl.registry import load_function
 
 REWARDS: dict[str, str] = {
     "final_answer": "embodied_rl.language.rewards.functions:final_answer",
-    "format": "embodied_rl.language.rewards.answers:format_reward",
-    "last_number": "embodied_rl.language.rewards.answers:last_number",
+    "format": "embodied_rl.language.rewards.functions:format_reward",
+    "last_number": "embodied_rl.language.rewards.functions:last_number",
     "math_verify": "embodied_rl.language.rewards.functions:math_verify",
     "reasoning_gym": "embodied_rl.language.datasets.reasoning_gym:reasoning_gym",
-    "single_choice": "embodied_rl.language.rewards.answers:single_choice",
+    "single_choice": "embodied_rl.language.rewards.functions:single_choice",
 }
 """``reward.function`` -> "module:function"."""
 WEIGHTED: Final = "weighted"
@@ -40,16 +41,40 @@ PASS_OR_FAIL: Final = frozenset({"final_answer", "format", "last_number", "math_
 """Those of :data:`REWARDS` whose score is 1 or 0."""
 GRADED: Final = frozenset({"reasoning_gym"})
 """Those whose score is any number from 0 to 1."""
-GIVEN = ("prompt", "completion", "answer")
-"""What every reward function is given."""
-METADATA = "metadata"
-"""Given, too, to those that take it: what the data set knows of the problem, ``Problem.metadata``."""
+_GIVEN: Final = ("prompt", "completion", "answer")
+"""Arguments of every reward function."""
+_METADATA: Final = "metadata"
+"""The argument ``Problem.metadata``, for those functions that take it."""
+
+_NUMBER: Final = re.compile(
+    # Neither inside a name (x12) nor of a version (1.2.3).
+    r"(?:(?<!\w)(?<!\d\.)[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])[-+]?\.\d+)(?:[eE][-+]?\d+)?"
+    # A unit may follow at once (5kg), but no ordinal's end (5th).
+    r"(?!(?:st|nd|rd|th)\b)(?=(?:[^\W\d_]+)?(?!\w))"
+)
+_SPELLINGS: Final = {"\N{MINUS SIGN}": "-", "{,}": ",", "\\,": ",", "\\!": ""}
+"""Spellings of minus and of the thousands' comma, most of them LaTeX's."""
+_BOXED: Final = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_CHOICES: Final = "ABCDEFGHIJ"
+# "I hope" and "A dog" begin with words, "I is right" and "A because" with letters.
+_PRONOUN: Final = r"I\s+(?!(?:is|or|because|since)\b)[a-z]"
+_ARTICLE: Final = r"A\s+(?!(?:is|was|or|and|but|because|since|as|would|must|has|seems|looks|fits)\b)[a-z]"
+_MARKED_CHOICE: Final = re.compile(
+    # A small letter alone may be the article.
+    r"(?i:answer|choice|option)[*_\s]*(?:(?i:is|was|would be|should be|must be|:|=)[*_\s]*)*"
+    r"(?i:option|choice)?[*_\s]*"
+    rf"(?:[(\[]\s*([A-Ja-j])\s*[)\]]|['\"“‘`]?(?!{_PRONOUN})([A-J])(?![A-Za-z]|['’][a-z]))"
+)
+_LONE_CHOICE: Final = re.compile(
+    rf"(?<![A-Za-z'’])(?<![A-Za-z]\.)(?!{_PRONOUN}|{_ARTICLE})([A-J])(?![A-Za-z]|['’][a-z])"
+)
+_THINK_ANSWER: Final = r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?answer>).)+</answer>\s*"
 
 
 class Reward(Protocol):
-    """A reward function with its options bound."""
+    """A reward function with its options bound: called with prompt, completion, answer and, if there is, metadata."""
 
-    def __call__(self, *, prompt: str, completion: str, answer: str, metadata: str = "") -> float | None: ...
+    def __call__(self, **texts: str) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +97,7 @@ class WeightedParams:
 
 
 def parts_of(function: str, params: Mapping[str, Any]) -> list[Part]:
-    """What ``reward.function`` and ``reward.params`` ask for: the parts of ``weighted``, or the one function.
+    """The parts that ``reward.function`` and ``reward.params`` ask for: those of ``weighted``, or the one function.
 
     Raises:
         ConfigError: the parts are not what they should be.
@@ -102,10 +127,10 @@ def weighted(parts: Sequence[Part]) -> Reward:
     """
     rewards = [(part.weight, build_reward(part.function, part.params or {})) for part in parts]
 
-    def score(*, prompt: str, completion: str, answer: str, metadata: str = "") -> float | None:
+    def score(**texts: str) -> float | None:
         total = 0.0
         for weight, reward in rewards:
-            part = reward(prompt=prompt, completion=completion, answer=answer, metadata=metadata)
+            part = reward(**texts)
             if part is None:
                 return None
             total += weight * part
@@ -125,19 +150,30 @@ def build_reward(function: str, params: Mapping[str, Any]) -> Reward:
     found = _load(function)
     parameters = inspect.signature(found).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    if missing := [] if takes_all else [name for name in GIVEN if name not in parameters]:
+    if missing := [] if takes_all else [name for name in _GIVEN if name not in parameters]:
         raise UserError(
             f"reward.function: {function} does not take {', '.join(missing)}; expected "
             "function(*, prompt, completion, answer, ...) -> float | None"
         )
-    options = [f"reward.params.{name}" for name in parameters if name not in (*GIVEN, METADATA)]
+    options = [f"reward.params.{name}" for name in parameters if name not in (*_GIVEN, _METADATA)]
     if not takes_all and (wrong := [key for key in params if f"reward.params.{key}" not in options]):
         raise ConfigError([unknown_key(f"reward.params.{key}", options) for key in wrong])
-    return functools.partial(_checked, functools.partial(found, **params), function, METADATA in parameters)
+
+    def score(*, metadata: str = "", **texts: str) -> float | None:
+        value = found(**texts, **params, **({_METADATA: metadata} if _METADATA in parameters else {}))
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise UserError(
+                f"reward.function={function} returned {value!r}, expected a finite number, or None for unverified"
+            )
+        return float(value)
+
+    return score
 
 
 def name_problem(function: str) -> str | None:
-    """What is wrong with a name of no function of ours, as far as that is known without importing; None: nothing."""
+    """The problem of a name of no function of ours, as far as it shows without importing; None: there is none."""
     path, colon, name = function.rpartition(":")
     if path.endswith(".py"):
         if not name.isidentifier():
@@ -174,17 +210,6 @@ def _load(function: str) -> Callable[..., Any]:
     return found
 
 
-def _checked(
-    score: Callable[..., Any], name: str, takes_metadata: bool, *, metadata: str = "", **texts: str
-) -> float | None:
-    value = score(**texts, metadata=metadata) if takes_metadata else score(**texts)
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"reward.function={name} returned {value!r}, expected a finite number, or None for unverified")
-    return float(value)
-
-
 def final_answer(*, prompt: str, completion: str, answer: str, separator: str = ";") -> float:
     """1 if the text after the last ``separator`` is the answer, else 0."""
     del prompt
@@ -215,7 +240,7 @@ def math_verify(*, prompt: str, completion: str, answer: str, timeout: int = 5) 
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer_length: int, factor: float) -> float:
-    """What a completion's length adds to its score, 0 or less: ``min(-f (len - (max - buffer)) / buffer, 0)``.
+    """Addend to a completion's score for its length, 0 or less: ``min(-f (len - (max - buffer)) / buffer, 0)``.
 
     DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13); lengths in tokens.
     """
@@ -224,6 +249,96 @@ def overlong_penalty(length: int, *, max_length: int, buffer_length: int, factor
     return min(-factor * (length - (max_length - buffer_length)) / buffer_length, 0.0)
 
 
+def last_number(
+    *, prompt: str, completion: str, answer: str, boxed: bool = True, tolerance: float = 0.0
+) -> float | None:
+    """1 if the last number of the completion is the answer, else 0.
+
+    Args:
+        boxed: where there is a ``\\boxed{...}``, only the last one's content counts.
+        tolerance: how far the numbers may be apart, relative to the answer.
+
+    None where the answer itself is no number. Thousands may have commas, as in ``1,234``, and a unit may follow, as in
+    ``5kg``; ``x12`` and ``5th`` are no numbers.
+    """
+    del prompt
+    expected = _last_number(answer)
+    if expected is None:
+        return None
+    content = last_boxed(completion) if boxed else None
+    found = _last_number(completion if content is None else content)
+    if found is None or not tolerance:
+        return float(found == expected)
+    try:
+        return float(abs(found - expected) <= Decimal(tolerance) * abs(expected))
+    except ArithmeticError:  # exponents that decimals can hold but not calculate with
+        return 0.0
+
+
+def single_choice(*, prompt: str, completion: str, answer: str) -> float | None:
+    """1 if the letter, A to J, that the completion chooses is the answer's, else 0.
+
+    It is the one in the last ``\\boxed{...}``; else after the last "answer", "choice" or "option"; else the last
+    capital that stands alone and is no word (as in "I hope", "A dog"). None where the answer is no letter from A to J.
+    """
+    del prompt
+    expected = answer.strip().strip("().").upper()
+    if len(expected) != 1 or expected not in _CHOICES:
+        return None
+    return float(chosen_letter(completion) == expected)
+
+
+def format_reward(
+    *, prompt: str, completion: str, answer: str, pattern: str = _THINK_ANSWER, prefix: str = ""
+) -> float:
+    """1 if the whole completion matches the regular expression, else 0.
+
+    Args:
+        pattern: by default ``<think>...</think><answer>...</answer>``, each once; a dot matches line ends too.
+        prefix: the beginning that the prompt's chat template has written already, for example ``<think>``.
+    """
+    del prompt, answer
+    try:
+        expression = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise UserError(f"reward.params.pattern: got {pattern!r}, which is no regular expression: {error}") from error
+    return float(expression.fullmatch(prefix + completion) is not None)
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last whole ``\\boxed{...}``, whose braces may be nested; None without one."""
+    found = None
+    for start in _BOXED.finditer(text):
+        depth, end = 1, start.end()
+        while depth and end < len(text):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        if not depth:
+            found = text[start.end() : end - 1]
+    return found
+
+
+def chosen_letter(text: str) -> str | None:
+    """The letter that a text chooses, as in :func:`single_choice`; None where it has none."""
+    boxed = last_boxed(text)
+    if boxed is not None:
+        content = re.sub(r"\\(?:text|mathrm|mathbf|textbf)\b", " ", boxed)
+        letters = _LONE_CHOICE.findall(content) or _LONE_CHOICE.findall(content.upper())
+    else:
+        letters = ["".join(groups) for groups in _MARKED_CHOICE.findall(text)] or _LONE_CHOICE.findall(text)
+    return letters[-1].upper() if letters else None
+
+
 def _as_latex(answer: str) -> str:
     """Answers come as bare LaTeX as often as not, which is only recognised in a math environment."""
     return answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
+
+
+def _last_number(text: str) -> Decimal | None:
+    for spelling, plain in _SPELLINGS.items():
+        text = text.replace(spelling, plain)
+    numbers = _NUMBER.findall(text)
+    try:
+        return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    except InvalidOperation:  # an exponent beyond all bounds
+        return None

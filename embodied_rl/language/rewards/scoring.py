@@ -8,7 +8,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
@@ -23,8 +22,7 @@ from embodied_rl.runtime import signals
 from embodied_rl.schema import RewardConfig
 
 Report = Callable[[int, int], None]
-"""Called with (scored, all) now and then."""
-_REPORT_S: Final = 1.0
+"""Called with (scored, all)."""
 _START_S: Final = 120.0
 """Time for a process to import the functions and call them once."""
 _SHOWN: Final = 200
@@ -78,7 +76,6 @@ class Scorer:
             RewardError: a function raised in its process.
             Exception: raised by a function in this process.
         """
-        report = _now_and_then(report)
         scores: list[float | None] = []
         if self._pool:
             scores = self._pool.score(items, report)
@@ -189,18 +186,6 @@ def _score(**item: str) -> tuple[float | None, str | None, str | None]:
         return None, str(error), None
     except BaseException as error:  # an exit() in a function is a failure, too
         return None, None, "".join(traceback.format_exception(error))
-
-
-def _now_and_then(report: Report) -> Report:
-    last = time.monotonic()
-
-    def at_most_each_second(done: int, of: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > _REPORT_S:
-            last = time.monotonic()
-            report(done, of)
-
-    return at_most_each_second
 
 
 def _model(part: Part, device: str) -> Any:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied_rl.errors import UserError
-from embodied_rl.language.rewards.answers import chosen_letter, last_boxed
-from embodied_rl.language.rewards.functions import build_reward
+from embodied_rl.language.rewards.functions import build_reward, chosen_letter, last_boxed
 
 
 def score(function: str, completion: str, answer: str = "", **params: object) -> float | None:
