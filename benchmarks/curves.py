@@ -36,7 +36,7 @@ from benchmarks.learning_curve import (
     read_curve,
     write_csv,
 )
-from embodied_rl.monitoring.jsonl_file import FILE_NAME
+from embodied_rl.monitoring.builtin import METRICS_FILE
 
 ROOT = Path(__file__).parents[1]
 TIMES_FILE = "times.json"
@@ -156,7 +156,7 @@ def trained(folder: Path, seed: int) -> Curve:
     What the last command took beyond training and evaluations (start-up, checkpoints, its end) counts as if it had all
     come first, so that no evaluation seems earlier than it was.
     """
-    runs = sorted(path.parent for path in folder.glob(f"*/*/{FILE_NAME}"))
+    runs = sorted(path.parent for path in folder.glob(f"*/*/{METRICS_FILE}"))
     if not runs or not (folder / TIMES_FILE).exists():
         sys.exit(f"{folder}: holds no finished run of seed {seed}; leave out --plot-only to make one")
     curve = read_curve(max(runs, key=lambda run: run.name), name=f"seed {seed}")

@@ -16,7 +16,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from embodied_rl.evaluation.success import wilson_interval
-from embodied_rl.monitoring.jsonl_file import FILE_NAME
+from embodied_rl.monitoring.builtin import METRICS_FILE
 
 METRICS = {"eval/accuracy": "held-out accuracy", "eval/success_rate": "success rate"}
 
@@ -72,9 +72,9 @@ def read_curve(run: Path, *, name: str, before: float = 0.0) -> Curve:
     Args:
         before: wall seconds that passed before the first step, over and above training and evaluations.
     """
-    path = run / FILE_NAME
+    path = run / METRICS_FILE
     if not path.exists():
-        sys.exit(f"{run}: holds no {FILE_NAME}; expected a run directory whose runner.logger has the backend jsonl")
+        sys.exit(f"{run}: holds no {METRICS_FILE}; expected a run directory whose runner.logger has the backend jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     metric = next((key for key in METRICS if any(key in line for line in lines)), None)
     if metric is None:

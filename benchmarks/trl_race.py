@@ -45,7 +45,7 @@ from benchmarks.trl_race_report import (
 )
 from embodied_rl.cli import config_of
 from embodied_rl.language.datasets.registry import build_dataset
-from embodied_rl.monitoring.jsonl_file import FILE_NAME
+from embodied_rl.monitoring.builtin import METRICS_FILE
 from embodied_rl.schema import MathConfig
 
 ROOT = Path(__file__).parents[1]
@@ -98,13 +98,13 @@ def run_ours(overrides: Sequence[str], steps: int) -> Measured:
         log = Path(output, "log.txt")
         with log.open("wb") as file:
             process = psutil.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
-            watch = Watch(process, lambda: next(Path(output).glob(f"*/*/{FILE_NAME}"), None))
+            watch = Watch(process, lambda: next(Path(output).glob(f"*/*/{METRICS_FILE}"), None))
             while process.poll() is None:
                 watch.look()
                 time.sleep(POLL_S)
         if process.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{log.read_text()[-3000:]}")
-        metrics = next(Path(output).glob(f"*/*/{FILE_NAME}")).read_text().splitlines()
+        metrics = next(Path(output).glob(f"*/*/{METRICS_FILE}")).read_text().splitlines()
     return ours_measured([json.loads(line) for line in metrics[:steps]], watch.marks[:steps])
 
 

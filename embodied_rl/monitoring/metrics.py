@@ -14,10 +14,10 @@ from embodied_rl.errors import UserError, suggestion
 from embodied_rl.monitoring.backend import MetricBackend, RunInfo, TextBackend, VideoBackend
 
 BACKENDS = {
-    "console": "embodied_rl.monitoring.console_table:ConsoleBackend",
-    "jsonl": "embodied_rl.monitoring.jsonl_file:JsonlBackend",
-    "tensorboard": "embodied_rl.monitoring.tensorboard_events:TensorboardBackend",
-    "wandb": "embodied_rl.monitoring.wandb_run:WandbBackend",
+    "console": "embodied_rl.monitoring.builtin:ConsoleBackend",
+    "jsonl": "embodied_rl.monitoring.builtin:JsonlBackend",
+    "tensorboard": "embodied_rl.monitoring.builtin:TensorboardBackend",
+    "wandb": "embodied_rl.monitoring.builtin:WandbBackend",
 }
 """Name in ``logger_backends`` -> class, imported when first used."""
 

@@ -1,4 +1,4 @@
-"""How far a run is and how long it still takes."""
+"""Progress of a run, and the time that is left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
 import rich
 from rich.console import Console
@@ -30,23 +29,25 @@ class _Phase:
     done: int = 0
     total: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.what} {self.done}/{self.total}" if self.total else self.what
+
     def left(self, now: float) -> float | None:
         """Seconds at the pace so far; None before anything is done."""
         return (now - self.start) * (self.total - self.done) / self.done if self.done else None
 
 
 class Progress:
-    """A progress bar over RL steps (or episodes), with a second one for the work within a step.
+    """A progress bar over RL steps (or episodes), and over phases between them.
 
     ::
 
         with Progress(total_steps=100, initial_step=20) as progress:
             for _ in range(20, 100):
-                with progress.inner("rollout", total=40) as advance:
-                    for _ in range(40):
-                        advance()
                 progress.describe("update")
                 progress.advance()
+            with progress.phase("evaluation"):
+                progress.report("evaluation chunk", 3, 8)
 
     On a terminal it is a live bar under what the same console prints. Elsewhere (a log file) it is a plain line now and
     then, without control characters.
@@ -72,19 +73,19 @@ class Progress:
         self._console = console or rich.get_console()
         self._line_interval, self._clock = line_interval, clock
         self._text = ""
-        self._inner: tuple[str, int, int] | None = None
         self._phase: _Phase | None = None
         self._over = False
         """There has been a phase; where that is the run, all is done."""
-        self._start = self._last_line = clock()
-        self._times: deque[tuple[float, int]] = deque([(self._start, initial_step)], maxlen=_ETA_WINDOW + 1)
         self._bar: RichProgress | None = None
         self._printed: list[str] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._start = self._last_line = self._clock()
+        self._times = deque([(self._start, self.step)], maxlen=_ETA_WINDOW + 1)
 
     def __enter__(self) -> Progress:
-        self._start = self._last_line = self._clock()
-        self._times.clear()
-        self._times.append((self._start, self.step))
+        self._begin()
         if self._console.is_interactive:
             self._bar = RichProgress(
                 SpinnerColumn(),
@@ -94,7 +95,8 @@ class Progress:
                 _EtaColumn(self),
                 console=self._console,
             )
-            self._outer_id = self._bar.add_task(self._label(), total=self.total, completed=self.step, eta=True)
+            self._task = self._bar.add_task("")
+            self._show()
             try:
                 self._bar.start()
             except BaseException:  # Ctrl-C may come within it; nobody else would give the cursor and stderr back
@@ -102,9 +104,7 @@ class Progress:
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -118,12 +118,12 @@ class Progress:
         self._show()
 
     def describe(self, text: str) -> None:
-        """What is being done now, for example ``update``."""
+        """Name the work under way, for example ``update``; or, in a phase, add to its name."""
         self._text = text
         self._show()
 
     def report(self, what: str, done: int, total: int) -> None:
-        """How far a worker is with ``what``."""
+        """Note how far a worker is with ``what``."""
         phase = self._phase
         if phase is None:
             self.describe(f"{what} {done}/{total}")
@@ -135,40 +135,18 @@ class Progress:
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Work that is no step, such as an evaluation: until it is over, :meth:`report` says how far it is, and the
-        time left is its own beside that of the steps to come."""
-        self._phase = _Phase(what, self._clock())
+        """Count work that is no step, such as an evaluation: until it is over, :meth:`report` says how far it is, and
+        the time left is its own beside that of the steps to come."""
+        self._phase, self._text = _Phase(what, self._clock()), ""
         self._show()
         try:
             yield
             if self._phase.total:
                 self.report(self._phase.what, self._phase.total, self._phase.total)
         finally:
-            self._text = self._phase_text()
+            self._text = self._current()
             self._phase, self._over = None, True
             self._show()
-
-    @contextmanager
-    def inner(self, text: str, total: int) -> Iterator[Callable[..., None]]:
-        """A bar within the step, over chunks or episodes. Gives ``advance(count=1)``."""
-        self._inner = (text, 0, total)
-        bar, inner_id = self._bar, None
-        if bar is not None:
-            inner_id = bar.add_task(f"  {text}", total=total, eta=False)
-
-        def advance(count: int = 1) -> None:
-            if self._inner is not None:
-                self._inner = (text, self._inner[1] + count, total)
-            if bar is not None and inner_id is not None:
-                bar.advance(inner_id, count)
-            self._show()
-
-        try:
-            yield advance
-        finally:
-            self._inner = None
-            if bar is not None and inner_id is not None:
-                bar.remove_task(inner_id)
 
     @property
     def eta(self) -> float | None:
@@ -185,45 +163,31 @@ class Progress:
         """Seconds that the steps to come take, counted from the end of the last one."""
         if self.step == self.total:
             return 0.0
-        first_time, first_step = self._times[0]
-        last_time, last_step = self._times[-1]
+        (first_time, first_step), (last_time, last_step) = self._times[0], self._times[-1]
         if last_step == first_step:
             return None
         return (self.total - self.step) * (last_time - first_time) / (last_step - first_step)
 
-    def _phase_text(self) -> str:
-        assert self._phase is not None
-        counted = f" {self._phase.done}/{self._phase.total}" if self._phase.total else ""
-        return f"{self._phase.what}{counted}"
-
-    def _label(self) -> str:
-        return f"{self.unit if self.total else ''} {self._text}".strip()
+    def _current(self) -> str:
+        """The phase and the text."""
+        return ", ".join(filter(None, (str(self._phase or ""), self._text)))
 
     def _show(self) -> None:
-        if self._bar is not None:
-            phase = self._phase
-            if phase is None:
-                self._bar.update(self._outer_id, total=self.total, completed=self.step, description=self._label())
-            else:
-                steps = f"{self.unit} {self.step}/{self.total}, " if self.total else ""
-                self._bar.update(
-                    self._outer_id,
-                    total=phase.total or None,
-                    completed=phase.done,
-                    description=f"{steps}{phase.what}",
-                )
+        phase = self._phase
+        if self._bar is not None and phase is None:
+            label = f"{self.unit if self.total else ''} {self._text}".strip()
+            self._bar.update(self._task, total=self.total, completed=self.step, description=label)
+        elif self._bar is not None and phase is not None:
+            steps = f"{self.unit} {self.step}/{self.total}" if self.total else ""
+            label = ", ".join(filter(None, (steps, phase.what, self._text)))
+            self._bar.update(self._task, total=phase.total or None, completed=phase.done, description=label)
         elif self._clock() - self._last_line >= self._line_interval:
             self._print_line()
 
     def _print_line(self) -> None:
         now = self._last_line = self._clock()
-        parts = [f"{self.unit} {self.step}/{self.total} ({self.step / self.total:.0%})"] if self.total else []
-        if self._phase is not None:
-            parts.append(self._phase_text())
-        elif self._inner is not None:
-            parts.append("{} {}/{}".format(*self._inner))
-        elif self._text:
-            parts.append(self._text)
+        steps = f"{self.unit} {self.step}/{self.total} ({self.step / self.total:.0%})" if self.total else ""
+        parts = list(filter(None, (steps, self._current())))
         if parts == self._printed:
             return
         self._printed = parts.copy()
@@ -232,15 +196,13 @@ class Progress:
 
 
 class _EtaColumn(ProgressColumn):
-    """Time left of the outer bar. Rich's own estimate forgets steps that take longer than half a minute."""
+    """Time left. Rich's own estimate forgets steps that take longer than half a minute."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
         self._progress = progress
 
     def render(self, task: RichTask) -> Text:
-        if not task.fields["eta"]:
-            return Text()
         elapsed = format_duration(task.elapsed)
         return Text(f"{elapsed} elapsed, {format_duration(self._progress.eta)} left", style="progress.remaining")
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from embodied_rl.monitoring.backend import RunInfo
-from embodied_rl.monitoring.console_table import ConsoleBackend, format_number, metrics_panel
+from embodied_rl.monitoring.builtin import ConsoleBackend, format_number, metrics_panel
 
 METRICS = {
     "time/step": 81.3,

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from embodied_rl.errors import UserError
-from embodied_rl.monitoring.jsonl_file import logged_before
+from embodied_rl.monitoring.builtin import logged_before
 from embodied_rl.monitoring.metrics import MetricLogger, check_backends
 
 

@@ -27,10 +27,9 @@ def test_lines_without_a_terminal() -> None:
     clock = Clock()
     progress, out = plain(clock, total=6, initial=2)
     with progress:
-        with progress.inner("rollout", total=4) as advance:
-            for _ in range(4):
-                clock.now += 10
-                advance()
+        for chunk in range(1, 5):
+            clock.now += 10
+            progress.report("rollout", chunk, 4)
         progress.describe("update")
         clock.now += 20
         progress.advance()
@@ -84,11 +83,10 @@ def test_bar_on_a_terminal_shares_the_console(monkeypatch: pytest.MonkeyPatch) -
     console = Console(file=out, width=100, force_terminal=True, force_interactive=True)
     clock = Clock()
     with Progress(4, 1, unit="episode", console=console, clock=clock) as progress:
-        with progress.inner("rollout", total=3) as advance:
-            clock.now += 65
-            advance(2)
-            progress.advance()
-            console.print("a table")
+        clock.now += 65
+        progress.report("rollout", 2, 3)
+        progress.advance()
+        console.print("a table")
         progress.describe("[update]")
     text = out.getvalue()
     assert "\x1b" in text
@@ -204,3 +202,16 @@ def test_the_bar_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "step 1/1, evaluation chunk" in text
     assert "2/8" in text
     assert "0:01:00 left" in text
+
+
+def test_a_phase_is_described() -> None:
+    clock = Clock()
+    progress, out = plain(clock, total=1)
+    with progress, progress.phase("demonstrations"):
+        progress.report("demonstrations", 3, 8)
+        clock.now += 31
+        progress.describe("2 failed")
+    assert out.getvalue().splitlines() == [
+        "step 0/1 (0%), demonstrations 3/8, 2 failed, elapsed 0:00:31, left -:--:--",
+        "step 0/1 (0%), demonstrations 8/8, 2 failed, elapsed 0:00:31, left -:--:--",
+    ]

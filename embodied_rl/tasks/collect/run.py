@@ -79,21 +79,17 @@ class CollectRunner:
         if not jobs:
             return
         before = count_staged(self.root)
-        seen = 0
-        with self.progress.inner("demonstrations", total=len(jobs)) as advance:
+        with self.progress.phase("demonstrations"):
 
-            def follow(what: str, done: int, total: int) -> None:
-                nonlocal seen
-                del what, done, total  # of one worker
+            def follow(*_: object) -> None:  # a worker's report is of its own part
                 now = count_staged(self.root)
                 successes = now.successes - before.successes
-                self.progress.describe(f"{successes} succeeded, {now.failures - before.failures} failed")
-                advance(successes - seen)
-                seen = successes
+                self.progress.report("demonstrations", successes, len(jobs))
+                self.progress.describe(f"{now.failures - before.failures} failed")
 
             self.backend.on_progress(follow)
             self.env.call(CollectWorker.play, jobs).wait()
-            follow("", 0, 0)
+            follow()
 
     def _published(self) -> list[EpisodeFacts]:
         """The episodes that the data set has."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied_rl.contracts import Spaces
-from embodied_rl.monitoring.jsonl_file import logged_before
+from embodied_rl.monitoring.builtin import logged_before
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, chunks_per_rollout, groups_per_step
 from embodied_rl.tasks.embodied.reporting import TOTAL_STEPS, EvalReporter
