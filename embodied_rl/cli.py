@@ -22,6 +22,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied_rl.checkpoints.store import find_checkpoint, find_initial
 from embodied_rl.commands import COMMANDS
+from embodied_rl.config import CONFIG_MODULE, GROUPS
 from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.models.weights.shipped import register_resolvers
 from embodied_rl.params import unknown_key
@@ -30,8 +31,6 @@ from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.schema import TASKS, Config
 from embodied_rl.tasks.validation import build_config, foreign_section
 
-CONFIG_MODULE = "embodied_rl.config"
-GROUPS = ("task", "env", "data", "model", "algorithm", "cluster", "logger", "experiment")
 FREE_FORM = (
     "env.init_params.",
     "data.params.",

@@ -1,4 +1,4 @@
-"""Options as dataclasses: strict types, unknown names refused with the nearest that exists. Imports no torch."""
+"""Options as dataclasses: strict types, unknown names refused with the nearest that exists."""
 
 from __future__ import annotations
 

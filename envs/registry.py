@@ -1,4 +1,4 @@
-"""Simulator names. A new simulator adds one line to :data:`ADAPTERS`. Importing this needs no torch, no simulator."""
+"""Simulator names. A new simulator adds one line to :data:`ADAPTERS`."""
 
 from __future__ import annotations
 

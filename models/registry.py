@@ -1,4 +1,4 @@
-"""Model names. A new model adds one line to :data:`MODELS`. Importing this needs no torch."""
+"""Model names. A new model adds one line to :data:`MODELS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advantage estimators and policy losses by name. Imports no torch: the config's checks use it.
+"""Advantage estimators and policy losses by name.
 
 A new algorithm is one function and one line here. ``options`` are the hyperparameters that the function reads, by their
 names under ``algorithm.``: the caller hands over those and no others, and the config's checks refuse the rest.

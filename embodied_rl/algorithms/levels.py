@@ -1,4 +1,4 @@
-"""Levels, and which of them fit together. Imports no torch: the config's checks use it."""
+"""Levels, and which of them fit together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Channels carry messages between workers: ``in_process`` in one process, ``shared_memory`` between those of one node.
 
-A channel across nodes is one more file that implements :class:`~embodied_rl.channel.base.Channel`. Importing the
-package imports no torch: worker processes set their threads first.
+A channel across nodes is one more file that implements :class:`~embodied_rl.channel.base.Channel`.
 """

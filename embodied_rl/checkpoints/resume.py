@@ -1,4 +1,4 @@
-"""What changed in the configuration since the checkpoint that a run goes on from. No torch here."""
+"""What changed in the configuration since the checkpoint that a run goes on from."""
 
 from __future__ import annotations
 

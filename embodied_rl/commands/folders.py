@@ -1,4 +1,4 @@
-"""Folders that commands write: whole, or not there. No torch here."""
+"""Folders that commands write: whole, or not there."""
 
 from __future__ import annotations
 

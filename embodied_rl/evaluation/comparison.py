@@ -1,4 +1,4 @@
-"""Evaluations held against a first one: whether they asked the same, and by how much they differ. No torch here."""
+"""Evaluations held against a first one: whether they asked the same, and by how much they differ."""
 
 from __future__ import annotations
 

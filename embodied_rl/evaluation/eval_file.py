@@ -1,4 +1,4 @@
-"""``eval.json``: its version, writing it, finding it and reading it. No torch here."""
+"""``eval.json``: its version, writing it, finding it and reading it."""
 
 from __future__ import annotations
 

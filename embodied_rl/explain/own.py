@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
-from embodied_rl.cli import CONFIG_MODULE, GROUPS
+from embodied_rl.config import CONFIG_MODULE, GROUPS
 from embodied_rl.schema import TASKS
 
 SHOWN_WITH: Final = {"embodied": ("task=embodied", "env=libero_10")}

@@ -1,7 +1,7 @@
 """``python train.py explain <key>``: a config key of another system gets ours, and one of ours gets theirs.
 
 ``keys/*.yaml`` has the data, an entry a capability; ``catalog.py`` reads it and finds, ``own.py`` describes our own
-keys. No torch here.
+keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The config's dataclasses: names, types and documentation. Defaults live in ``config/`` and nowhere else.
 
-A module for each section; ``tasks`` puts them together. No torch here: a typo is answered before anything heavy is
-imported. Cross-field rules are in ``validation.py``.
+A module for each section; ``tasks`` puts them together. Cross-field rules are in ``validation.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders of weights that need no download. Importing this needs no torch.
+"""Folders of weights that need no download.
 
 =====================  ===============================================================================
 in a configuration     is the folder

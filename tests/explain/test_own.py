@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from embodied_rl.cli import GROUPS, config_of
+from embodied_rl.cli import config_of
+from embodied_rl.config import GROUPS
 from embodied_rl.explain.own import documentation, own_groups, own_keys, shown
 from embodied_rl.schema import TASKS, ActionModelConfig
 from embodied_rl.tasks.validation import known_keys

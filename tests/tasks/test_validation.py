@@ -10,7 +10,8 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from embodied_rl.cli import CONFIG_MODULE, config_of
+from embodied_rl.cli import config_of
+from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.errors import ConfigError
 from embodied_rl.models.weights.shipped import SHIPPED
 from embodied_rl.schema import TASKS, EmbodiedConfig, MathConfig

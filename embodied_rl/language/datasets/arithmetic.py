@@ -1,4 +1,4 @@
-"""``arithmetic``: sums of two numbers, worked out digit by digit. Made on the fly; no torch here."""
+"""``arithmetic``: sums of two numbers, worked out digit by digit. Made on the fly."""
 
 from __future__ import annotations
 

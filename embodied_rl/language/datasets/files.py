@@ -1,4 +1,4 @@
-"""``files``: prompts, answers and demonstrations from files of one's own. No torch here."""
+"""``files``: prompts, answers and demonstrations from files of one's own."""
 
 from __future__ import annotations
 

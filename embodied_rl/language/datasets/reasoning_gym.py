@@ -1,4 +1,4 @@
-"""``reasoning_gym``: procedural problems of the package reasoning-gym, scored by its own verifiers. No torch here."""
+"""``reasoning_gym``: procedural problems of the package reasoning-gym, scored by its own verifiers."""
 
 from __future__ import annotations
 

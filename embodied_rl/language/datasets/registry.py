@@ -1,4 +1,4 @@
-"""Prompts: the interface of data sets and their names, and their encoding as tokens. No torch here.
+"""Prompts: the interface of data sets and their names, and their encoding as tokens.
 
 A new data set adds one line to :data:`DATASETS`.
 """

@@ -1,4 +1,4 @@
-"""Functions that score a completion. A new one adds one line to :data:`REWARDS`. No torch here.
+"""Functions that score a completion. A new one adds one line to :data:`REWARDS`.
 
 A reward function is called as ``function(prompt=..., completion=..., answer=..., **params)`` with texts, and returns a
 number, or None where it cannot tell: such a completion is *unverified* and left out of the training step, for a wrong

@@ -1,4 +1,4 @@
-"""Scores of many completions: in this process, or in processes of their own with a time limit. No torch here."""
+"""Scores of many completions: in this process, or in processes of their own with a time limit."""
 
 from __future__ import annotations
 

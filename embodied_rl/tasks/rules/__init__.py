@@ -1,1 +1,1 @@
-"""Rules across fields that several tasks share. Imports no torch."""
+"""Rules across fields that several tasks share."""
