@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from embodied_rl.channel.base import Channel, run_blocking
-from embodied_rl.contracts import Delivery, Trajectory
+from embodied_rl.contracts import Delivery
 from embodied_rl.errors import UserError
 from embodied_rl.language.accuracy import CompletionRecord
-from embodied_rl.language.completions import completion_trajectory
+from embodied_rl.language.completions import Sample, completion_trajectory
 from embodied_rl.language.datasets.registry import Problem, PromptEncoder, build_dataset, problem_id
 from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, backend_class
 from embodied_rl.language.engines.sampling import prompt_seed
@@ -26,13 +26,13 @@ from embodied_rl.workers.weight_sync import WeightReceiver
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationReport:
-    """What a generation worker tells the runner."""
+    """A generation worker's answer to the runner."""
 
     records: tuple[CompletionRecord, ...]
     seconds: dict[str, float]
     """Phase -> wall seconds."""
     interruptions: int = 0
-    """Versions of the weights that came in the middle."""
+    """Versions of the weights that came in the middle of the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,14 @@ class _Prompt:
     """As the model reads it."""
     token_ids: tuple[int, ...]
     problem: Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    prompt: _Prompt
+    number: int
+    """Over all workers, in the order of the prompts' numbers."""
+    completion: Completion
 
 
 class GenerationWorker(Worker):
@@ -141,7 +149,7 @@ class GenerationWorker(Worker):
             problems = self._dataset.draw(seed=self._data.seed, step=step, count=count, number=number)
             prompts = self._own(problems, number * count)
         oldest, self._interruptions = self._weights.version, 0
-        completions = self._complete(
+        answers = self._complete(
             prompts,
             Sampling(
                 n=size,
@@ -156,13 +164,19 @@ class GenerationWorker(Worker):
             held_out=False,
             step=step,
         )
-        report = self._report(prompts, completions)
-        flat = [completion for group in completions for completion in group]
-        scores = [self._known_score(record) for record in report.records]
-        penalties = [self._penalty(record) for record in report.records]
-        trajectory = self._trajectory(prompts, size, flat, scores, penalties, oldest)
-        for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
-            await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
+        report = self._report(answers)
+        samples = [
+            Sample(
+                group_id=answer.prompt.number,
+                sample_id=answer.number,
+                prompt=answer.prompt.token_ids,
+                completion=answer.completion,
+                score=self._known_score(record),
+                penalty=self._penalty(record),
+            )
+            for answer, record in zip(answers, report.records, strict=True)
+        ]
+        await self._deliver(samples, step, oldest)
         return replace(report, interruptions=self._interruptions)
 
     async def demonstrate(self, *, step: int) -> int:
@@ -173,12 +187,18 @@ class GenerationWorker(Worker):
         """
         problems = self._dataset.draw(seed=self._data.seed, step=step, count=self._data.rollout_batch_size)
         prompts = self._own(problems, 0)
-        completions = [self._demonstration(prompt) for prompt in prompts]
-        nothing = [0.0] * len(prompts)
-        trajectory = self._trajectory(prompts, 1, completions, nothing, nothing, self._weights.version)
-        for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
-            await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
-        return sum(len(completion.token_ids) for completion in completions)
+        samples = [
+            Sample(
+                group_id=prompt.number,
+                sample_id=prompt.number,
+                prompt=prompt.token_ids,
+                completion=self._demonstration(prompt),
+                score=0.0,
+            )
+            for prompt in prompts
+        ]
+        await self._deliver(samples, step, self._weights.version)
+        return sum(len(sample.completion.token_ids) for sample in samples)
 
     def evaluate(self, *, step: int) -> GenerationReport:
         """``data.eval_completions`` of every held-out prompt, at the evaluation's temperature, from all tokens."""
@@ -190,34 +210,23 @@ class GenerationWorker(Worker):
             stop=tuple(self._rollout.stop),
             max_new_tokens=self._rollout.max_new_tokens,
         )
-        return self._report(prompts, self._complete(prompts, sampling, held_out=True, step=step))
+        return self._report(self._complete(prompts, sampling, held_out=True, step=step))
 
-    def _trajectory(
-        self,
-        prompts: Sequence[_Prompt],
-        size: int,
-        completions: Sequence[Completion],
-        scores: Sequence[float | None],
-        penalties: Sequence[float],
-        policy_version: int,
-    ) -> Trajectory:
-        """``size`` completions of each prompt; number k of prompt i is number i * size + k of the step.
+    async def _deliver(self, samples: Sequence[Sample], step: int, policy_version: int) -> None:
+        """Give each actor rank its share.
 
         Args:
             policy_version: of the oldest weights that made any of them.
         """
-        return completion_trajectory(
-            group_ids=[prompt.number for prompt in prompts for _ in range(size)],
-            sample_ids=[prompt.number * size + place for prompt in prompts for place in range(size)],
-            prompts=[prompt.token_ids for prompt in prompts for _ in range(size)],
-            completions=completions,
-            scores=scores,
-            penalties=penalties,
+        trajectory = completion_trajectory(
+            samples,
             max_prompt_length=self._data.max_prompt_length,
             max_new_tokens=self._rollout.max_new_tokens,
             pad_token_id=self._backend.pad_token_id,
             policy_version=policy_version,
         )
+        for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
+            await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
 
     def _demonstration(self, prompt: _Prompt) -> Completion:
         """As the policy would have to give it, its end included."""
@@ -240,23 +249,21 @@ class GenerationWorker(Worker):
         rank, world = self.context.rank, self.context.world_size
         return [
             _Prompt(
-                number=first + place,
+                number=first + index,
                 text=self._encoder.text(problem.prompt),
                 token_ids=self._encoder.tokens(problem),
                 problem=problem,
             )
-            for place, problem in enumerate(problems)
-            if place % world == rank
+            for index, problem in enumerate(problems)
+            if index % world == rank
         ]
 
-    def _complete(
-        self, prompts: Sequence[_Prompt], sampling: Sampling, *, held_out: bool, step: int
-    ) -> list[list[Completion]]:
+    def _complete(self, prompts: Sequence[_Prompt], sampling: Sampling, *, held_out: bool, step: int) -> list[_Answer]:
         self._weights.require_complete()
         with self._timer.phase("load"):
             self._backend.wake()
         with self._timer.phase("generate"):
-            completions = self._backend.generate(
+            groups = self._backend.generate(
                 [prompt.token_ids for prompt in prompts],
                 sampling,
                 [prompt_seed(self._seed, held_out=held_out, step=step, prompt=prompt.number) for prompt in prompts],
@@ -265,7 +272,11 @@ class GenerationWorker(Worker):
             )
         with self._timer.phase("offload"):
             self._backend.sleep()
-        return completions
+        return [
+            _Answer(prompt=prompt, number=prompt.number * sampling.n + index, completion=completion)
+            for prompt, group in zip(prompts, groups, strict=True)
+            for index, completion in enumerate(group)
+        ]
 
     def _take_waiting_weights(self) -> bool:
         """Between two tokens: whether a newer version came and was taken."""
@@ -290,36 +301,31 @@ class GenerationWorker(Worker):
             factor=cfg.overlong_penalty_factor,
         )
 
-    def _report(self, prompts: Sequence[_Prompt], completions: Sequence[Sequence[Completion]]) -> GenerationReport:
-        """Texts and scores; completion k of prompt i has the number i * n + k."""
+    def _report(self, answers: Sequence[_Answer]) -> GenerationReport:
+        """Texts and scores."""
         with self._timer.phase("reward"):
-            given = [
-                (prompt, len(group), place, completion, self._backend.text(completion))
-                for prompt, group in zip(prompts, completions, strict=True)
-                for place, completion in enumerate(group)
-            ]
             items = [
                 Item(
-                    prompt=prompt.text,
-                    completion=text,
-                    answer=prompt.problem.answer,
-                    metadata=prompt.problem.metadata,
+                    prompt=answer.prompt.text,
+                    completion=self._backend.text(answer.completion),
+                    answer=answer.prompt.problem.answer,
+                    metadata=answer.prompt.problem.metadata,
                 )
-                for prompt, _, _, _, text in given
+                for answer in answers
             ]
             scores = self._scorer.score(items, lambda done, of: self.context.report_progress("scoring", done, of))
         records = [
             CompletionRecord(
-                number=prompt.number * size + place,
-                prompt=prompt.text,
-                completion=text,
-                answer=prompt.problem.answer,
-                prompt_id=problem_id(prompt.problem),
-                source=prompt.problem.source,
+                number=answer.number,
+                prompt=item.prompt,
+                completion=item.completion,
+                answer=item.answer,
+                prompt_id=problem_id(answer.prompt.problem),
+                source=answer.prompt.problem.source,
                 score=score,
-                length=len(completion.token_ids),
-                finish_reason=completion.finish_reason,
+                length=len(answer.completion.token_ids),
+                finish_reason=answer.completion.finish_reason,
             )
-            for (prompt, size, place, completion, text), score in zip(given, scores, strict=True)
+            for answer, item, score in zip(answers, items, scores, strict=True)
         ]
         return GenerationReport(records=tuple(records), seconds=self._timer.drain())

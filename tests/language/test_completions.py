@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from embodied_rl.language.completions import completion_trajectory
+from embodied_rl.language.completions import Sample, completion_trajectory
 from embodied_rl.language.engines.base import Completion
 from embodied_rl.workers.trajectory import split_by_rank
 
@@ -15,12 +15,11 @@ SHORT = Completion(token_ids=(1,), logprobs=(-2.0,), finish_reason="stop")
 
 def trajectory():
     return completion_trajectory(
-        group_ids=[5, 5, 6],
-        sample_ids=[10, 11, 12],
-        prompts=[(21, 22), (21, 22), (23, 24, 25)],
-        completions=[ENDED, CUT, SHORT],
-        scores=[0.25, 0.5, None],
-        penalties=[0.0, -0.125, -1.0],
+        [
+            Sample(group_id=5, sample_id=10, prompt=(21, 22), completion=ENDED, score=0.25),
+            Sample(group_id=5, sample_id=11, prompt=(21, 22), completion=CUT, score=0.5, penalty=-0.125),
+            Sample(group_id=6, sample_id=12, prompt=(23, 24, 25), completion=SHORT, score=None, penalty=-1.0),
+        ],
         max_prompt_length=4,
         max_new_tokens=4,
         pad_token_id=9,

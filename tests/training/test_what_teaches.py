@@ -14,7 +14,7 @@ from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.cli import config_of
 from embodied_rl.contracts import RolloutStart, Trajectory
 from embodied_rl.envs.chunked import ChunkedEnv
-from embodied_rl.language.completions import completion_trajectory
+from embodied_rl.language.completions import Sample, completion_trajectory
 from embodied_rl.language.engines.base import Completion
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import Config, EmbodiedConfig
@@ -208,16 +208,21 @@ def language_learner(mesh: DeviceMesh, config: Config) -> Learner:
 def answered(config: Config, learner: Learner, answers: Sequence[Answer]) -> Trajectory:
     """A prompt's completions, whose log-probabilities are the learner's own."""
     ids = torch.randint(0, 40, (SIZE, TOKENS), generator=torch.Generator().manual_seed(1)).tolist()
+    samples = [
+        Sample(
+            group_id=0,
+            sample_id=number,
+            prompt=(3, 4, 5),
+            completion=Completion(
+                token_ids=tuple(row[: 3 + number]), logprobs=(0.0,) * (3 + number), finish_reason="stop"
+            ),
+            score=answer.score,
+            penalty=answer.penalty,
+        )
+        for number, (row, answer) in enumerate(zip(ids, answers, strict=True))
+    ]
     trajectory = completion_trajectory(
-        group_ids=[0] * SIZE,
-        sample_ids=range(SIZE),
-        prompts=[(3, 4, 5)] * SIZE,
-        completions=[
-            Completion(token_ids=tuple(row[: 3 + place]), logprobs=(0.0,) * (3 + place), finish_reason="stop")
-            for place, row in enumerate(ids)
-        ],
-        scores=[answer.score for answer in answers],
-        penalties=[answer.penalty for answer in answers],
+        samples,
         max_prompt_length=4,
         max_new_tokens=TOKENS,
         pad_token_id=0,
