@@ -9,7 +9,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 PYTEST = $(TEST_ENV) $(BIN)/python -m pytest $(if $(findstring no:xdist,$(ARGS)),,-n $(WORKERS) --dist loadgroup)
 
-.PHONY: help setup run test test-slow test-all lint format bench bench-peers curves check-wheel build clean
+.PHONY: help setup run test test-slow test-all lint format bench bench-peers curves check-wheel build docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ check-wheel: setup ## Prove the wheel: build it, install it elsewhere, run it
 build: setup ## Build wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation
 
+docs: setup ## Build the pages of docs/ as a site: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean: ## Remove .venv, caches and build products; results/, runs/ and videos/ stay
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,26 @@ def test_links_to_files_resolve(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
     broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not broken
+
+
+def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
+    """Strict: broken links and anchors, and pages that are not in the navigation, are errors."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 30
+    loaded = re.compile(
+        r"""<(?:script|img|link rel="(?:stylesheet|preconnect|icon)")[^>]*(?:src|href)="(?:https?:)?//"""
+    )
+    assert not [page.name for page in pages if loaded.search(page.read_text())]
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"\b\w+\.md$", navigation, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    assert re.findall(r"^  - (\w+):$", navigation, flags=re.MULTILINE) == ["Start", "Guides", "Extending", "Reference"]
 
 
 def test_index_lists_every_page() -> None:

@@ -24,7 +24,7 @@ TEXTS = sorted(
 )
 
 
-@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev"}))
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev", "docs"}))
 def test_the_command_names_packages(extra: str) -> None:
     command = install_command(extra)
     named = re.findall(r"'([^']+)'", command)
