@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MODELS: dict[str, str] = {
     "causal_lm": "embodied_rl.models.causal_lm.policy:CausalLMPolicy",
     "mlp": "embodied_rl.models.mlp:MlpPolicy",
-    "openvla": "embodied_rl.models.openvla.autoregressive:OpenVlaPolicy",
+    "openvla": "embodied_rl.models.openvla.policy:OpenVlaPolicy",
     "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",
     "pi0": "embodied_rl.models.pi0:Pi0Policy",
     "smolvla": "embodied_rl.models.smolvla:SmolVlaPolicy",

@@ -23,9 +23,9 @@ from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, PolicyOutput, PolicySpec
 from embodied_rl.models.openvla.files import find_part, read_part
-from embodied_rl.models.openvla.heads import L1ActionHead, ProprioProjector
+from embodied_rl.models.openvla.inputs import EOS
+from embodied_rl.models.openvla.network import L1ActionHead, Mlp
 from embodied_rl.models.openvla.policy import OpenVlaBase, OpenVlaParams, entropy_of
-from embodied_rl.models.openvla.prompts import EOS
 from embodied_rl.models.openvla.tiny import write_tiny
 from embodied_rl.models.weights.folder import check_fit
 
@@ -64,7 +64,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
         assert folder is not None  # else the base class would have said so
         self.num_slots = spec.num_action_chunks * spec.action_dim
         width, dtype = self.network.width, self.network.dtype
-        self.proprio_projector: ProprioProjector | None = None
+        self.proprio_projector: Mlp | None = None
         if _wanted(params.use_proprio, folder, "proprio_projector"):
             if self.codec.state_dim != spec.state_dim:
                 raise UserError(
@@ -72,7 +72,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
                     f"dimensions and the env's state has {spec.state_dim}; set model.params.use_proprio=false, or use "
                     "another checkpoint"
                 )
-            self.proprio_projector = ProprioProjector(spec.state_dim, width)
+            self.proprio_projector = Mlp(spec.state_dim, width, width)
         self.action_head: L1ActionHead | None = None
         if _wanted(None if params.action_head is None else params.action_head == "l1", folder, "action_head"):
             self.action_head = L1ActionHead(width, spec.action_dim)
@@ -185,7 +185,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         return {name: part.state_dict() for name, part in self._modules_of_parts().items()}
 
-    def _modules_of_parts(self) -> dict[str, L1ActionHead | ProprioProjector]:
+    def _modules_of_parts(self) -> dict[str, L1ActionHead | Mlp]:
         found = {"action_head": self.action_head, "proprio_projector": self.proprio_projector}
         return {name: part for name, part in found.items() if part is not None}
 

@@ -8,7 +8,7 @@ import torch
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicyOutput
-from embodied_rl.models.openvla.autoregressive import OpenVlaPolicy
+from embodied_rl.models.openvla.policy import OpenVlaPolicy
 from embodied_rl.models.registry import build_policy
 from tests.models.openvla.published import observe, spec, write_checkpoint
 

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.openvla.autoregressive import OpenVlaPolicy
 from embodied_rl.models.openvla.files import (
     find_part,
     read_folder,
@@ -18,6 +17,7 @@ from embodied_rl.models.openvla.files import (
     write_folder,
     write_shards,
 )
+from embodied_rl.models.openvla.policy import OpenVlaPolicy
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.weights.folder import check_fit, read_weights
 from tests.models.openvla.golden_inputs import ACTION

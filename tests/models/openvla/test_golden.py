@@ -15,13 +15,10 @@ from torch import Tensor
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models.openvla.actions import ActionCodec, bins_of
-from embodied_rl.models.openvla.autoregressive import OpenVlaPolicy
-from embodied_rl.models.openvla.heads import L1ActionHead, ProprioProjector
-from embodied_rl.models.openvla.images import ImageProfile, normalize
-from embodied_rl.models.openvla.jpeg import jpeg_round_trip
-from embodied_rl.models.openvla.network import OpenVlaNetwork
+from embodied_rl.models.openvla.inputs import ImageProfile, PromptTokenizer, jpeg_round_trip, normalize, prompt_text
+from embodied_rl.models.openvla.network import L1ActionHead, Mlp, OpenVlaNetwork
 from embodied_rl.models.openvla.oft import OpenVlaOftPolicy
-from embodied_rl.models.openvla.prompts import PromptTokenizer, prompt_text
+from embodied_rl.models.openvla.policy import OpenVlaPolicy
 from embodied_rl.models.registry import build_policy
 from tests.models.openvla import golden_inputs as given
 from tests.models.openvla.published import config, facts, spec, tensors, write_checkpoint
@@ -66,7 +63,7 @@ def test_the_full_size_is_the_published_one() -> None:
 
 def test_the_heads_are_the_published_ones() -> None:
     with torch.device("meta"):
-        heads = {"action_head": L1ActionHead(4096, 7), "proprio_projector": ProprioProjector(8, 4096)}
+        heads = {"action_head": L1ActionHead(4096, 7), "proprio_projector": Mlp(8, 4096, 4096)}
     found = {name: {k: list(t.shape) for k, t in head.state_dict().items()} for name, head in heads.items()}
     assert found == facts("openvla_oft")["layout"]["full"]
 

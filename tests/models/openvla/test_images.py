@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from embodied_rl.models.openvla.images import ImageProfile, crop_matrix, normalize, resize_matrix
-from embodied_rl.models.openvla.jpeg import jpeg_round_trip
+from embodied_rl.models.openvla.inputs import ImageProfile, crop_matrix, jpeg_round_trip, normalize, resize_matrix
 
 
 def picture(height: int, width: int, seed: int = 0) -> np.ndarray:

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.openvla.heads import ValueHead
-from embodied_rl.models.openvla.network import OpenVlaNetwork
+from embodied_rl.models.openvla.network import OpenVlaNetwork, ValueHead
 from tests.models.openvla.published import config, layout, weights_of
 
 

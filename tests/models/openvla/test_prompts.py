@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.openvla.prompts import PromptTokenizer, prompt_text, trim
-from embodied_rl.models.openvla.tiny_tokenizer import tiny_tokenizer
+from embodied_rl.models.openvla.inputs import PromptTokenizer, prompt_text, trim
+from embodied_rl.models.openvla.tiny import tiny_tokenizer
 from tests.models.openvla.golden_inputs import WORDS, word_tokenizer
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from embodied_rl.launch import run
-from embodied_rl.models.openvla.autoregressive import OpenVlaPolicy
 from embodied_rl.models.openvla.oft import OpenVlaOftPolicy
+from embodied_rl.models.openvla.policy import OpenVlaPolicy
 from tests.configs import tiny_run
 
 

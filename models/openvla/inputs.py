@@ -1,4 +1,4 @@
-"""From camera images to what the network was trained on, in batches, on the images' device.
+"""From camera images and instructions to what the network was trained on, in batches.
 
 Published checkpoints saw pictures that went through JPEG (the data sets' files), a Lanczos filter to 224×224 and a
 random crop of 90 % of the area; at inference the crop is in the middle. Filters are matrices here, one for rows and one
@@ -8,17 +8,25 @@ for columns.
 from __future__ import annotations
 
 import functools
+import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import simplejpeg
 import torch
+from PIL import Image
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from embodied_rl.models.openvla.jpeg import jpeg_round_trip
+from embodied_rl.errors import UserError
 
 CROPPED_AREA = 0.9
+JPEG_QUALITY = 95
+BOS, EOS, PAD = 1, 2, 32000
+SPACE = 29871
+"""The empty word of Llama's vocabulary, with which every prompt ends: training data have it before the actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,17 @@ class ImageProfile:
         return images
 
 
+def jpeg_round_trip(images: Tensor) -> Tensor:
+    """uint8 [N,H,W,3] -> uint8 [N,H,W,3], encoded and decoded as TensorFlow calls libjpeg: with the accurate cosine
+    transform to encode and the fast one to decode."""
+    decoded = torch.empty(images.shape, dtype=torch.uint8)
+    for row, image in enumerate(images.cpu().numpy()):
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:0")
+        decoded[row] = torch.from_numpy(simplejpeg.decode_jpeg(file.getvalue(), fastdct=True))
+    return decoded.to(images.device)
+
+
 @functools.cache
 def resize_matrix(size: int, new_size: int, kernel: str) -> Tensor:
     """[new_size,size] float32: each row the weights of one new pixel, with antialiasing."""
@@ -73,6 +92,55 @@ def normalize(images: Tensor, means: Tensor, stds: Tensor) -> Tensor:
     """uint8 [...,H,W,3] -> [...,6,H,W] in the type of ``means`` [2,3]: for DINOv2, then for SigLIP."""
     x = images.movedim(-1, -3).to(means.dtype)[..., None, :, :, :] / 255.0
     return ((x - means[..., None, None]) / stds[..., None, None]).flatten(-4, -3)
+
+
+def prompt_text(instruction: str) -> str:
+    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+
+
+class PromptTokenizer:
+    """Tokenises each instruction once.
+
+    Args:
+        tokenizer: the checkpoint's, which puts BOS first.
+        max_tokens: length that prompts are padded to.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens
+        self._known: dict[str, Tensor] = {}
+
+    def __call__(self, instructions: Sequence[str]) -> Tensor:
+        """[N,max_tokens] int64: BOS, padding, the rest of the prompt.
+
+        Raises:
+            UserError: a prompt is too long.
+        """
+        return torch.stack([self._row(instruction) for instruction in instructions])
+
+    def ids(self, instruction: str) -> list[int]:
+        """Without padding."""
+        ids = self._tokenizer.encode(prompt_text(instruction)).ids
+        ids = ids if ids[:1] == [BOS] else [BOS, *ids]
+        return ids if ids[-1] == SPACE else [*ids, SPACE]
+
+    def _row(self, instruction: str) -> Tensor:
+        if instruction not in self._known:
+            ids = self.ids(instruction)
+            room = self._max_tokens - len(ids)
+            if room < 0:
+                raise UserError(
+                    f"instruction {instruction!r} makes a prompt of {len(ids)} tokens, expected at most "
+                    f"{self._max_tokens}; raise model.params.max_prompt_tokens"
+                )
+            self._known[instruction] = torch.tensor([BOS, *[PAD] * room, *ids[1:]])
+        return self._known[instruction]
+
+
+def trim(prompts: Tensor) -> Tensor:
+    """[N,L] without the columns that are padding in all rows."""
+    longest = int((prompts != PAD).sum(1).max())
+    return torch.cat([prompts[:, :1], prompts[:, prompts.shape[1] - longest + 1 :]], 1)
 
 
 def _apply(rows: Tensor, columns: Tensor, images: Tensor) -> Tensor:
