@@ -179,16 +179,12 @@ class Files(PromptDataset):
 
     def _fits(self, row: _RowProblem, encoder: PromptEncoder) -> bool:
         try:
-            length = len(encoder.whole(row.problem.prompt))
+            if self._params.overlong == "filter":
+                return len(encoder.whole(row.problem.prompt)) <= encoder.max_length
+            encoder.tokens(row.problem)
         except UserError as error:
             raise UserError(f"{row.where}: {error}") from error
-        if length > encoder.max_length and self._params.overlong == "error":
-            raise UserError(
-                f"{row.where}: the prompt has {length} tokens, expected at most data.max_prompt_length="
-                f"{encoder.max_length}; raise that, or set data.params.overlong to filter, truncate_left or "
-                "truncate_right"
-            )
-        return length <= encoder.max_length or self._params.overlong != "filter"
+        return True
 
 
 def _listed(paths: Paths) -> tuple[str, ...]:

@@ -144,7 +144,8 @@ class PromptEncoder:
         if problem.cut is None:
             raise UserError(
                 f"the prompt {self.text(problem.prompt)[:_SHOWN]!r} has {len(ids)} tokens, expected 1 to "
-                f"data.max_prompt_length={limit}; raise that, or leave such prompts out of the data"
+                f"data.max_prompt_length={limit}; raise that, leave such prompts out of the data, or set "
+                "data.params.overlong, where the data set has it, to filter, truncate_left or truncate_right"
             )
         return ids[-limit:] if problem.cut == "left" else ids[:limit]
 

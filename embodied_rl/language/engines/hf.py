@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -206,6 +207,10 @@ class PreallocatedLayer(DynamicLayer):
     transformers' own allocates both anew for each token, which is what takes longest where completions are long.
     """
 
+    _buffers: Sequence[Tensor] = ()
+    _shown: Tensor | None = None
+    """``keys`` as :meth:`update` left them; the other methods replace them by tensors of their own."""
+
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
@@ -213,39 +218,25 @@ class PreallocatedLayer(DynamicLayer):
         del args, kwargs
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
-            self._show(0)
-        filled = self.get_seq_length()
+        filled, states = self.get_seq_length(), (key_states, value_states)
         needed = filled + key_states.shape[-2]
-        if needed > self._buffers[0].shape[-2]:
-            self._buffers = [_larger(buffer, filled, needed) for buffer in self._buffers]
-        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+        if self.keys is not self._shown or needed > self._buffers[0].shape[-2]:
+            old: tuple[Any, Any] = self.keys, self.values
+            self._buffers = [_with_room(new, needed) for new in states]
+            if filled:
+                for buffer, part in zip(self._buffers, old, strict=True):
+                    buffer[:, :, :filled] = part
+        for buffer, new in zip(self._buffers, states, strict=True):
             buffer[:, :, filled:needed] = new
-        return self._show(needed)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._replace(lambda buffer: buffer.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._replace(lambda buffer: buffer[indices])
-
-    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
-        filled = self.get_seq_length()
-        if filled > 0:
-            self._buffers = [change(buffer) for buffer in self._buffers]
-            self._show(filled)
-
-    def _show(self, filled: int) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = (buffer[:, :, :filled] for buffer in self._buffers)
+        self.keys, self.values = (buffer[:, :, :needed] for buffer in self._buffers)
+        self._shown = self.keys
         return self.keys, self.values
 
 
-def _larger(buffer: Tensor, filled: int, needed: int) -> Tensor:
-    """[B,H,more than needed,D] that begins with the filled part."""
-    batch, heads, _, size = buffer.shape
-    larger = buffer.new_empty(batch, heads, needed + max(_MIN_GROWTH, needed // 2), size)
-    larger[:, :, :filled] = buffer[:, :, :filled]
-    return larger
+def _with_room(states: Tensor, tokens: int) -> Tensor:
+    """[B,H,more than tokens,D], empty."""
+    batch, heads, _, size = states.shape
+    return states.new_empty(batch, heads, tokens + max(_MIN_GROWTH, tokens // 2), size)
 
 
 def roomy_cache(config: PreTrainedConfig) -> DynamicCache:

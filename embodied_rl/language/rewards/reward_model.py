@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -35,66 +35,56 @@ class RewardModelParams:
 class RewardModel:
     """The score is the classifier's one logit for the prompt, as the policy reads it, with the completion behind it.
 
+    Args:
+        params: the config's ``reward.params``.
+
     Raises:
-        UserError: not such a model.
+        UserError: wrong options, or not such a model.
     """
 
-    def __init__(self, params: RewardModelParams, device: str) -> None:
-        self._params, self._device = params, device
+    def __init__(self, params: Mapping[str, Any], device: str) -> None:
+        self._params: RewardModelParams = parse_params(RewardModelParams, params, "reward.params")
+        self._device, path = device, self._params.path
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
-                params.path, truncation_side="left", padding_side="right", trust_remote_code=False
+                path, truncation_side="left", padding_side="right", trust_remote_code=False
             )
             model: Any = load_model(
                 AutoModelForSequenceClassification,
-                params.path,
+                path,
                 key="reward.params.path",
                 expected="trained reward model with one label",
-                dtype=getattr(torch, params.dtype),
+                dtype=getattr(torch, self._params.dtype),
                 num_labels=1,
             )
         except LOADING_ERRORS as error:
             raise UserError(
-                f"reward.params.path={params.path}: no sequence classifier with one label and a tokenizer: "
-                f"{first_line(error)}"
+                f"reward.params.path={path}: no sequence classifier with one label and a tokenizer: {first_line(error)}"
             ) from error
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         model.config.get_text_config().pad_token_id = self._tokenizer.pad_token_id
         self._model: Any = model.eval().requires_grad_(False).to(torch.device(device))
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._max_length = min(filter(None, (params.max_length, limit)), default=None)
-
-    @classmethod
-    def build(cls, params: Mapping[str, Any], device: str) -> Self:
-        """From the config's ``reward.params``.
-
-        Raises:
-            UserError: wrong options, or not such a model.
-        """
-        return cls(parse_params(RewardModelParams, params, "reward.params"), device)
+        self._max_length = min(filter(None, (self._params.max_length, limit)), default=None)
 
     @torch.inference_mode()
     def score(self, items: Sequence[Item], report: Callable[[int, int], None] = lambda done, of: None) -> list[float]:
-        """One logit for each.
-
-        Args:
-            report: called with (items that have theirs, all) after each pass.
-        """
+        """One logit for each; ``report`` is called with (items that have theirs, all) after each pass."""
         texts = [item.prompt + item.completion for item in items]
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # of like length together: less padding
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # of like length together: less padding
         scores = [0.0] * len(texts)
         for start in range(0, len(order), self._params.batch_size):
-            places = order[start : start + self._params.batch_size]
+            indices = order[start : start + self._params.batch_size]
             batch = self._tokenizer(
-                [texts[place] for place in places],
+                [texts[index] for index in indices],
                 padding=True,
                 truncation=self._max_length is not None,
                 max_length=self._max_length,
                 return_tensors="pt",
             ).to(self._device)
             logits = self._model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            for place, value in zip(places, logits[:, 0].tolist(), strict=True):
-                scores[place] = value
-            report(start + len(places), len(order))
+            for index, value in zip(indices, logits[:, 0].tolist(), strict=True):
+                scores[index] = value
+            report(start + len(indices), len(order))
         return scores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import multiprocessing
 import os
 import signal
@@ -12,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -20,6 +19,9 @@ from embodied_rl.errors import UserError
 from embodied_rl.language.rewards.functions import REWARD_MODEL, Part, Reward, parts_of, weighted
 from embodied_rl.runtime import signals
 from embodied_rl.schema import RewardConfig
+
+if TYPE_CHECKING:
+    from embodied_rl.language.rewards.reward_model import RewardModel
 
 Report = Callable[[int, int], None]
 """Called with (scored, all)."""
@@ -61,8 +63,14 @@ class Scorer:
 
     def __init__(self, config: RewardConfig, *, device: str = "cpu") -> None:
         parts = parts_of(config.function, config.params)
-        self._models = [(part.weight, _model(part, device)) for part in parts if part.function == REWARD_MODEL]
         functions = [part for part in parts if part.function != REWARD_MODEL]
+        self._models: list[tuple[float, RewardModel]] = []
+        for part in parts:
+            if part.function == REWARD_MODEL:
+                # Imported here: it brings torch and transformers, and no function needs them.
+                from embodied_rl.language.rewards.reward_model import RewardModel
+
+                self._models.append((part.weight, RewardModel(part.params or {}, device)))
         self._function = weighted(functions)  # in any case: wrong options are refused here, not by a process
         self._pool: _Pool | None = None
         if config.num_processes and functions:
@@ -186,9 +194,3 @@ def _score(**item: str) -> tuple[float | None, str | None, str | None]:
         return None, str(error), None
     except BaseException as error:  # an exit() in a function is a failure, too
         return None, None, "".join(traceback.format_exception(error))
-
-
-def _model(part: Part, device: str) -> Any:
-    # Imported here: it brings torch and transformers, and no function needs them.
-    module = importlib.import_module("embodied_rl.language.rewards.reward_model")
-    return module.RewardModel.build(part.params or {}, device)

@@ -239,7 +239,7 @@ def test_a_long_prompt_is_named_with_its_row(tmp_path: Path) -> None:
     rows = [*ROWS[:2], {"prompt": "9" * 80, "answer": 1}]
     data = dataset(written(tmp_path / "a.jsonl", rows), val_data_paths=written(tmp_path / "v.jsonl", ROWS[:1]))
     with pytest.raises(
-        UserError, match=r"a.jsonl, line 3: the prompt has 80 tokens, .*data.max_prompt_length=8; .*filter"
+        UserError, match=r"a.jsonl, line 3: the prompt '9+' has 80 tokens, .*data.max_prompt_length=8; .*filter"
     ):
         data.prepare(encoder(8))
     rows[2]["prompt"] = "ä="

@@ -50,7 +50,7 @@ def as_policy(folder: Path) -> None:
 
 
 def as_reward(folder: Path) -> None:
-    RewardModel.build({"path": str(folder)}, "cpu")
+    RewardModel({"path": str(folder)}, "cpu")
 
 
 @pytest.mark.parametrize("plain", [False, True])

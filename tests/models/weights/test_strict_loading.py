@@ -138,7 +138,7 @@ FAMILIES = {
     ),
     "reward_model": Family(
         write=write_reward_model,
-        read=lambda path: RewardModel.build({"path": str(path)}, "cpu"),
+        read=lambda path: RewardModel({"path": str(path)}, "cpu"),
         tensors=same("score.weight", "model.embed_tokens.weight", "model.norm.weight"),
     ),
     "openvla": Family(
