@@ -27,10 +27,10 @@ from torch import Tensor
 from benchmarks.peers import environment
 from benchmarks.peers.workload import ENVS, FUNCTIONS, GROUP, ROLLOUT, WORKLOADS, Workload, draw, measure
 from embodied_rl.algorithms.advantages import AdvantageInputs, gae, grpo
-from embodied_rl.algorithms.aggregation import aggregate
-from embodied_rl.algorithms.groups import rollout_returns
-from embodied_rl.algorithms.levels import RewardLevel
 from embodied_rl.algorithms.losses import ppo_policy_loss
+from embodied_rl.algorithms.statistics import rollout_returns
+from embodied_rl.algorithms.units import aggregate
+from embodied_rl.schema.types import RewardLevel
 
 GOALS = {("gae", "C=1"): 2.5, ("grpo", "C=1"): 0.8}
 """CPU-ms."""

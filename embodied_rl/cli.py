@@ -32,11 +32,14 @@ from embodied_rl.schema import TASKS, Config
 from embodied_rl.tasks.validation import build_config, foreign_section
 
 FREE_FORM = (
+    "algorithm.params.",
+    "collect.expert_params.",
     "env.init_params.",
     "data.params.",
     "reward.params.",
     "model.params.",
     "rollout.engine_kwargs.",
+    "runner.logger.params.",
     "runner.logger.wandb.",
 )
 """Sections whose keys belong to an adapter, a data set, a model, ..., and are checked by their owner."""

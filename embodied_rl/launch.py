@@ -113,6 +113,7 @@ def run(config: Config) -> None:
                 experiment_name=config.runner.experiment_name,
                 config=asdict(config),
                 wandb_options=config.runner.logger.wandb,
+                params=config.runner.logger.params,
                 first_step=first_step + 1,  # metrics are numbered by finished steps
                 console=console,
             )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,6 +21,35 @@ def parse_params(schema: type, params: Mapping[str, Any], where: str) -> Any:
     except ValidationError as error:
         names = [field.name for field in dataclasses.fields(schema)]
         raise ConfigError(describe(error, names, prefix=where)) from None
+
+
+def keyword_options(function: Callable[..., Any], given: Collection[str]) -> type | None:
+    """A function's ``Params``: a dataclass of its keyword parameters, with their annotations and defaults.
+
+    Args:
+        given: parameters that the caller hands over itself.
+
+    Returns:
+        None where the function takes any keyword.
+    """
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in given]
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return None
+    annotations = {p.name: Any if p.annotation is p.empty else p.annotation for p in parameters}
+    scope = getattr(function, "__globals__", {})
+    hints = get_type_hints(SimpleNamespace(__annotations__=annotations), scope, include_extras=True)
+    fields = [
+        (p.name, hints[p.name])
+        if p.default is p.empty
+        else (p.name, hints[p.name], dataclasses.field(default_factory=lambda default=p.default: default))
+        for p in parameters
+    ]
+    return dataclasses.make_dataclass(f"{getattr(function, '__name__', 'function')}_params", fields, kw_only=True)
+
+
+def field_values(params: Any) -> dict[str, Any]:
+    """A dataclass's fields by name, nested ones as they are."""
+    return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
 
 
 def describe(error: ValidationError, choices: Iterable[str], prefix: str = "") -> list[str]:

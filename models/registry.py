@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from embodied_rl.params import parse_params
-from embodied_rl.registry import load_configurable
+from embodied_rl.registry import Registry
 
 if TYPE_CHECKING:
     from embodied_rl.models.base import Policy, PolicySpec
     from embodied_rl.schema import ModelConfig
 
-MODELS: dict[str, str] = {
-    "causal_lm": "embodied_rl.models.causal_lm.policy:CausalLMPolicy",
-    "mlp": "embodied_rl.models.mlp:MlpPolicy",
-    "openvla": "embodied_rl.models.openvla.policy:OpenVlaPolicy",
-    "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",
-    "pi0": "embodied_rl.models.pi0:Pi0Policy",
-    "smolvla": "embodied_rl.models.smolvla:SmolVlaPolicy",
-    "tiny_vla": "embodied_rl.models.tiny_vla:TinyVlaPolicy",
-}
+MODELS: Final = Registry(
+    "model.model_type",
+    {
+        "causal_lm": "embodied_rl.models.causal_lm.policy:CausalLMPolicy",
+        "mlp": "embodied_rl.models.mlp:MlpPolicy",
+        "openvla": "embodied_rl.models.openvla.policy:OpenVlaPolicy",
+        "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",
+        "pi0": "embodied_rl.models.pi0:Pi0Policy",
+        "smolvla": "embodied_rl.models.smolvla:SmolVlaPolicy",
+        "tiny_vla": "embodied_rl.models.tiny_vla:TinyVlaPolicy",
+    },
+    group="embodied_rl.models",
+    needs_params=True,
+)
 """``model_type`` -> "module:Class"."""
 LANGUAGE_MODELS = ("causal_lm",)
 """Those that answer prompts (``task=math``); the others act in envs."""
 
 
 def policy_class(model_type: str) -> type[Policy]:
-    """The policy that ``model_type`` names: a key of :data:`MODELS`, or "some.module:Class" for one of your own.
+    """The policy that ``model_type`` names, built-in or from outside (:mod:`embodied_rl.registry`).
 
     Raises:
         UserError: no such name, module or class, or one without ``Params``.
     """
-    return load_configurable("model.model_type", MODELS, model_type)
+    return MODELS.load(model_type)
 
 
 def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Policy], None] | None = None) -> Policy:

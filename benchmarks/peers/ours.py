@@ -22,10 +22,9 @@ from embodied_rl.algorithms.advantages import (
     reinforce_plus_plus_baseline,
     rloo,
 )
-from embodied_rl.algorithms.groups import rollout_returns
-from embodied_rl.algorithms.kl import KLController, kl_estimate
-from embodied_rl.algorithms.levels import RewardLevel
-from embodied_rl.algorithms.normalization import normalize
+from embodied_rl.algorithms.losses import KLController, kl_estimate
+from embodied_rl.algorithms.statistics import normalize, rollout_returns
+from embodied_rl.schema.types import RewardLevel
 
 COMPUTATIONS = Computations()
 

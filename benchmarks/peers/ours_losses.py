@@ -10,20 +10,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.inputs import ACTION_DIM, LENGTH, SEQUENCES, STEPS, Computations, Inputs, Outputs
-from embodied_rl.algorithms.aggregation import aggregate, weigh
-from embodied_rl.algorithms.diagnostics import Diagnostics
 from embodied_rl.algorithms.filters import behaviour_filter
-from embodied_rl.algorithms.granularity import broadcast_to_level, mask_at_level, reduce_to_level
-from embodied_rl.algorithms.kl import kl_estimate
-from embodied_rl.algorithms.levels import LossAggregation
 from embodied_rl.algorithms.losses import (
     aipo_policy_loss,
     decoupled_ppo_policy_loss,
+    kl_estimate,
     loglinear_proximal_logprobs,
     ppo_policy_loss,
     value_loss,
 )
-from embodied_rl.algorithms.normalization import explained_variance
+from embodied_rl.algorithms.statistics import Diagnostics, explained_variance
+from embodied_rl.algorithms.units import aggregate, broadcast_to_level, mask_at_level, reduce_to_level, weigh
+from embodied_rl.schema.types import LossAggregation
 
 COMPUTATIONS = Computations()
 MODES: tuple[LossAggregation, ...] = (

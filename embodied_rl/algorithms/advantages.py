@@ -1,16 +1,18 @@
-"""Advantage estimators. ``catalog.ADVANTAGES`` names them; a new one is one more function with this signature."""
+"""Advantage estimators. ``catalog.ADVANTAGES`` names them; a new one is one more function with this signature, here or
+in a file of its own (``catalog.advantage_estimator``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied_rl.algorithms.catalog import ADVANTAGES, lookup
-from embodied_rl.algorithms.groups import Groups, rollout_returns
-from embodied_rl.algorithms.levels import RewardLevel
+from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.algorithms.statistics import Groups, rollout_returns
+from embodied_rl.schema.types import RewardLevel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +52,9 @@ class AdvantageEstimate:
     """[T,N,V] targets of the value head, 0 where not valid; None where the estimator has no critic."""
 
 
-def estimate_advantages(
-    adv_type: str, inputs: AdvantageInputs, options: Mapping[str, float | bool]
-) -> AdvantageEstimate:
-    """Run the estimator called ``adv_type`` with its ``options`` (see ``catalog``)."""
-    return lookup(ADVANTAGES, "adv_type", adv_type).load()(inputs, **options)
+def estimate_advantages(adv_type: str, inputs: AdvantageInputs, options: Mapping[str, Any]) -> AdvantageEstimate:
+    """Run the estimator called ``adv_type`` with its hyperparameters (see ``catalog``)."""
+    return ADVANTAGES[adv_type].load()(inputs, **options)
 
 
 @torch.no_grad()

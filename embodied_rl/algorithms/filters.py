@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from embodied_rl.algorithms.groups import Groups
-from embodied_rl.algorithms.levels import RatioLevel
 from embodied_rl.algorithms.losses import log_ratios
+from embodied_rl.algorithms.statistics import Groups
+from embodied_rl.schema.types import RatioLevel
 
 Gather = Callable[[Tensor], Tensor]
 """Concatenates one-dimensional tensors of all ranks, of different lengths."""

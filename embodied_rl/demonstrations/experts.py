@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, Final
 
 from embodied_rl.demonstrations.expert import Expert
+from embodied_rl.envs.base import SimEnv
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.registry import load_class
+from embodied_rl.params import parse_params
+from embodied_rl.registry import Registry
 
-EXPERTS: dict[str, str] = {
-    "dummy": "embodied_rl.envs.dummy:DummyExpert",
-    "libero": "embodied_rl.envs.libero.expert.expert:LiberoExpert",
-}
+EXPERTS: Final = Registry(
+    "collect.expert",
+    {
+        "dummy": "embodied_rl.envs.dummy:DummyExpert",
+        "libero": "embodied_rl.envs.libero.expert.expert:LiberoExpert",
+    },
+    group="embodied_rl.experts",
+)
 """``env_type`` -> "module:Class"."""
 
 
-def expert_class(env_type: str) -> type[Expert]:
+def expert_class(env_type: str, name: str | None = None) -> type[Expert]:
     """The expert for the envs of ``env_type``.
 
+    Args:
+        name: of another one, built-in or from outside (:mod:`embodied_rl.registry`).
+
     Raises:
-        UserError: this env has no expert.
+        UserError: this env has no expert, or there is none of this name.
     """
-    if env_type not in EXPERTS:
+    if name is None and env_type not in (known := EXPERTS.names()):
         raise UserError(
             f"no scripted expert plays env_type {env_type!r}, so it gives no demonstrations; there is one for "
-            f"{', '.join(sorted(EXPERTS))}.{suggestion(env_type, EXPERTS)}"
+            f"{', '.join(known)}, and collect.expert takes one of your own.{suggestion(env_type, known)}"
         )
-    return cast(type[Expert], load_class("env.env_type", EXPERTS, env_type))
+    return EXPERTS.load(name or env_type)
+
+
+def expert_options(expert: type[Expert], params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The expert's constructor's arguments after the env: its ``Params``, where it has some.
+
+    Raises:
+        UserError: options that the expert does not have.
+    """
+    schema = getattr(expert, "Params", None)
+    if schema is not None:
+        return (parse_params(schema, params, "collect.expert_params"),)
+    if params:
+        raise UserError(
+            f"collect.expert_params: got {', '.join(params)}, but the class {expert.__name__} has no dataclass Params, "
+            "so it has no options"
+        )
+    return ()
+
+
+def make_expert(env: SimEnv, env_type: str, name: str | None, params: Mapping[str, Any]) -> Expert:
+    """Construct the expert of :func:`expert_class` for ``env``, with its options."""
+    expert: Any = expert_class(env_type, name)
+    return expert(env, *expert_options(expert, params))

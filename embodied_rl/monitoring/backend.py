@@ -26,7 +26,8 @@ class RunInfo:
 
 
 class MetricBackend(Protocol):
-    """One place where metrics go. Construct as ``Backend(run_info)``."""
+    """One destination of metrics. Construct as ``Backend(run_info)``; or, of a class with a dataclass ``Params``, as
+    ``Backend(run_info, params)``, ``params`` being built from the config's ``runner.logger.params.<name>``."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Store one step's metrics. A step may come in several calls; steps never decrease."""

@@ -2,39 +2,75 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import rich
 from rich.console import Console
 
-from embodied_rl.errors import UserError, suggestion
+from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.monitoring.backend import MetricBackend, RunInfo, TextBackend, VideoBackend
+from embodied_rl.params import parse_params
+from embodied_rl.registry import Registry
 
-BACKENDS = {
-    "console": "embodied_rl.monitoring.builtin:ConsoleBackend",
-    "jsonl": "embodied_rl.monitoring.builtin:JsonlBackend",
-    "tensorboard": "embodied_rl.monitoring.builtin:TensorboardBackend",
-    "wandb": "embodied_rl.monitoring.builtin:WandbBackend",
-}
+BACKENDS: Final = Registry(
+    "runner.logger.logger_backends",
+    {
+        "console": "embodied_rl.monitoring.builtin:ConsoleBackend",
+        "jsonl": "embodied_rl.monitoring.builtin:JsonlBackend",
+        "tensorboard": "embodied_rl.monitoring.builtin:TensorboardBackend",
+        "wandb": "embodied_rl.monitoring.builtin:WandbBackend",
+    },
+    group="embodied_rl.loggers",
+)
 """Name in ``logger_backends`` -> class, imported when first used."""
+_PARAMS: Final = "runner.logger.params"
 
 
-def check_backends(names: Sequence[str]) -> None:
-    """Raise unless every name is a backend and none comes twice. Imports nothing, so a config check may call it.
+def backend_problems(names: Sequence[str], params: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Everything wrong with the backends' names and options. Imports only backends from outside.
 
-    Raises:
-        UserError: with the nearest known name.
+    Args:
+        params: :func:`short_name` of a backend -> its own options.
     """
+    short = [short_name(name) for name in names]
     for index, name in enumerate(names):
-        if name not in BACKENDS:
-            raise UserError(
-                f"unknown logger backend {name!r}.{suggestion(name, BACKENDS)} Known: {', '.join(sorted(BACKENDS))}"
+        if short[index] in short[:index]:
+            yield f"{BACKENDS.key}: {short[index]!r} is listed twice"
+            continue
+        try:
+            if problem := BACKENDS.problem(name):
+                yield problem
+            elif name not in BACKENDS:
+                _options(BACKENDS.load(name), name, params)
+        except ConfigError as error:
+            yield from error.problems
+        except UserError as error:
+            yield str(error)
+    for name in params:
+        if name in BACKENDS:
+            yield f"{_PARAMS}.{name}: {name} has no options here" + (
+                "; they are runner.logger.wandb" if name == "wandb" else ""
             )
-        if name in names[:index]:
-            raise UserError(f"the logger backend {name!r} is listed twice")
+        elif name not in short:
+            yield f"{_PARAMS}.{name}: no such backend in {BACKENDS.key}.{suggestion(name, short)}"
+
+
+def short_name(name: str) -> str:
+    """A backend's name in ``runner.logger.params``: that of the class, for one of a module or file."""
+    return name.rpartition(":")[2]
+
+
+def _options(backend: Any, name: str, params: Mapping[str, Mapping[str, Any]]) -> tuple[Any, ...]:
+    """The backend's constructor's arguments after ``run``: its ``Params``, where it has some."""
+    given, where = params.get(short_name(name), {}), f"{_PARAMS}.{short_name(name)}"
+    schema = getattr(backend, "Params", None)
+    if schema is not None:
+        return (parse_params(schema, given, where),)
+    if given:
+        raise UserError(f"{where}: the class {backend.__name__} has no dataclass Params, so it has no options")
+    return ()
 
 
 class MetricLogger:
@@ -43,6 +79,7 @@ class MetricLogger:
     Names are paths such as ``env/success_once`` or ``actor/policy_loss``; the part before the first slash groups them.
 
     Args:
+        params: :func:`short_name` of a backend -> its own options.
         first_step: the first step this process logs: 0, or where a resumed run goes on. What the run directory holds
             for that step and later ones is dropped, so no step is there twice. The step before it, which a resumed
             run starts from, may still be added to (an evaluation before training).
@@ -61,10 +98,12 @@ class MetricLogger:
         experiment_name: str,
         config: Mapping[str, Any],
         wandb_options: Mapping[str, Any],
+        params: Mapping[str, Mapping[str, Any]] | None = None,
         first_step: int = 0,
         console: Console | None = None,
     ) -> None:
-        check_backends(backends)
+        if problems := list(backend_problems(backends, params or {})):
+            raise ConfigError(problems)
         run = RunInfo(
             run_dir=Path(run_dir),
             project_name=project_name,
@@ -78,8 +117,8 @@ class MetricLogger:
         self._backends: list[MetricBackend] = []
         try:
             for name in backends:
-                module, _, attribute = BACKENDS[name].partition(":")
-                self._backends.append(getattr(importlib.import_module(module), attribute)(run))
+                backend = BACKENDS.load(name)
+                self._backends.append(backend(run, *_options(backend, name, params or {})))
         except BaseException:
             self.close()
             raise

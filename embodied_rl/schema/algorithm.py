@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from embodied_rl.algorithms.levels import KLType, LossAggregation, NormLevel, RatioLevel
 from embodied_rl.schema.types import (
     STRICT,
     Fraction,
-    Level,
+    KLType,
+    LogprobLevel,
+    LossAggregation,
     NonNegativeFloat,
     NonNegativeInt,
+    NormLevel,
     PositiveFloat,
     PositiveInt,
+    RatioLevel,
+    RewardLevel,
 )
 
 
@@ -57,10 +61,14 @@ class KLControllerConfig:
 class AlgorithmConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     adv_type: str
-    """Advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or raw. gae needs a value
-    head, which the model then gets."""
+    """Advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or raw; or one from
+    outside: an entry point, ``module:function`` or ``path/to/file.py:function``. gae needs a value head, which the
+    model then gets."""
     loss_type: str
-    """Policy loss: ppo, decoupled_ppo, aipo, or nll (demonstrations)."""
+    """Policy loss: ppo, decoupled_ppo, aipo or nll (demonstrations); or one from outside."""
+    params: dict[str, Any]
+    """Hyperparameters of an estimator or loss from outside: the keyword parameters of its function that are no keys of
+    this section."""
     group_size: PositiveInt
     """Envs that start from the same initial state and are compared with each other."""
     rollout_epoch: PositiveInt
@@ -69,11 +77,11 @@ class AlgorithmConfig:
     """Passes over a training step's samples."""
     n_minibatches: PositiveInt | None
     """Optimiser steps per pass. Give this or ``actor.global_batch_size``."""
-    reward_type: Literal["chunk_level", "action_level"]
+    reward_type: RewardLevel
     """What a reward, value and advantage belong to."""
-    logprob_type: Level
+    logprob_type: LogprobLevel
     """What a probability ratio belongs to."""
-    entropy_type: Level
+    entropy_type: LogprobLevel
     """What an entropy belongs to."""
     gamma: Fraction
     """Discount per chunk or per action, after ``reward_type``. gae and reinforce_plus_plus."""

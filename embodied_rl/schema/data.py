@@ -16,7 +16,7 @@ class DataConfig:
     name: str
     """Of the data group, for the run's name."""
     dataset: str
-    """Name in ``language/datasets/registry.py``, or ``module:Class``."""
+    """Name in ``language/datasets/registry.py``, of an entry point, ``module:Class`` or ``path/to/file.py:Class``."""
     params: dict[str, Any]
     """The data set's own options: its ``Params`` dataclass documents them."""
     seed: NonNegativeInt
@@ -35,8 +35,8 @@ class DataConfig:
 class RewardConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     function: str
-    """Name in ``language/rewards/functions.py``, ``module:function`` or ``path/to/file.py:function``; ``weighted``: a
-    sum of several; ``reward_model``: a sequence classifier."""
+    """Name in ``language/rewards/functions.py``, of an entry point, ``module:function`` or
+    ``path/to/file.py:function``; ``weighted``: a sum of several; ``reward_model``: a sequence classifier."""
     params: dict[str, Any]
     """The function's own keyword options."""
     num_processes: NonNegativeInt
@@ -94,6 +94,11 @@ class CollectSection:
     """The LeRobot data set's folder. A collection that was begun there goes on; more demonstrations are added."""
     policy: Literal["expert", "model"]
     """Who plays: the env's scripted expert, or the model with the weights of ``model.path`` or ``runner.init_from``."""
+    expert: str | None
+    """Who plays as the expert: a name, an entry point, ``module:Class`` or ``path/to/file.py:Class``; null: the env's
+    own."""
+    expert_params: dict[str, Any]
+    """The expert's own options: its ``Params`` dataclass, if any, documents them."""
     episodes_per_task: PositiveInt
     """Demonstrations of each task."""
     max_attempts: PositiveInt

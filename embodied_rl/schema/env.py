@@ -59,7 +59,8 @@ class EnvConfig:
     name: str
     """Of the env group, for the run's name."""
     env_type: str
-    """Name of the simulator adapter in ``envs/registry.py``, or ``module:Class``."""
+    """Simulator adapter: a name in ``envs/registry.py``, of an entry point, ``module:Class`` or
+    ``path/to/file.py:Class``."""
     seed: NonNegativeInt
     """Of the choice of initial states."""
     task_ids: list[int] | None

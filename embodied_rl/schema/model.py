@@ -43,7 +43,7 @@ class LoraSettings:
 class ModelConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     model_type: str
-    """Name in ``models/registry.py``, or ``module:Class``."""
+    """Name in ``models/registry.py``, of an entry point, ``module:Class`` or ``path/to/file.py:Class``."""
     path: str | None
     """A folder of weights in the model's published layout (for ``causal_lm`` also a name on the hub), or one that
     ``export`` wrote; null: fresh weights."""

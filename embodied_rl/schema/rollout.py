@@ -28,7 +28,8 @@ class RolloutConfig:
 class GenerationConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     backend: str
-    """What decodes: a name in ``language/engines/base.py``, or ``module:Class``."""
+    """Engine that decodes: a name in ``language/engines/base.py``, of an entry point, ``module:Class`` or
+    ``path/to/file.py:Class``."""
     max_new_tokens: PositiveInt
     """Longest completion; one that has not ended by then is cut (truncated)."""
     min_new_tokens: NonNegativeInt

@@ -14,7 +14,11 @@ from embodied_rl.schema.types import STRICT, Fraction, Interval, PositiveFloat, 
 class LoggerConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     logger_backends: list[str]
-    """Any of console, tensorboard, jsonl, wandb."""
+    """Any of console, tensorboard, jsonl, wandb, or from outside: an entry point, ``module:Class`` or
+    ``path/to/file.py:Class``."""
+    params: dict[str, dict[str, Any]]
+    """Backend -> its own options: its ``Params`` dataclass documents them. A class of a module or file goes by its bare
+    name."""
     project_name: str
     """Project in Weights & Biases."""
     wandb: dict[str, Any]

@@ -17,6 +17,17 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Interval = Annotated[int, Field(ge=-1)]
 """A period in steps; -1 switches it off."""
-Level = Literal["token_level", "action_level", "chunk_level"]
+RewardLevel = Literal["chunk_level", "action_level"]
+"""``algorithm.reward_type``: one reward, value and advantage a chunk, or one a step."""
+LogprobLevel = Literal["token_level", "action_level", "chunk_level"]
+"""``algorithm.logprob_type`` and ``algorithm.entropy_type``: one unit a token [C,A], a step [C] or a chunk []."""
+NormLevel = Literal["none", "group", "batch"]
+"""The samples that a mean or a deviation is taken over; see ``algorithms.statistics.normalize``."""
+RatioLevel = Literal["token", "sequence"]
+"""``algorithm.importance_sampling_level``: a ratio a unit, or the geometric mean of a sample's."""
+LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+"""``algorithm.loss_agg_func``; see ``algorithms/units.py``."""
+KLType = Literal["k1", "abs", "k2", "k3", "full"]
+"""``algorithm.kl_penalty_type``; see ``algorithms.losses.kl_estimate``."""
 DType = Literal["float32", "bfloat16", "float16"]
 MicroBatchSize = PositiveInt | Literal["auto"]

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry
 from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
-from embodied_rl.monitoring.metrics import BACKENDS
+from embodied_rl.monitoring.metrics import backend_problems
 from embodied_rl.params import describe
 from embodied_rl.runtime.placement import Placement, PlacementError, parse_placement
 from embodied_rl.schema import (
@@ -164,17 +164,9 @@ def _rule_problems(c: Config) -> Iterator[str]:
 
 
 def _name_problems(c: Config) -> Iterator[str]:
-    for backend in c.runner.logger.logger_backends:
-        if backend not in BACKENDS:
-            yield (
-                f"runner.logger.logger_backends: got {backend!r}, expected some of {', '.join(BACKENDS)}."
-                f"{suggestion(backend, BACKENDS)}"
-            )
-    if c.model.model_type not in MODELS and ":" not in c.model.model_type:  # the module itself may import torch
-        yield (
-            f"model.model_type: got {c.model.model_type!r}, expected one of {', '.join(MODELS)}, or module:Class."
-            f"{suggestion(c.model.model_type, MODELS)}"
-        )
+    yield from backend_problems(c.runner.logger.logger_backends, c.runner.logger.params)
+    if problem := MODELS.problem(c.model.model_type):  # no more than that: the module itself may import torch
+        yield problem
     adapters = c.model.lora.path
     if adapters is not None and not (Path(adapters) / "adapter_config.json").is_file():
         yield (
@@ -267,7 +259,10 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         (key, lambda c: _plays(c, "expert"), "the expert plays (collect.policy)")
         for key in ("model", "runner.init_from", "collect.temperature")
     ),
-    ("collect.expert_noise", lambda c: _plays(c, "model"), "a model plays (collect.policy)"),
+    *(
+        (f"collect.{key}", lambda c: _plays(c, "model"), "a model plays (collect.policy)")
+        for key in ("expert", "expert_params", "expert_noise")
+    ),
     (
         "collect.noise_correlation",
         lambda c: isinstance(c, CollectConfig) and c.collect.noise == 0,
@@ -283,18 +278,25 @@ Not here: what ``runner.only_eval`` leaves unread. One evaluates with the comman
 
 
 def _unread_keys(c: Config, overridden: Sequence[str]) -> Iterator[str]:
-    if c.algorithm.adv_type not in ADVANTAGES or c.algorithm.loss_type not in POLICY_LOSSES:
+    chosen = {"adv_type": ADVANTAGES.get(c.algorithm.adv_type), "loss_type": POLICY_LOSSES.get(c.algorithm.loss_type)}
+    if None in chosen.values():
         return  # said already, and nothing is known of what they read
     for key in dict.fromkeys(overridden):
+        if any(entry and _reads(entry, key.removeprefix("algorithm.")) for entry in chosen.values()):
+            continue
         for pattern, unread, why in _UNREAD:
             if (key == pattern or key.startswith(pattern + ".")) and unread(c):
                 yield f"{key}: this run would not read it, since {why}; leave it out"
                 break
         for name, table in (("adv_type", ADVANTAGES), ("loss_type", POLICY_LOSSES)):
             option, choice = key.removeprefix("algorithm."), getattr(c.algorithm, name)
-            readers = [entry for entry, its in table.items() if option in (*its.options, *its.sections)]
-            if readers and choice not in readers:
+            readers = [other for other, entry in table.items() if _reads(entry, option)]
+            if readers:
                 yield (
                     f"{key}: this run would not read it, since {name}={choice} does not use it "
                     f"({', '.join(readers)} does); leave it out"
                 )
+
+
+def _reads(entry: Entry, option: str) -> bool:
+    return option in (*entry.options, *entry.sections)

@@ -13,9 +13,8 @@ from torch import Tensor
 from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.algorithms.filters import group_filter, prefix_filter
-from embodied_rl.algorithms.granularity import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
-from embodied_rl.algorithms.groups import Groups, rollout_returns
-from embodied_rl.algorithms.normalization import Reduce, normalize
+from embodied_rl.algorithms.statistics import Groups, Reduce, normalize, rollout_returns
+from embodied_rl.algorithms.units import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
 from embodied_rl.contracts import SAMPLE_ID_ROOM, TrainBatch, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.schema import AlgorithmConfig, NormConfig
@@ -138,7 +137,7 @@ def _samples(
     t: Trajectory, config: AlgorithmConfig, *, returns: Tensor, normalized: Tensor, kept: Tensor, kl_beta: float
 ) -> dict[str, Any]:
     """A trajectory's valid chunks, flat, with advantages still at the reward level."""
-    options = {name: getattr(config, name) for name in ADVANTAGES[config.adv_type].options}
+    options = ADVANTAGES[config.adv_type].hyperparameters(config)
     penalties = None
     if t.reference_kl is not None:
         penalties = kl_beta * t.reference_kl.sum(-1).masked_fill(~t.valid, 0.0)

@@ -9,14 +9,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from embodied_rl.algorithms.aggregation import aggregate, weigh
 from embodied_rl.algorithms.catalog import POLICY_LOSSES
-from embodied_rl.algorithms.diagnostics import Diagnostics
 from embodied_rl.algorithms.filters import behaviour_filter, m2po_filter
-from embodied_rl.algorithms.granularity import mask_at_level, reduce_to_level
-from embodied_rl.algorithms.kl import full_kl, kl_estimate
-from embodied_rl.algorithms.losses import entropy_loss, loglinear_proximal_logprobs, nll_loss, value_loss
-from embodied_rl.algorithms.normalization import masked_moments, mean_and_variance
+from embodied_rl.algorithms.losses import (
+    entropy_loss,
+    full_kl,
+    kl_estimate,
+    loglinear_proximal_logprobs,
+    nll_loss,
+    value_loss,
+)
+from embodied_rl.algorithms.statistics import Diagnostics, masked_moments, mean_and_variance
+from embodied_rl.algorithms.units import aggregate, mask_at_level, reduce_to_level, weigh
 from embodied_rl.contracts import TrainBatch
 from embodied_rl.models.base import Evaluation, Policy
 from embodied_rl.schema import AlgorithmConfig
@@ -72,7 +76,7 @@ class Objective:
         self._sum = sum_over_ranks(device)
         entry = POLICY_LOSSES[algorithm.loss_type]
         self._policy_loss: Callable[..., tuple[Tensor, Diagnostics]] = entry.load()
-        self._loss_options = {name: getattr(algorithm, name) for name in entry.options}
+        self._loss_options = entry.hyperparameters(algorithm)
         self._decoupled = "prox_logp_method" in entry.sections
 
     def near_policy(self, batch: TrainBatch, diagnostics: Diagnostics) -> TrainBatch:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES
-from embodied_rl.algorithms.diagnostics import Diagnostics
-from embodied_rl.algorithms.granularity import mask_at_level, reduce_to_level
-from embodied_rl.algorithms.kl import full_kl, kl_estimate
+from embodied_rl.algorithms.losses import full_kl, kl_estimate
+from embodied_rl.algorithms.statistics import Diagnostics
+from embodied_rl.algorithms.units import mask_at_level, reduce_to_level
 from embodied_rl.contracts import Trajectory
 from embodied_rl.models.base import Evaluation, Policy
 from embodied_rl.schema import AlgorithmConfig, MicroBatchSize

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from embodied_rl.algorithms.diagnostics import Diagnostics
+from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.contracts import TrainBatch
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import ActorConfig, AlgorithmConfig

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
-from embodied_rl.algorithms.diagnostics import Diagnostics
-from embodied_rl.algorithms.kl import KLController
-from embodied_rl.algorithms.normalization import explained_variance, masked_moments, mean_and_variance
+from embodied_rl.algorithms.losses import KLController
+from embodied_rl.algorithms.statistics import Diagnostics, explained_variance, masked_moments, mean_and_variance
 from embodied_rl.channel.base import Channel
 from embodied_rl.checkpoints import shards as checkpoint
 from embodied_rl.checkpoints.policy_record import PolicyRecord

@@ -14,7 +14,7 @@ from embodied_rl.checkpoints import shards as checkpoint
 from embodied_rl.contracts import EnvObs
 from embodied_rl.demonstrations.episode_recorder import Noise, Player, play
 from embodied_rl.demonstrations.expert import Expert
-from embodied_rl.demonstrations.experts import expert_class
+from embodied_rl.demonstrations.experts import make_expert
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, stage
 from embodied_rl.demonstrations.lerobot.layout import Shapes
 from embodied_rl.demonstrations.plan import Attempt, Job, share
@@ -130,7 +130,10 @@ class CollectWorker(Worker):
             self.context.report_progress("step", step, self._collect.max_episode_steps)
 
     def _expert(self, sim: SimEnv) -> Player:
-        return _ExpertPlayer(expert_class(self._env.env_type)(sim), varied=self._collect.expert_noise)
+        cfg = self._collect
+        return _ExpertPlayer(
+            make_expert(sim, self._env.env_type, cfg.expert, cfg.expert_params), varied=cfg.expert_noise
+        )
 
     def _policy(self, sim: SimEnv) -> Player:
         spec = PolicySpec(

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Normal
 
-from embodied_rl.algorithms.aggregation import aggregate, weigh
-from embodied_rl.algorithms.diagnostics import Diagnostics
-from embodied_rl.algorithms.granularity import reduce_to_level
-from embodied_rl.algorithms.kl import ESTIMATORS, full_kl, kl_estimate
-from embodied_rl.algorithms.levels import LossAggregation
 from embodied_rl.algorithms.losses import (
+    ESTIMATORS,
     aipo_policy_loss,
     decoupled_ppo_policy_loss,
     entropy_loss,
+    full_kl,
+    kl_estimate,
     nll_loss,
     ppo_policy_loss,
     value_loss,
 )
+from embodied_rl.algorithms.statistics import Diagnostics
+from embodied_rl.algorithms.units import aggregate, reduce_to_level, weigh
+from embodied_rl.schema.types import LossAggregation
 
 Batch = dict[str, Tensor]
 Units = Callable[[Batch], tuple[Tensor, Diagnostics]]

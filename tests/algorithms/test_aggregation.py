@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from embodied_rl.algorithms.aggregation import aggregate, weigh
-from embodied_rl.algorithms.levels import LossAggregation
+from embodied_rl.algorithms.units import aggregate, weigh
+from embodied_rl.schema.types import LossAggregation
 from tests.algorithms.terms import SCALE_FACTOR, TERMS, Batch, in_one_go, over_ranks, random_batch, run
 
 MODES: tuple[LossAggregation, ...] = get_args(LossAggregation)

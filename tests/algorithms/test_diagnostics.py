@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from embodied_rl.algorithms.diagnostics import Diagnostics
+from embodied_rl.algorithms.statistics import Diagnostics
 from tests.stand_in import stand_in_accelerator
 
 

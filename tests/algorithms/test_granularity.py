@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied_rl.algorithms.granularity import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
+from embodied_rl.algorithms.units import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
 
 # Two samples, C=2, A=3; of sample 0 only the first step is valid.
 TOKENS = torch.tensor([[[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]], [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages, group_relative, grpo
-from embodied_rl.algorithms.groups import rollout_returns
+from embodied_rl.algorithms.statistics import rollout_returns
 
 
 def rollout(level: str) -> AdvantageInputs:

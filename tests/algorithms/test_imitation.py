@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from embodied_rl.algorithms.imitation import nll_policy_loss
+from embodied_rl.algorithms.losses import nll_policy_loss
 
 
 def test_units_are_negative_log_likelihoods_whatever_the_rest() -> None:

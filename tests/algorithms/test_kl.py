@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.distributions import Categorical, Normal
 
-from embodied_rl.algorithms.kl import ESTIMATORS, KLController, full_kl, kl_estimate
-from embodied_rl.algorithms.levels import KLType
+from embodied_rl.algorithms.losses import ESTIMATORS, KLController, full_kl, kl_estimate
+from embodied_rl.schema.types import KLType
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("k1", 0.5), ("abs", 0.5), ("k2", 0.125), ("k3", 0.106531)])

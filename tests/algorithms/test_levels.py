@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from embodied_rl.algorithms.levels import LEVEL_PAIRS, check_levels
+from embodied_rl.algorithms.catalog import LEVEL_PAIRS, check_levels
 
 
 @pytest.mark.parametrize(("reward", "logprob"), sorted(LEVEL_PAIRS))
@@ -26,8 +26,5 @@ def test_unknown_level_is_refused(reward: str, logprob: str) -> None:
 
 def test_names_are_known_without_torch() -> None:
     """The config is checked before torch is loaded (seconds)."""
-    code = (
-        "import sys; import embodied_rl.algorithms.levels, embodied_rl.algorithms.catalog; "
-        "assert 'torch' not in sys.modules, 'torch was imported'"
-    )
+    code = "import sys; import embodied_rl.algorithms.catalog; assert 'torch' not in sys.modules, 'torch was imported'"
     subprocess.run([sys.executable, "-c", code], check=True)

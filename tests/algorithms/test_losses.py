@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied_rl.algorithms.aggregation import aggregate
 from embodied_rl.algorithms.filters import behaviour_filter
 from embodied_rl.algorithms.losses import (
     aipo_policy_loss,
@@ -19,6 +18,7 @@ from embodied_rl.algorithms.losses import (
     ppo_policy_loss,
     value_loss,
 )
+from embodied_rl.algorithms.units import aggregate
 from tests.algorithms.terms import TERMS, random_batch
 
 ONE = torch.ones(1, dtype=torch.bool)

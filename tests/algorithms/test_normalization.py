@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from embodied_rl.algorithms.levels import NormLevel
-from embodied_rl.algorithms.normalization import explained_variance, masked_moments, mean_and_variance, normalize
+from embodied_rl.algorithms.statistics import explained_variance, masked_moments, mean_and_variance, normalize
+from embodied_rl.schema.types import NormLevel
 
 LEVELS: tuple[NormLevel, ...] = get_args(NormLevel)
 

@@ -22,9 +22,8 @@ from embodied_rl.algorithms.advantages import (
     rloo,
 )
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.algorithms.groups import rollout_returns
-from embodied_rl.algorithms.levels import NormLevel
-from embodied_rl.algorithms.normalization import normalize
+from embodied_rl.algorithms.statistics import normalize, rollout_returns
+from embodied_rl.schema.types import NormLevel
 
 
 def rollout(rewards: torch.Tensor, valid: torch.Tensor, level: str = "chunk_level", groups: int = 1) -> AdvantageInputs:

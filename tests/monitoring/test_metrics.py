@@ -14,7 +14,7 @@ from rich.console import Console
 
 from embodied_rl.errors import UserError
 from embodied_rl.monitoring.builtin import logged_before
-from embodied_rl.monitoring.metrics import MetricLogger, check_backends
+from embodied_rl.monitoring.metrics import MetricLogger, backend_problems
 
 
 def make(
@@ -37,11 +37,13 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_unknown_and_doubled_backends() -> None:
-    with pytest.raises(UserError, match=r"unknown logger backend 'tensorbord'\. Did you mean 'tensorboard'"):
-        check_backends(["console", "tensorbord"])
+def test_unknown_and_doubled_backends(tmp_path: Path) -> None:
+    [problem] = backend_problems(["console", "tensorbord"], {})
+    assert "logger_backends: got 'tensorbord'" in problem and "Did you mean 'tensorboard'" in problem
+    [problem] = backend_problems(["jsonl", "console", "jsonl"], {})
+    assert "'jsonl' is listed twice" in problem
     with pytest.raises(UserError, match="'jsonl' is listed twice"):
-        check_backends(["jsonl", "console", "jsonl"])
+        make(["jsonl", "jsonl"], tmp_path)
 
 
 def test_values_are_numbers_and_steps_do_not_go_back(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ PACKAGE: Final = ROOT / "embodied_rl"
 LAYERS: Final = (
     ("errors",),
     ("extras", "files", "params", "registry", "seeding"),
-    ("algorithms",),
     ("schema",),
     ("contracts",),
+    ("algorithms",),
     ("channel",),
     ("runtime",),
     ("monitoring",),
@@ -53,7 +53,6 @@ HEAVY: Final = ("torch", "transformers", "mujoco", "robosuite", "libero", "tenso
 LIGHT: Final = (
     "embodied_rl",
     "embodied_rl.algorithms.catalog",
-    "embodied_rl.algorithms.levels",
     "embodied_rl.channel.base",
     "embodied_rl.checkpoints.resume",
     "embodied_rl.checkpoints.store",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from embodied_rl.algorithms.diagnostics import Diagnostics
+from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.models.base import Policy

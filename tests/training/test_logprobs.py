@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from embodied_rl.algorithms.diagnostics import Diagnostics
+from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.contracts import Trajectory
 from embodied_rl.models.base import Policy
 from embodied_rl.training.sharding import full_state_dict

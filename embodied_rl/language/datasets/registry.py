@@ -15,16 +15,21 @@ from jinja2 import TemplateError
 
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.params import parse_params
-from embodied_rl.registry import load_configurable
+from embodied_rl.registry import Registry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-DATASETS: dict[str, str] = {
-    "arithmetic": "embodied_rl.language.datasets.arithmetic:Arithmetic",
-    "files": "embodied_rl.language.datasets.files:Files",
-    "reasoning_gym": "embodied_rl.language.datasets.reasoning_gym:ReasoningGym",
-}
+DATASETS: Final = Registry(
+    "data.dataset",
+    {
+        "arithmetic": "embodied_rl.language.datasets.arithmetic:Arithmetic",
+        "files": "embodied_rl.language.datasets.files:Files",
+        "reasoning_gym": "embodied_rl.language.datasets.reasoning_gym:ReasoningGym",
+    },
+    group="embodied_rl.datasets",
+    needs_params=True,
+)
 """``data.dataset`` -> "module:Class"."""
 Overlong: TypeAlias = Literal["error", "filter", "truncate_left", "truncate_right"]
 Cut: TypeAlias = Literal["left", "right"]
@@ -197,7 +202,7 @@ def dataset_class(name: str) -> type[PromptDataset]:
     Raises:
         UserError: no such name, module or class, or one without ``Params``.
     """
-    return load_configurable("data.dataset", DATASETS, name)
+    return DATASETS.load(name)
 
 
 def dataset_params(name: str, params: Mapping[str, Any], *, imitation: bool = False) -> Any:

@@ -13,16 +13,20 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm.policy import CausalLMPolicy
 from embodied_rl.models.registry import policy_of
-from embodied_rl.registry import load_class
+from embodied_rl.registry import Registry
 from embodied_rl.schema import GenerationConfig, ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BACKENDS: dict[str, str] = {
-    "hf": "embodied_rl.language.engines.hf:HfBackend",
-    "vllm": "embodied_rl.language.engines.vllm_backend:VllmBackend",
-}
+BACKENDS: Final = Registry(
+    "rollout.backend",
+    {
+        "hf": "embodied_rl.language.engines.hf:HfBackend",
+        "vllm": "embodied_rl.language.engines.vllm_backend:VllmBackend",
+    },
+    group="embodied_rl.engines",
+)
 """``rollout.backend`` -> "module:Class"."""
 FinishReason = Literal["stop", "length"]
 _TOKENS_PER_CHARACTER: Final = 4
@@ -175,7 +179,7 @@ def backend_class(name: str) -> type[GenerationBackend]:
     Raises:
         UserError: no such name, module or class.
     """
-    return load_class("rollout.backend", BACKENDS, name)
+    return BACKENDS.load(name)
 
 
 def causal_lm(backend: str, model: ModelConfig, spec: PolicySpec) -> CausalLMPolicy:

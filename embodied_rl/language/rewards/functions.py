@@ -2,41 +2,48 @@
 
 A reward function is called as ``function(prompt=..., completion=..., answer=..., **params)`` with texts, and returns a
 number, or None where it cannot tell: such a completion is *unverified* and left out of the training step, for a wrong
-score would teach the wrong thing.
+score would teach the wrong thing. Its options are its further keyword parameters. A class will do, too: its ``Params``
+are its options, it is constructed as ``Reward(params)``, and its instances are called.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import inspect
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
 from pydantic import ConfigDict, Field
 
-from embodied_rl.errors import ConfigError, UserError, suggestion
-from embodied_rl.params import parse_params, unknown_key
-from embodied_rl.registry import load_function
+from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.params import field_values, keyword_options, parse_params
+from embodied_rl.registry import Registry
 
-REWARDS: dict[str, str] = {
-    "final_answer": "embodied_rl.language.rewards.functions:final_answer",
-    "format": "embodied_rl.language.rewards.functions:format_reward",
-    "last_number": "embodied_rl.language.rewards.functions:last_number",
-    "math_verify": "embodied_rl.language.rewards.functions:math_verify",
-    "reasoning_gym": "embodied_rl.language.datasets.reasoning_gym:reasoning_gym",
-    "single_choice": "embodied_rl.language.rewards.functions:single_choice",
-}
-"""``reward.function`` -> "module:function"."""
 WEIGHTED: Final = "weighted"
 REWARD_MODEL: Final = "reward_model"
 COMPOSED: Final = (WEIGHTED, REWARD_MODEL)
 """Values of ``reward.function`` that are no function of one completion."""
+REWARDS: Final = Registry(
+    "reward.function",
+    {
+        "final_answer": "embodied_rl.language.rewards.functions:final_answer",
+        "format": "embodied_rl.language.rewards.functions:format_reward",
+        "last_number": "embodied_rl.language.rewards.functions:last_number",
+        "math_verify": "embodied_rl.language.rewards.functions:math_verify",
+        "reasoning_gym": "embodied_rl.language.datasets.reasoning_gym:reasoning_gym",
+        "single_choice": "embodied_rl.language.rewards.functions:single_choice",
+    },
+    group="embodied_rl.rewards",
+    kind="function",
+    needs_params=True,
+    also=COMPOSED,
+)
+"""``reward.function`` -> "module:function"."""
 PASS_OR_FAIL: Final = frozenset({"final_answer", "format", "last_number", "math_verify", "single_choice"})
 """Those of :data:`REWARDS` whose score is 1 or 0."""
 GRADED: Final = frozenset({"reasoning_gym"})
@@ -143,24 +150,16 @@ def build_reward(function: str, params: Mapping[str, Any]) -> Reward:
     """The function that ``reward.function`` names, with ``reward.params`` bound.
 
     Raises:
-        UserError: no such function, or it does not take these options.
+        UserError: as :func:`bind_reward`.
     """
     if function == WEIGHTED:
         return weighted(parts_of(function, params))
-    found = _load(function)
-    parameters = inspect.signature(found).parameters
-    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    if missing := [] if takes_all else [name for name in _GIVEN if name not in parameters]:
-        raise UserError(
-            f"reward.function: {function} does not take {', '.join(missing)}; expected "
-            "function(*, prompt, completion, answer, ...) -> float | None"
-        )
-    options = [f"reward.params.{name}" for name in parameters if name not in (*_GIVEN, _METADATA)]
-    if not takes_all and (wrong := [key for key in params if f"reward.params.{key}" not in options]):
-        raise ConfigError([unknown_key(f"reward.params.{key}", options) for key in wrong])
+    bound = bind_reward(function, params)
+    found = bound() if isinstance(bound.func, type) else bound
+    takes_metadata = _METADATA in inspect.signature(found).parameters
 
     def score(*, metadata: str = "", **texts: str) -> float | None:
-        value = found(**texts, **params, **({_METADATA: metadata} if _METADATA in parameters else {}))
+        value = found(**texts, **({_METADATA: metadata} if takes_metadata else {}))
         if value is None:
             return None
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -172,42 +171,27 @@ def build_reward(function: str, params: Mapping[str, Any]) -> Reward:
     return score
 
 
-def name_problem(function: str) -> str | None:
-    """The problem of a name of no function of ours, as far as it shows without importing; None: there is none."""
-    path, colon, name = function.rpartition(":")
-    if path.endswith(".py"):
-        if not name.isidentifier():
-            return f"reward.function: got {function!r}, expected path/to/file.py:function"
-        if not Path(path).is_file():
-            return (
-                f"reward.function: got {function!r}, but there is no such file; a relative path starts at {Path.cwd()}"
-            )
-    elif not colon and function not in COMPOSED:
-        known = sorted([*REWARDS, *COMPOSED])
-        return (
-            f"reward.function: got {function!r}, expected one of {', '.join(known)}, module:function, or "
-            f"path/to/file.py:function.{suggestion(function, known)}"
-        )
-    return None
+def bind_reward(function: str, params: Mapping[str, Any]) -> functools.partial[Any]:
+    """A reward function with its options, or the constructor of a reward class with its ``Params``; nothing is called.
 
-
-def _load(function: str) -> Callable[..., Any]:
-    if function not in REWARDS and (problem := name_problem(function)):
-        raise UserError(problem)
-    path, _, name = function.rpartition(":")
-    if not path.endswith(".py"):
-        return load_function("reward.function", REWARDS, function)
-    spec = importlib.util.spec_from_file_location(f"reward_file_{Path(path).stem}", Path(path).resolve())
-    assert spec is not None and spec.loader is not None  # a name that ends with .py always has them
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = [own for own, value in vars(module).items() if inspect.isfunction(value)]
+    Raises:
+        UserError: no such function, or it does not take these options.
+    """
+    found = REWARDS.load(function)
+    is_class = isinstance(found, type)
+    parameters = inspect.signature(getattr(found, "__call__") if is_class else found).parameters  # noqa: B004, B009
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if missing := [] if takes_all else [name for name in _GIVEN if name not in parameters]:
         raise UserError(
-            f"reward.function: got {function!r}, but the file has no function {name!r}.{suggestion(name, known)}"
+            f"reward.function: {function} does not take {', '.join(missing)}; expected "
+            "function(*, prompt, completion, answer, ...) -> float | None"
         )
-    return found
+    if is_class:
+        return functools.partial(found, parse_params(found.Params, params, "reward.params"))
+    options = keyword_options(found, (*_GIVEN, _METADATA))
+    if options is None:
+        return functools.partial(found, **params)
+    return functools.partial(found, **field_values(parse_params(options, params, "reward.params")))
 
 
 def final_answer(*, prompt: str, completion: str, answer: str, separator: str = ";") -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from embodied_rl.demonstrations.experts import expert_class
+from embodied_rl.demonstrations.experts import expert_class, expert_options
 from embodied_rl.demonstrations.plan import conflicts
-from embodied_rl.errors import UserError
+from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import CollectConfig
 from embodied_rl.tasks.embodied.rules import adapter_problems
 
@@ -17,7 +17,10 @@ def collect_problems(c: CollectConfig) -> Iterator[str]:
     yield from unknown
     if c.collect.policy == "expert" and not unknown:
         try:
-            expert_class(c.env.env_type)
+            expert = expert_class(c.env.env_type, c.collect.expert)
+            expert_options(expert, c.collect.expert_params)
+        except ConfigError as error:
+            yield from error.problems
         except UserError as error:
             yield f"collect.policy=expert: {error}. Or let a trained model play: collect.policy=model"
     if c.collect.policy == "model" and c.model.path is None and c.runner.init_from is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from embodied_rl.errors import ConfigError, UserError
-from embodied_rl.language.datasets.registry import DATASETS, dataset_params
-from embodied_rl.language.rewards.functions import REWARD_MODEL, REWARDS, build_reward, name_problem, parts_of
+from embodied_rl.language.datasets.registry import dataset_params
+from embodied_rl.language.rewards.functions import REWARD_MODEL, bind_reward, parts_of
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import MathConfig, SftConfig
 from embodied_rl.tasks.rules.imitation import imitation_problems
@@ -53,12 +53,12 @@ def math_problems(c: MathConfig, placement: Placement | None) -> Iterator[str]:
 
 
 def _data_problems(c: MathConfig) -> Iterator[str]:
-    if c.data.dataset not in DATASETS:  # a module of the user's may import anything, so a worker loads it
-        return
     try:
         dataset_params(c.data.dataset, c.data.params, imitation=isinstance(c, SftConfig))
     except ConfigError as error:
         yield from error.problems
+    except UserError as error:
+        yield str(error)
 
 
 def _reward_problems(c: MathConfig) -> Iterator[str]:
@@ -73,12 +73,10 @@ def _reward_problems(c: MathConfig) -> Iterator[str]:
             "it out"
         )
     for part in parts:
-        if part.function not in REWARDS:  # a module of the user's may import anything, so a worker loads it
-            if problem := name_problem(part.function):
-                yield problem
+        if part.function == REWARD_MODEL:  # reward_model.py checks its own
             continue
         try:
-            build_reward(part.function, part.params or {})
+            bind_reward(part.function, part.params or {})
         except ConfigError as error:
             yield from error.problems
         except UserError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 
-from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry, lookup
-from embodied_rl.algorithms.levels import check_levels
+from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry, check_levels
+from embodied_rl.errors import ConfigError, UserError, suggestion
+from embodied_rl.params import unknown_key
 from embodied_rl.schema import AlgorithmConfig, Config, NormConfig
 from embodied_rl.tasks.rules.group_filter import filter_problems
 
@@ -13,11 +15,14 @@ from embodied_rl.tasks.rules.group_filter import filter_problems
 def algorithm_problems(c: Config) -> Iterator[str]:
     """Each problem: what was got, why it cannot be, and what to do."""
     a = c.algorithm
-    for key, table in (("adv_type", ADVANTAGES), ("loss_type", POLICY_LOSSES)):
+    found: list[Entry] = []
+    for table, name in ((ADVANTAGES, a.adv_type), (POLICY_LOSSES, a.loss_type)):
         try:
-            lookup(table, key, getattr(a, key))
-        except ValueError as error:
+            found.append(table[name])
+        except UserError as error:
             yield str(error)
+    if len(found) == 2:
+        yield from _params_problems(a, found)
     try:
         check_levels(a.reward_type, a.logprob_type)
     except ValueError as error:
@@ -32,6 +37,25 @@ def algorithm_problems(c: Config) -> Iterator[str]:
     if loss := POLICY_LOSSES.get(a.loss_type):
         yield from _loss_problems(c, loss)
     yield from filter_problems(c)
+
+
+def _params_problems(a: AlgorithmConfig, entries: Sequence[Entry]) -> Iterator[str]:
+    keys = [field.name for entry in entries if entry.params for field in dataclasses.fields(entry.params)]
+    for name in a.params:
+        if not keys:
+            own = [f"algorithm.{field.name}" for field in dataclasses.fields(a)]
+            yield (
+                f"algorithm.params.{name}: adv_type={a.adv_type} and loss_type={a.loss_type} have no hyperparameters "
+                f"of their own; those of built-in algorithms are keys of algorithm itself."
+                f"{suggestion(f'algorithm.{name}', own, cutoff=0.8)}"
+            )
+        elif name not in keys:
+            yield unknown_key(f"algorithm.params.{name}", [f"algorithm.params.{key}" for key in keys])
+    for entry in entries:
+        try:
+            entry.own_params(a.params)
+        except ConfigError as error:
+            yield from error.problems
 
 
 def _estimator_problems(a: AlgorithmConfig, estimator: Entry) -> Iterator[str]:

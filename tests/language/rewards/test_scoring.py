@@ -163,13 +163,14 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
         assert scored(items("abc"), function=f"{file}:length", params={"scale": 2.0}, processes=processes) == [6.0]
     item = Item(prompt="", completion="", answer="", metadata="1234")
     assert scored([item], function=f"{file}:of_metadata") == [4.0]
-    with pytest.raises(UserError, match=r"the file has no function 'lenght'. Did you mean 'length'\?"):
+    with pytest.raises(UserError, match=r"mine.py has no function 'lenght'. Did you mean 'length'\?"):
         scored([], function=f"{file}:lenght")
     with pytest.raises(ConfigError, match=r"no.py:length', but there is no such file; a relative path starts at"):
         small_math(f"reward.function={tmp_path}/no.py:length")
-    file.write_text("1/0\n")
+    broken = tmp_path / "broken.py"
+    broken.write_text("1/0\n")
     with pytest.raises(ZeroDivisionError):
-        scored([], function=f"{file}:length")
+        scored([], function=f"{broken}:length")
 
 
 def test_what_cannot_be_is_known_before_a_run() -> None:
