@@ -7,14 +7,14 @@ import string
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from embodied_rl.commands.terminal import CommandParser, console
 from embodied_rl.errors import UserError
+from embodied_rl.evaluation.comparison import Recipe, check_comparable, compare
+from embodied_rl.evaluation.comparison_report import draw, report, tables
+from embodied_rl.evaluation.eval_file import find_evaluation, read_evaluation
 from embodied_rl.files import write_json
-
-if TYPE_CHECKING:
-    from embodied_rl.evaluation.comparison import Recipe
 
 USAGE: Final = (
     "python train.py compare [NAME=]EVAL[,EVAL...] [NAME=]EVAL[,EVAL...] ... [--allow KEY] [--json FILE] [--plot FILE]"
@@ -53,11 +53,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--plot", type=Path, help=SUPPRESS)
     options = parser.parse(arguments or ["--help"])
 
-    from embodied_rl.evaluation.comparison import check_comparable, compare
-    from embodied_rl.evaluation.comparison_report import draw, report, tables
-
     recipes = _recipes(options.recipes)
-    notes = check_comparable([named for recipe in recipes for named in recipe.named], options.allow)
+    notes = check_comparable([run for recipe in recipes for run in recipe.runs], options.allow)
     comparisons = [compare(recipes[0], recipe) for recipe in recipes[1:]]
     output = console(PIPED_WIDTH)
     for part in tables(recipes, comparisons, notes):
@@ -76,8 +73,6 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
     Raises:
         UserError: fewer than two, a name or an evaluation twice, or none where one should be.
     """
-    from embodied_rl.evaluation.comparison import Recipe
-    from embodied_rl.evaluation.eval_file import find_evaluation, read_evaluation
 
     if len(arguments) < 2:
         raise UserError(f"got {len(arguments)} evaluation, expected two or more to compare\nusage: {USAGE}")
@@ -97,7 +92,8 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
                     "choose another evaluation, for example RUN:STEP"
                 )
             seen[where] = name
-        recipes.append(Recipe(name=name, runs=tuple(read_evaluation(file) for file in files)))
+        names = [name] if len(files) == 1 else [f"{name}[{index}]" for index in range(len(files))]
+        recipes.append(Recipe(name=name, runs=tuple(map(read_evaluation, files, names))))
     return recipes
 
 
@@ -109,5 +105,5 @@ def _split(argument: str) -> tuple[str, list[str]]:
     assert match is not None
     paths = match[2].split(",")
     if not all(paths):
-        raise UserError(f"{argument}: nothing stands between commas, or after the name: it is empty\nusage: {USAGE}")
+        raise UserError(f"{argument}: an evaluation between commas, or after the name, is empty\nusage: {USAGE}")
     return match[1] or "", paths

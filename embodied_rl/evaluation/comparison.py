@@ -59,28 +59,14 @@ _NOTHING: Final = _Nothing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """An evaluation and its name in messages."""
-
-    name: str
-    evaluation: SavedEvaluation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A policy, or several that were trained alike with other seeds."""
 
     name: str
     runs: tuple[SavedEvaluation, ...]
 
-    @property
-    def named(self) -> list[Named]:
-        """Its evaluations with names for messages."""
-        names = [self.name] if len(self.runs) == 1 else [f"{self.name}[{index}]" for index in range(len(self.runs))]
-        return [Named(name=name, evaluation=run) for name, run in zip(names, self.runs, strict=True)]
 
-
-def check_comparable(evaluations: Sequence[Named], allowed: Collection[str] = ()) -> list[str]:
+def check_comparable(evaluations: Sequence[SavedEvaluation], allowed: Collection[str] = ()) -> list[str]:
     """Refuse evaluations that cannot be compared; returns what differs nevertheless and should be known, in words.
 
     Args:
@@ -91,14 +77,14 @@ def check_comparable(evaluations: Sequence[Named], allowed: Collection[str] = ()
         UserError: with every difference and its key, or an allowed key that does not exist.
     """
     first = evaluations[0]
-    kind = first.evaluation.kind
+    kind = first.kind
     refused: dict[str, set[str]] = {}
     notes: list[str] = []
     for other in evaluations[1:]:
-        if other.evaluation.kind != kind:
+        if other.kind != kind:
             raise UserError(
-                f"{first.name} ({first.evaluation.path}) lists {kind}, {other.name} ({other.evaluation.path}) "
-                f"{other.evaluation.kind}: they cannot be compared"
+                f"{first.name} ({first.path}) lists {kind}, {other.name} ({other.path}) "
+                f"{other.kind}: they cannot be compared"
             )
         for key, text in [*_other_conditions(first, other), *_other_questions(first, other)]:
             line = f"{key}: {text} ({first.name} and {other.name})"
@@ -117,9 +103,9 @@ def check_comparable(evaluations: Sequence[Named], allowed: Collection[str] = ()
     return notes
 
 
-def _other_conditions(first: Named, other: Named) -> Iterator[tuple[str, str]]:
+def _other_conditions(first: SavedEvaluation, other: SavedEvaluation) -> Iterator[tuple[str, str]]:
     """Each key that differs, and what both have."""
-    left, right = _conditions(first.evaluation), _conditions(other.evaluation)
+    left, right = _conditions(first), _conditions(other)
     for key in dict.fromkeys([*left, *right]):
         one, two = left.get(key, _NOTHING), right.get(key, _NOTHING)
         if one != two and key not in _WITHOUT_EFFECT:
@@ -138,27 +124,27 @@ def _conditions(evaluation: SavedEvaluation) -> dict[str, Any]:
     return found
 
 
-def _other_questions(first: Named, other: Named) -> Iterator[tuple[str, str]]:
+def _other_questions(first: SavedEvaluation, other: SavedEvaluation) -> Iterator[tuple[str, str]]:
     """As :func:`_other_conditions`, of the episodes or prompts."""
-    left, right = first.evaluation.outcomes, other.evaluation.outcomes
-    what = ASKED[first.evaluation.kind]
+    left, right = first.outcomes, other.outcomes
+    what = ASKED[first.kind]
     both = left.keys() & right.keys()
     if len(both) < max(len(left), len(right)):
         if not both:
             raise UserError(
-                f"{first.name} ({first.evaluation.path}) and {other.name} ({other.evaluation.path}) have none of their "
+                f"{first.name} ({first.path}) and {other.name} ({other.path}) have none of their "
                 f"{what} in common, so there is nothing to compare"
             )
         yield what, f"{len(left)} and {len(right)}, of which {len(both)} are the same"
-    if first.evaluation.kind == EPISODES:
+    if first.kind == EPISODES:
         reworded = sum(left[key].label != right[key].label for key in both)
         if reworded:
             yield _INSTRUCTIONS, f"{reworded} of {len(both)} episodes have another instruction"
 
 
-def _check_allowed(allowed: Collection[str], kind: str, evaluations: Sequence[Named]) -> None:
+def _check_allowed(allowed: Collection[str], kind: str, evaluations: Sequence[SavedEvaluation]) -> None:
     known = {*_KEYS[kind], ASKED[kind], *([_INSTRUCTIONS] if kind == EPISODES else [])}
-    known |= {key for named in evaluations for key in _conditions(named.evaluation)}
+    known |= {key for evaluation in evaluations for key in _conditions(evaluation)}
     for key in allowed:
         if key not in known:
             raise UserError(

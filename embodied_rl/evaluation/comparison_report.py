@@ -98,12 +98,12 @@ def _legend(recipes: Sequence[Recipe]) -> Table:
     for column in ("step", "succeeded", "rate"):
         table.add_column(column, justify="right", no_wrap=True)
     for recipe in recipes:
-        for named in recipe.named:
-            scores = [o.score for o in named.evaluation.outcomes.values() if o.score is not None]
+        for run in recipe.runs:
+            scores = [outcome.score for outcome in run.outcomes.values() if outcome.score is not None]
             rate = f"{100 * sum(scores) / len(scores):.1f}%" if scores else "-"
-            step = str(named.evaluation.meta.get("policy_version", "?"))
-            path = named.evaluation.path.parent.as_posix()
-            table.add_row(Text(named.name, style="bold"), Text(path), step, f"{sum(scores):g}/{len(scores)}", rate)
+            step = str(run.meta.get("policy_version", "?"))
+            path = run.path.parent.as_posix()
+            table.add_row(Text(run.name, style="bold"), Text(path), step, f"{sum(scores):g}/{len(scores)}", rate)
     return table
 
 

@@ -64,9 +64,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedEvaluation:
-    """An ``eval.json`` that was read."""
+    """The content of an ``eval.json``."""
 
     path: Path
+    name: str
+    """Its name in messages and tables."""
     kind: str
     """:data:`EPISODES` or :data:`COMPLETIONS`."""
     meta: Mapping[str, Any]
@@ -74,8 +76,8 @@ class SavedEvaluation:
     """By what was asked: (task id, reset state id, seed), or (prompt id, how often it came before)."""
 
 
-def read_evaluation(path: Path) -> SavedEvaluation:
-    """Read an ``eval.json``.
+def read_evaluation(path: Path, name: str = "") -> SavedEvaluation:
+    """Read an ``eval.json``, and give it a name.
 
     Raises:
         UserError: it is none, lists no episodes (written before schema version 2), or is of a later version.
@@ -110,7 +112,7 @@ def read_evaluation(path: Path) -> SavedEvaluation:
         raise UserError(f"{path}: {kind}: the list is empty, so there is nothing to compare")
     if kind == EPISODES and len(outcomes) < len(content[kind]):
         raise UserError(f"{path}: {kind}: {len(content[kind])} entries, but {len(outcomes)} different episodes")
-    return SavedEvaluation(path=path, kind=kind, meta=content["meta"], outcomes=outcomes)
+    return SavedEvaluation(path=path, name=name, kind=kind, meta=content["meta"], outcomes=outcomes)
 
 
 def _episode_outcomes(entries: object) -> dict[Hashable, Outcome]:

@@ -104,21 +104,19 @@ def differences(tasks: Sequence[Pairs], *, resamples: int = RESAMPLES, seed: int
         _resampled(pairs, resamples, generator(seed, index)) for index, pairs in enumerate(tasks)
     ]  # [resamples, runs] of each task and recipe
     found = [(pairs.first.mean(1)[None], pairs.second.mean(1)[None]) for pairs in tasks]
-    mean_draws = [_weighted(drawn, side, weights) for side in (0, 1)]
-    means = [_weighted(found, side, weights) for side in (0, 1)]
-    iqm_draws = [iqm(np.concatenate([rates[side] for rates in drawn], 1)) for side in (0, 1)]
-    iqms = [iqm(np.concatenate([rates[side] for rates in found], 1)) for side in (0, 1)]
+    values, draws = ([_aggregates(rates, side, weights) for side in (0, 1)] for rates in (found, drawn))
     first, second = (
-        Side(mean=_estimate(means[side], mean_draws[side]), iqm=_estimate(iqms[side], iqm_draws[side]))
-        for side in (0, 1)
+        Side(mean=_estimate(value[0], draw[0]), iqm=_estimate(value[1], draw[1]))
+        for value, draw in zip(values, draws, strict=True)
     )
+    mean, iqm_change = (_estimate(values[1][k] - values[0][k], draws[1][k] - draws[0][k]) for k in (0, 1))
     return Differences(
         tasks=tuple(
             _estimate(b.mean(1) - a.mean(1), drawn_b.mean(1) - drawn_a.mean(1))
             for (a, b), (drawn_a, drawn_b) in zip(found, drawn, strict=True)
         ),
-        mean=_estimate(means[1] - means[0], mean_draws[1] - mean_draws[0]),
-        iqm=_estimate(iqms[1] - iqms[0], iqm_draws[1] - iqm_draws[0]),
+        mean=mean,
+        iqm=iqm_change,
         sides=(first, second),
     )
 
@@ -144,9 +142,10 @@ def _runs_anew(rates: Array, rng: np.random.Generator) -> Array:
     return np.take_along_axis(rates, rng.integers(runs, size=(resamples, runs)), axis=1)
 
 
-def _weighted(rates: Sequence[tuple[Array, Array]], side: int, weights: Array) -> Array:
-    """The mean over all episodes, from the tasks' success rates."""
-    return sum((weight * task[side].mean(1) for weight, task in zip(weights, rates, strict=True)), np.zeros(1))
+def _aggregates(rates: Sequence[tuple[Array, Array]], side: int, weights: Array) -> tuple[Array, Array]:
+    """The mean over all episodes and the interquartile mean over runs x tasks, from the tasks' success rates."""
+    mean = sum((weight * task[side].mean(1) for weight, task in zip(weights, rates, strict=True)), np.zeros(1))
+    return mean, iqm(np.concatenate([task[side] for task in rates], 1))
 
 
 def _estimate(value: Array, draws: Array) -> Estimate:

@@ -14,7 +14,7 @@ import pytest
 
 from embodied_rl.commands.compare import main
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.comparison import Named, check_comparable
+from embodied_rl.evaluation.comparison import check_comparable
 from embodied_rl.evaluation.eval_file import find_evaluation, read_evaluation
 from tests.commands.evaluations import completions, episodes, write
 
@@ -339,7 +339,7 @@ def test_a_recipe_s_own_runs_have_to_be_comparable(two: tuple[str, str], tmp_pat
 
 
 def test_notes_name_the_pair(two: tuple[str, str]) -> None:
-    named = [Named(name=name, evaluation=read_evaluation(Path(path))) for name, path in zip("AB", two, strict=True)]
+    named = [read_evaluation(Path(path), name) for name, path in zip("AB", two, strict=True)]
     assert check_comparable(named) == []
 
 
