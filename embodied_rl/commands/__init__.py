@@ -1,4 +1,4 @@
-"""``python train.py <command> ...``: what is no run. Nothing heavy is imported before a command asks for it."""
+"""Subcommands other than training: ``python train.py <command> ...``. Each is imported when it is used."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ USAGE: Final = (
 HELP: Final = """
 Holds every evaluation after the first against the first, episode by episode, and says by how much the success rate
 differs, with a 95 % interval: bootstrap over each task's episodes. p is McNemar's exact test. Evaluations of language
-models are compared prompt by prompt. Refused, with the reason, is what did not ask the same: other episodes, horizon,
-temperature, cameras, simulator.
+models are compared prompt by prompt. Evaluations that did not ask the same (other episodes, horizon, temperature,
+cameras, simulator) are refused with the reason.
 
 EVAL is an eval.json, a run directory (its newest evaluation), or RUN:STEP. Several, with commas between them, are runs
 of one recipe with different seeds: means and interquartile means over runs and tasks.

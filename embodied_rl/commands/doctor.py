@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def folder_findings(folder: Path) -> Iterable[Finding]:
-    """The checks for what the folder is.
+    """Run the checks for a folder's kind.
 
     Raises:
         UserError: it does not exist, or is nothing that is known.
@@ -106,7 +106,7 @@ def folder_findings(folder: Path) -> Iterable[Finding]:
 
 
 def installation_findings() -> Iterator[Finding]:
-    """All checks, the quick ones first."""
+    """Run all checks of the installation, the quick ones first."""
     yield python()
     yield from packages()
     yield torch_build()
@@ -128,7 +128,7 @@ def python() -> Finding:
 
 
 def packages() -> Iterator[Finding]:
-    """Those that the project asks for, and how they compare with what it was tested with."""
+    """Compare the installed packages with what the project asks for and was tested with."""
     requirements, pins, other = _declared()[1], _pins(), list[str]()
     fine = 0
     for text in requirements:
@@ -169,7 +169,7 @@ def torch_build() -> Finding:
 
 
 def torchvision() -> Finding:
-    """A build that does not match torch's breaks transformers, which imports it where it is there."""
+    """Try to import torchvision: a build that does not match torch's breaks transformers, which imports it."""
     if importlib.util.find_spec("torchvision") is None:
         return ok("torchvision", "not installed, and not needed")
     try:
@@ -181,7 +181,7 @@ def torchvision() -> Finding:
 
 
 def simulator(name: str, package: str, code: str) -> Finding:
-    """One that is optional. It is tried in a process of its own, which a graphics driver may end."""
+    """Try an optional simulator in a process of its own, which a graphics driver may end."""
     if importlib.util.find_spec(package) is None:
         extra = package.replace("_", "")
         return warning(name, "not installed", f"{install_command(extra)}, for its envs")
@@ -227,7 +227,7 @@ def memory() -> Finding:
 
 
 def channels() -> Finding:
-    """The kernel's objects that messages between processes go through (``embodied_rl/channel``); not ``/dev/shm``."""
+    """Make the kernel's objects that channels between processes use (``embodied_rl/channel``); not ``/dev/shm``."""
     advice = "cluster=serial works without"
     try:
         os.close(os.memfd_create("doctor"))

@@ -1,1 +1,1 @@
-"""How well a policy does: success tables with intervals, eval.json, videos."""
+"""Evaluation of a policy: success tables with intervals, eval.json, comparisons, videos."""

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def show_usage(output: Console, index: Index) -> None:
-    """How to ask, and how many keys are known."""
+    """Print examples of queries, and the number of known keys."""
     output.print("Says what a configuration key of verl, ROLL, AReaL, Cosmos-RL or RLinf is called here, and back.\n")
     examples = Table.grid(padding=(0, 2))
     for query, meaning in EXAMPLES:
@@ -61,7 +61,7 @@ def show_usage(output: Console, index: Index) -> None:
 
 
 def show_answer(output: Console, index: Index, answer: Answer) -> None:
-    """Our keys that were asked for, then those of other systems, then sections."""
+    """Print our keys that were asked for, then those of other systems, then sections."""
     for name in (*answer.groups, *answer.own):
         group = name in answer.groups
         output.print(Text(f"{name}  (ours, a config group)" if group else f"{name}  (ours)", style="bold"))

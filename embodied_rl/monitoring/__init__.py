@@ -1,1 +1,1 @@
-"""What a run tells about itself: metrics, progress, where the time goes."""
+"""Metrics, progress and timing of a run."""

@@ -1,4 +1,4 @@
-"""Where a worker's wall time goes."""
+"""Timing of a worker's phases."""
 
 from __future__ import annotations
 
