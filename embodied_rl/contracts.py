@@ -9,7 +9,7 @@ move a tensor to another device and never copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,16 @@ def _check(owner: object, name: str, tensor: Tensor, shape: tuple[int | None, ..
     )
 
 
-def _pick(value: Any, index: Any) -> Any:
-    """A field of tensors at ``index``; None stays None."""
-    if isinstance(value, Mapping):
-        return {key: tensor[index] for key, tensor in value.items()}
-    return None if value is None else value[index]
+def _changed(message: Any, change: Callable[[Tensor], Tensor], *, without: Collection[str] = ()) -> dict[str, Any]:
+    """The fields of ``message``, but ``without``, with ``change`` applied to their tensors; None stays None."""
+    found: dict[str, Any] = {}
+    for name in {field.name for field in fields(message)} - set(without):
+        value = getattr(message, name)
+        if isinstance(value, Mapping):
+            found[name] = {key: change(tensor) for key, tensor in value.items()}
+        else:
+            found[name] = None if value is None else change(value)
+    return found
 
 
 def _check_leading(owner: object, name: str, tensors: Mapping[str, Tensor], *sizes: int) -> None:
@@ -231,10 +236,9 @@ class Trajectory:
         if not mask.any():
             return None
         index = mask.nonzero().squeeze(-1)
-        changed = {name: getattr(self, name)[index] for name in ("env_ids", "group_ids", "scores")}
-        for name in {f.name for f in fields(self)} - changed.keys() - {"rollout_epoch", "policy_versions"}:
-            changed[name] = _pick(getattr(self, name), (slice(None), index))
-        return replace(self, **changed)
+        by_member = {name: getattr(self, name)[index] for name in ("env_ids", "group_ids", "scores")}
+        unchanged = (*by_member, "rollout_epoch", "policy_versions")
+        return replace(self, **by_member, **_changed(self, lambda tensor: tensor[:, index], without=unchanged))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,9 +318,13 @@ class TrainBatch:
         """[K] int64: the samples with a unit that counts."""
         return self.loss_mask.reshape(len(self), -1).any(1).nonzero().squeeze(-1)
 
+    def to(self, device: str) -> TrainBatch:
+        """The same samples on ``device``."""
+        return replace(self, **_changed(self, lambda tensor: tensor.to(device)))
+
     def select(self, index: Tensor) -> TrainBatch:
         """The samples at ``index`` ([K] int64), in that order."""
-        return replace(self, **{f.name: _pick(getattr(self, f.name), index) for f in fields(self)})
+        return replace(self, **_changed(self, lambda tensor: tensor[index]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,14 @@ def first_line(error: object) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def listed(items: Iterable[str], most: int = 6, separator: str = ", ") -> str:
+    """Items for a message, not too many of them: ``a, b and 3 more``."""
+    found = list(items)
+    shown = separator.join(found[:most])
+    before_rest = separator if separator.isspace() else " "
+    return f"{shown}{before_rest}and {len(found) - most} more" if len(found) > most else shown
+
+
 def suggestion(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """``" Did you mean 'x'?"`` for the nearest of ``choices`` (similar by ``cutoff`` or more), or an empty string."""
     nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)

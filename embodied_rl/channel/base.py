@@ -1,4 +1,4 @@
-"""What every channel does, and its errors."""
+"""The interface of channels, and its errors."""
 
 from __future__ import annotations
 

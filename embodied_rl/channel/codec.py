@@ -57,8 +57,8 @@ class Encoded:
         _LENGTH.pack_into(view, 0, len(self._stream))
         view[_LENGTH.size : _LENGTH.size + len(self._stream)] = self._stream
         for array, offset in self._blocks.found:
-            place = self._start + offset
-            target = memory[place : place + array.nbytes]
+            start = self._start + offset
+            target = memory[start : start + array.nbytes]
             if array.flags.c_contiguous:
                 copy_bytes(target, array.reshape(-1).view(np.uint8))
             else:
@@ -118,7 +118,7 @@ class _Blocks:
         self._own = False
 
     def reference(self, array: Array) -> tuple[pickle.PickleBuffer | bytearray, int]:
-        """What to pickle in the array's place, and the array's offset."""
+        """A stand-in to pickle instead of the array, and the array's offset."""
         if array.nbytes <= _SMALL:
             return bytearray(array.tobytes()), 0
         offset = _aligned(self.nbytes)

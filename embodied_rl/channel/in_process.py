@@ -1,4 +1,9 @@
-"""The channel of the serial backend: all workers in one thread."""
+"""The channel and the scheduler of the serial backend: all workers in one thread.
+
+Worker methods that exchange messages are coroutines. In a process of its own a worker's coroutine never suspends,
+since its channels block; here a channel that has nothing to give awaits :func:`until`, and the scheduler lets the
+other workers run. So both backends run the same code, and a debugger sees one thread.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +91,7 @@ class DeadlockError(RuntimeError):
 
 
 class _Waiting:
-    """What a suspended coroutine yields to the scheduler."""
+    """A message from a suspended coroutine to the scheduler."""
 
     def __init__(self, ready: Callable[[], bool], what: str) -> None:
         self.ready, self.what = ready, what

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its policy, so that it can be built again without simulator, workers or configuration."""
+"""The record of a checkpoint's policy, which builds it again without simulator, workers or configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embodied_rl.schema import ModelConfig
 
 RECORD_FILE: Final = "policy.json"
 PACKAGES: Final = ("torch", "transformers", "peft")
-"""Those whose versions are written down, beside our own."""
+"""Packages whose versions are written down, beside our own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class PolicyRecord:
 
     @classmethod
     def of(cls, config: ModelConfig, spec: PolicySpec) -> Self:
-        """That of a run's policy.
+        """Describe a run's policy.
 
         Raises:
             UserError: ``model.lora.path`` cannot be used.
@@ -56,7 +56,7 @@ class PolicyRecord:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """That of a checkpoint.
+        """Read the record of a checkpoint.
 
         Raises:
             CheckpointError: it has none, or a damaged one.

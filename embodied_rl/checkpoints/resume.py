@@ -1,4 +1,4 @@
-"""What changed in the configuration since the checkpoint that a run goes on from."""
+"""Changes of the configuration since the checkpoint that a run resumes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _FIXED: Final[Mapping[str, str]] = {
 }
 """Key or section that a run cannot change on its way -> why."""
 _FREE: Final = ("model.lora.dropout",)
-"""What it can all the same."""
+"""Exceptions to that."""
 _OF_REFERENCE: Final = ("runner.init_from", "actor.seed")
-"""What the reference policy is made from."""
+"""Keys that decide the reference policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +77,14 @@ def check(checkpoint: Path, changes: list[Change]) -> None:
     if refused:
         lines = [f"  {c.key}: {_shown(c.before)} -> {_shown(c.now)}; {c.refusal}" for c in refused]
         raise CheckpointError(
-            f"{checkpoint} cannot be gone on from with this configuration:\n"
+            f"cannot resume {checkpoint} with this configuration:\n"
             + "\n".join(lines)
             + "\nSet these keys as they were, or start a new run from its weights with runner.init_from."
         )
 
 
 def table(changes: list[Change]) -> Table:
-    """What changed, for the console."""
+    """A table of the changes, for the console."""
     shown = Table(title="changed since the checkpoint", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("key", "checkpoint", "now"):
         shown.add_column(name, overflow="fold")
@@ -132,7 +132,7 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
 
 
 def _moved(before: Any, now: Any) -> bool:
-    """Whether a folder is at another place than it was: the same name, there, and nothing where it was."""
+    """Whether a folder has moved: one of the same name is there, and none at the old path."""
     if not (isinstance(before, str) and isinstance(now, str)):
         return False
     old, new = Path(before), Path(now)

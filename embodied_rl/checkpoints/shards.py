@@ -1,24 +1,23 @@
-"""What the actor saves: model and optimiser, sharded, with torch DCP. Where it goes is ``store.py``'s.
+"""The shards that the actor saves: model and optimiser, with torch DCP. Where it goes is ``store.py``'s.
 
 Only tensors are saved: learning rates and other hyperparameters are those of the run that goes on.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import math
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, futures
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -32,12 +31,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 from torch.optim import Optimizer
 
 from embodied_rl.checkpoints.store import refuse_strangers
-from embodied_rl.errors import CheckpointError, first_line
+from embodied_rl.errors import CheckpointError, first_line, listed
 from embodied_rl.models.base import Policy
+from embodied_rl.models.weights.folder import misfits
 from embodied_rl.training.optimizer import init_optimizer_state
 
 ACTOR_DIR = "actor"
@@ -48,7 +47,7 @@ _SHOWN = 8
 def actor_state(
     policy: Policy, optimizer: Optimizer | None, extra: Mapping[str, torch.Tensor] | None = None
 ) -> dict[str, Any]:
-    """What a checkpoint holds: this rank's shards (a collective).
+    """Collect a checkpoint's contents: this rank's shards (a collective).
 
     Args:
         optimizer: None leaves it out.
@@ -133,7 +132,7 @@ def load_actor(
     if optimizer is not None:
         if not any(name.startswith("optimizer.") for name in saved):
             raise CheckpointError(
-                f"{directory}: holds no optimiser, so no run can go on from it (it was saved with "
+                f"{directory}: holds no optimiser, so no run can resume it (it was saved with "
                 "runner.save_contents=[model]); start from its weights with runner.init_from, or use another checkpoint"
             )
         optimizer_state = _optimizer_state(policy, optimizer)
@@ -169,22 +168,13 @@ def _saved_tensors(directory: Path) -> dict[str, TensorStorageMetadata]:
 
 def _check_model(saved: Mapping[str, TensorStorageMetadata], model_state: Mapping[str, Any], directory: Path) -> None:
     """Refuse a checkpoint of another model, saying how it differs."""
-    held = {name.removeprefix("model."): list(entry.size) for name, entry in saved.items() if name.startswith("model.")}
+    held = {name.removeprefix("model."): entry.size for name, entry in saved.items() if name.startswith("model.")}
     if not held:
         raise CheckpointError(f"{directory}: holds no weights; use another checkpoint")
-    wanted = {name: list(tensor.shape) for name, tensor in model_state.items() if isinstance(tensor, torch.Tensor)}
-    differences = [f"{name} is missing" for name in wanted.keys() - held.keys()]
-    differences += [f"{name} is not in this model" for name in held.keys() - wanted.keys()]
-    differences += [
-        f"{name} is {held[name]}, expected {wanted[name]}"
-        for name in wanted.keys() & held.keys()
-        if held[name] != wanted[name]
-    ]
-    if differences:
-        shown = "\n".join(f"  {text}" for text in sorted(differences)[:_SHOWN])
-        more = f"\n  and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    wanted = {name: tensor.shape for name, tensor in model_state.items() if isinstance(tensor, Tensor)}
+    if differences := misfits(wanted, held):
         raise CheckpointError(
-            f"{directory} holds another model than this run's:\n{shown}{more}\n"
+            f"{directory} holds another model than this run's:{_lines(differences)}\n"
             "Use the model, env and algorithm that it was saved with (config.yaml in its run directory)."
         )
 
@@ -195,18 +185,20 @@ def _check_optimizer(
     """Refuse a checkpoint that lacks moments, which is no damage: it was saved without them."""
     wanted = {f"optimizer.state.{parameter}.{name}" for parameter, entries in state.items() for name in entries}
     if missing := sorted(wanted - saved.keys()):
-        shown = "\n".join(f"  {name}" for name in missing[:_SHOWN])
-        more = f"\n  and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise CheckpointError(
-            f"{directory} can be read, and lacks {len(missing)} of the {len(wanted)} tensors of this run's optimiser:\n"
-            f"{shown}{more}\n"
+            f"{directory} can be read, and lacks {len(missing)} of the {len(wanted)} tensors of this run's optimiser:"
+            f"{_lines(missing)}\n"
             "They were not saved. Go on with the version and configuration that saved it (config.yaml in its run "
             "directory), or start a new run from its weights with runner.init_from."
         )
 
 
+def _lines(items: Iterable[str]) -> str:
+    return "\n  " + listed(sorted(items), _SHOWN, "\n  ")
+
+
 def _cause(error: BaseException) -> str:
-    """What went wrong, in one line: DCP's own message has the tracebacks of all ranks."""
+    """The cause in one line: DCP's own message has the tracebacks of all ranks."""
     if isinstance(error, CheckpointException):
         [error, *_] = [failure for failure, _ in error.failures.values()]
     return first_line(error)
@@ -228,7 +220,7 @@ _DTYPES: Final = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""As the format names them: https://github.com/huggingface/safetensors#format."""
+"""Names of types in the format: https://github.com/huggingface/safetensors#format."""
 
 
 class ShardWriter(HuggingFaceStorageWriter):
@@ -237,13 +229,13 @@ class ShardWriter(HuggingFaceStorageWriter):
     def __init__(self, directory: Path) -> None:
         super().__init__(str(directory), save_distributed=True)
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> futures.Future[list[WriteResult]]:
         """Called by torch, in every rank.
 
         Raises:
             TypeError: something is no tensor, or one of a type that the format does not have.
         """
-        done: Future[list[WriteResult]] = Future()
+        done: futures.Future[list[WriteResult]] = futures.Future()
         if plan.items:
             number = plan.storage_data["shard_index"]
             with (Path(self.path) / f"shard_{number:05d}{SUFFIX}").open("wb") as file:
@@ -267,7 +259,7 @@ def _write(file: BinaryIO, items: list[WriteItem], planner: SavePlanner) -> None
         begin, end = end, end + math.prod(shape) * _dtype(item).itemsize
         header[name] = {"dtype": _DTYPES[_dtype(item)], "shape": shape, "data_offsets": [begin, end]}
         chunks[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}  # type: ignore[union-attr]
-    header["__metadata__"] = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(chunks)}  # its place in the whole
+    header["__metadata__"] = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(chunks)}  # its offset in the whole
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     file.write(len(text).to_bytes(8, "little"))
@@ -293,7 +285,7 @@ def _shape(item: WriteItem) -> list[int]:
 
 
 def read_index(directory: Path) -> dict[str, TensorStorageMetadata]:
-    """What the shards in a folder hold: name -> shape, type and parts.
+    """Read what the shards in a folder hold: name -> shape, type and parts.
 
     Raises:
         CheckpointError: there are none, one of them is damaged, or parts are missing between them.
@@ -332,9 +324,8 @@ class AsyncWriter:
 
     def __init__(self) -> None:
         self._group: dist.ProcessGroup | None = None
-        self._done = threading.Event()
-        self._done.set()
-        self._error: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
 
     def begin(self, state: Mapping[str, Any], directory: Path, completed: Callable[[], None]) -> None:
         """Start to write ``state``; returns when it may be changed again (a collective).
@@ -349,18 +340,12 @@ class AsyncWriter:
             self._group = group
         future = async_save(dict(state), storage_writer=ShardWriter(directory), process_group=self._group)
         assert not isinstance(future, AsyncSaveResponse)  # that is for stagers of one's own
-        self._done.clear()
 
-        def finish(future: concurrent.futures.Future[Any]) -> None:
-            try:
-                future.result()
-                completed()
-            except (Exception, CheckpointException) as error:  # the latter is no Exception
-                self._error = error
-            finally:
-                self._done.set()
+        def finish() -> None:
+            future.result()
+            completed()
 
-        future.add_done_callback(finish)
+        self._pending = self._thread.submit(finish)
 
     def wait(self) -> None:
         """Return when nothing is on its way.
@@ -368,7 +353,6 @@ class AsyncWriter:
         Raises:
             Exception: why it could not be written; once.
         """
-        self._done.wait()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()

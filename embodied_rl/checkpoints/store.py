@@ -18,15 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from embodied_rl.errors import CheckpointError
+from embodied_rl.errors import CheckpointError, listed
 from embodied_rl.files import hidden_neighbour, write_synced
 from embodied_rl.schema import Config
 
 STATE_FILE = "state.json"
 _NAME = re.compile(r"global_step_(\d+)")
 _HIDDEN = ".global_step_*"
-_SHOWN: Final = 3
-"""Files that a message lists."""
 _KINDS: Final = (".safetensors", ".json")
 """All that a checkpoint consists of; neither can hold code."""
 _PICKLES: Final = (".metadata", ".distcp")
@@ -49,7 +47,7 @@ class FileSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """What a run needs, beside weights and optimiser, to go on.
+    """The rest of what a run needs to resume, beside weights and optimiser.
 
     Randomness is a function of seed and step everywhere, so the step is all that has to be remembered of it.
     """
@@ -61,7 +59,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What it takes to complete a checkpoint once its contents are written: :func:`seal`, then :func:`publish`."""
+    """A checkpoint to complete once its contents are written: :func:`seal`, then :func:`publish`."""
 
     scratch: Path
     directory: Path
@@ -74,12 +72,12 @@ def checkpoint_dir(run_dir: Path, step: int) -> Path:
 
 
 def experiment_dir(config: Config) -> Path:
-    """Where the experiment's runs are."""
+    """The directory of the experiment's runs."""
     return Path(config.runner.output_dir) / config.runner.experiment_name
 
 
 def find_checkpoint(config: Config) -> Path | None:
-    """The checkpoint to go on from or to evaluate; None to start afresh.
+    """The checkpoint to resume or to evaluate; None to start afresh.
 
     Raises:
         CheckpointError: as :func:`resolve`, or an evaluation asks for ``auto`` and there is nothing to evaluate.
@@ -112,7 +110,7 @@ def initial_weights(config: Config) -> Path | None:
 
 
 def begin(directory: Path) -> Path:
-    """A clean hidden place to write the checkpoint to that :func:`publish` will call ``directory``.
+    """A clean hidden directory to write the checkpoint to that :func:`publish` will call ``directory``.
 
     What killed runs left behind is removed.
     """
@@ -246,16 +244,16 @@ def refuse_strangers(directory: Path) -> None:
     """
     names = sorted(path for path in _files(directory) if not path.endswith(_KINDS))
     if former := [name for name in names if name.endswith(_PICKLES)]:
-        raise CheckpointError(f"{directory}: holds {_listed(former)}: {_FORMER}")
+        raise CheckpointError(f"{directory}: holds {listed(former, 3)}: {_FORMER}")
     if names:
         raise CheckpointError(
-            f"{directory}: holds {_listed(names)}, which is no part of a checkpoint (*.safetensors and *.json) and was "
-            "not opened, as reading it could run code; find out where it is from, and remove it"
+            f"{directory}: holds {listed(names, 3)}, which is no part of a checkpoint (*.safetensors and *.json) and "
+            "was not opened, as reading it could run code; find out where it is from, and remove it"
         )
 
 
 def _read(directory: Path) -> tuple[RunState, dict[str, FileSum]]:
-    """What :func:`seal` wrote into :data:`STATE_FILE`, which has a checksum of itself."""
+    """Read :data:`STATE_FILE` as :func:`seal` wrote it, with a checksum of itself."""
     refuse_strangers(directory)
     path = directory / STATE_FILE
     advice = "use another checkpoint of the run"
@@ -279,10 +277,6 @@ def _sum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
 def _sums(directory: Path, paths: Iterable[str]) -> dict[str, FileSum]:
     """Path relative to ``directory`` -> sum. Files are read side by side, a gibibyte a second each."""
     names = sorted(paths)
@@ -291,7 +285,7 @@ def _sums(directory: Path, paths: Iterable[str]) -> dict[str, FileSum]:
 
 
 def _differences(directory: Path, saved: Mapping[str, FileSum]) -> list[str]:
-    """How the files of a checkpoint differ from those that were saved, a line each."""
+    """Differences between a checkpoint's files and those that were saved, a line each."""
     here = _contents(directory)
     sizes = {path: (directory / path).stat().st_size for path in saved.keys() & here}
     same_size = [path for path, size in sizes.items() if size == saved[path].bytes]

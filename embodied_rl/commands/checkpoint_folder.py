@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from embodied_rl.checkpoints.resume import CONFIG_FILE, read_config
 from embodied_rl.checkpoints.store import STATE_FILE, complete_checkpoints, read_state, verify
-from embodied_rl.commands.findings import Finding, listed, ok, problem, warning
+from embodied_rl.commands.findings import Finding, ok, problem, warning
 from embodied_rl.commands.safetensors_header import DamagedError, TensorInfo, read_header
-from embodied_rl.errors import CheckpointError
+from embodied_rl.errors import CheckpointError, listed
 
 _RECORD: Final = "policy.json"
 _ACTOR: Final = "actor"

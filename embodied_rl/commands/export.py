@@ -21,7 +21,7 @@ import rich
 from embodied_rl.checkpoints.store import read_state, resolve, verify
 from embodied_rl.commands.folders import new_folder, refuse_existing
 from embodied_rl.commands.terminal import CommandParser
-from embodied_rl.errors import CheckpointError, UserError
+from embodied_rl.errors import CheckpointError, UserError, listed
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 
 if TYPE_CHECKING:
@@ -156,10 +156,9 @@ def _rebuild(record: PolicyRecord, checkpoint: Path, *, unchanged_base: bool) ->
         after = _sums(policy)
         changed = sorted(name for name in after if after[name] != before[name])
         if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise UserError(
                 f"adapters=only: the weights under the adapters of {checkpoint} are not those of "
-                f"{record.model.path}: {', '.join(changed[:3])}{more}; use adapters=merged"
+                f"{record.model.path}: {listed(changed, 3)}; use adapters=merged"
             )
     else:
         merge_adapters(policy)

@@ -50,9 +50,3 @@ def show(console: Console, title: str, findings: Iterable[Finding]) -> int:
         table.add_row(Text(finding.status, style=_STYLES[finding.status]), Text(finding.what), text)
     console.print(table)
     return status
-
-
-def listed(names: Iterable[str], most: int = 6) -> str:
-    """Names for a message, not too many of them."""
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from embodied_rl.commands.export import EXPORT_FILE, use_of
 from embodied_rl.commands.families import Family, family_of
-from embodied_rl.commands.findings import Finding, listed, ok, problem, warning
+from embodied_rl.commands.findings import Finding, ok, problem, warning
 from embodied_rl.commands.safetensors_header import DamagedError, TensorInfo, read_header
+from embodied_rl.errors import listed
 from embodied_rl.models.registry import LANGUAGE_MODELS
 
 CONFIG_FILE: Final = "config.json"

@@ -1,4 +1,4 @@
-"""Where workers go: the placement syntax, shared by every task.
+"""The placement of workers: its syntax, shared by every task.
 
 ``{"actor,rollout": "0-3", "env": "4-7"}`` gives the actor and the rollout group ranks 0..3 on accelerators 0..3, and
 the envs four workers on the next four. A rank is an accelerator, or a process slot on a machine without one. Components

@@ -36,17 +36,17 @@ from embodied_rl.runtime.worker import (
 )
 
 _GRACE_S: Final = 15.0
-"""How long a worker may take to close before it is killed."""
+"""Time for a worker to close before it is killed."""
 _PATIENCE_S: Final = 2.0
-"""How long the user waits for that before we say what for."""
+"""Time after which the user is told what is waited for."""
 _SETTLE_S: Final = 0.5
 """After a first failure, how long to wait for others: a dead rank's peers may complain before its death is noticed."""
 _POLL_S: Final = 1.0
-"""How often to look for dead workers that nothing announces: a forked child may hold a dead worker's pipes open."""
+"""Interval to look for dead workers that nothing announces: a forked child may hold their pipes open."""
 _KILL_S: Final = 2.0
-"""How long a process may take to die before we say what is waited for: its memory is freed, of a GPU, too."""
+"""Time for a killed process to die, its memory freed, before the user is told what is waited for."""
 _STUCK_S: Final = 30.0
-"""How long we wait for that."""
+"""Time that we wait for that."""
 
 
 class _Process:
@@ -58,7 +58,7 @@ class _Process:
         self.ready = False
         """It has been built, so it may have something to close."""
         self.failure: tuple[bool, str] | None = None
-        """Whether it is a user's mistake, and the message or traceback."""
+        """(is it a user's mistake, message or traceback)."""
 
     @property
     def running(self) -> bool:
@@ -149,7 +149,7 @@ class ProcessBackend:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=process_worker.main,
-            args=(context, process_worker.Sealed(spec.worker, spec.arguments), theirs, os.getpid()),
+            args=(context, process_worker.PickledWorker(spec.worker, spec.arguments), theirs, os.getpid()),
             name=context.name,
             daemon=False,  # an env worker may have children of its own
         )
@@ -236,7 +236,7 @@ class ProcessBackend:
             time.sleep(0.01)
         failed = [p for p in self._processes if p.failure is not None]
         silent = [p for p in self._processes if p.failure is None]
-        texts = [_obituary(p) for p in silent if not p.running]
+        texts = [_describe_exit(p) for p in silent if not p.running]
         refusals = [p.failure[1] for p in failed if p.failure and p.failure[0]]
         if refusals and not texts:
             self._failure = UserFailure(refusals[0])
@@ -274,7 +274,7 @@ class ProcessBackend:
             self._wait_for_workers(signalled)
             for process in self._processes:
                 process.kill()
-            self._bury()
+            self._reap()
             self._channels.clear()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -297,7 +297,7 @@ class ProcessBackend:
                 print(f"waiting {_GRACE_S:g} s at most for {names} to close; Ctrl-C: at once", file=sys.stderr)
             wait(_sentinels(alive), 0.1)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         start, said = time.monotonic(), False
         for process in self._processes:
             while process.running and (waited := time.monotonic() - start) < _STUCK_S:
@@ -320,7 +320,7 @@ def _sentinels(processes: Iterable[_Process]) -> list[int]:
     return [p.process.sentinel for p in processes]
 
 
-def _obituary(process: _Process) -> str:
+def _describe_exit(process: _Process) -> str:
     code = process.process.exitcode
     if code is not None and code < 0:
         name = next((s.name for s in signal.Signals if s == -code), "a real-time signal")

@@ -30,8 +30,8 @@ from embodied_rl.runtime.worker import ProgressCallback, Worker, WorkerContext
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Sealed:
-    """What to build a worker from. Arrives as ``bytes``, for :func:`main` to open when it is ready for an error."""
+class PickledWorker:
+    """A worker's class and arguments. Arrives as ``bytes``, for :func:`main` to open when it is ready for an error."""
 
     def __init__(self, worker: Callable[..., Worker], arguments: Mapping[str, Any]) -> None:
         self._content = (worker, dict(arguments))
@@ -67,7 +67,7 @@ class _Driver:
         return pickle.loads(data)
 
 
-def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: int) -> NoReturn:
+def main(context: WorkerContext, pickled: bytes, pipe: Connection, driver_pid: int) -> NoReturn:
     """Build the worker, then answer calls until the driver closes the pipe."""
     signals.die_with_parent(driver_pid)
     signals.show_as(context.name)
@@ -83,7 +83,7 @@ def main(context: WorkerContext, sealed: bytes, pipe: Connection, driver_pid: in
     driver = _Driver(pipe)
     worker: Worker | None = None
     try:
-        worker = _build(context, sealed, driver)
+        worker = _build(context, pickled, driver)
         driver.send("ready")
         DataWatch(lambda: driver.send("alive")).start()
         while True:
@@ -107,8 +107,8 @@ def _report(driver: _Driver, by_user: bool, text: str) -> None:
         driver.send("failure", by_user, text)
 
 
-def _build(context: WorkerContext, sealed: bytes, driver: _Driver) -> Worker:
-    worker_class, arguments = pickle.loads(sealed)
+def _build(context: WorkerContext, pickled: bytes, driver: _Driver) -> Worker:
+    worker_class, arguments = pickle.loads(pickled)
     if torch := sys.modules.get("torch"):  # the user's main module may have brought it in before the variables were set
         torch.set_num_threads(context.num_threads)
 

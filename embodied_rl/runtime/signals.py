@@ -70,7 +70,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def show_as(name: str) -> None:
-    """What ``ps`` and ``top`` call this process; Linux keeps 15 characters."""
+    """Name this process in ``ps`` and ``top``; Linux keeps 15 characters."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 

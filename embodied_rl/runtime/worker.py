@@ -35,7 +35,7 @@ def _ignore_progress(what: str, done: int, total: int) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerContext:
-    """Who a worker is. Built by the backend, given to the worker's constructor."""
+    """A worker's identity. Built by the backend, given to the worker's constructor."""
 
     group: str
     rank: int
@@ -70,7 +70,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """What to launch: one worker per device."""
+    """A group to launch: one worker per device."""
 
     name: str
     worker: Callable[..., Worker]
@@ -125,7 +125,7 @@ class Backend(Protocol):
         ...
 
     def on_progress(self, callback: ProgressCallback) -> None:
-        """Where workers' progress reports go."""
+        """Send workers' progress reports to ``callback``."""
         ...
 
     def abandon(self, channel: Channel, keys: Sequence[Hashable]) -> None:

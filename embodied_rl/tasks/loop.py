@@ -1,4 +1,4 @@
-"""What all training loops share: when to step, evaluate and save, and how versions of the weights travel."""
+"""The training loop of every task: when to step, evaluate and save, and how weights travel."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rich.console import Console
 
+from embodied_rl.errors import listed
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runtime.worker import Handle, WorkerGroup
@@ -42,10 +43,10 @@ class TrainingLoop(Generic[C]):
     console: Console
     first_step: int = 0
     resumed: Path | None = None
-    """The checkpoint that the run goes on from."""
+    """The checkpoint that the run resumes."""
     saver: CheckpointSaver = field(init=False)
     _version: int | None = field(default=None, init=False)
-    """Of the weights that the rollout workers hold, or take before they begin anything new."""
+    """Version of the weights that the rollout workers hold, or take before they begin anything new."""
     _ahead: Lookahead[Any] = field(init=False)
     _loading: deque[tuple[int, int, Handle]] = field(default_factory=deque, init=False)
     """Versions on their way to the rollout workers: the first training step whose rollout starts with it, the version,
@@ -114,7 +115,7 @@ class TrainingLoop(Generic[C]):
 
     @property
     def max_staleness(self) -> int:
-        """How many updates older than a training step's own its rollout's weights may be."""
+        """Maximum policy lag, in updates: how far a rollout's weights may trail its training step's."""
         return self.config.rollout.max_staleness
 
     def start_rollout(self, step: int) -> Any:
@@ -122,7 +123,7 @@ class TrainingLoop(Generic[C]):
         raise NotImplementedError
 
     def next_rollout(self) -> Any:
-        """What :meth:`start_rollout` gave for the present training step. Those of later steps go on meanwhile."""
+        """The result of :meth:`start_rollout` for the present training step. Later rollouts go on meanwhile."""
         assert self._version is not None
         self._ahead.begin(self._version)
         return self._ahead.take()
@@ -169,9 +170,8 @@ class TrainingLoop(Generic[C]):
     def _warn_of_idle_parameters(self, step: int, names: tuple[str, ...]) -> None:
         """Say so where parameters are to be trained that no loss reaches, once for as long as they are the same."""
         if names and names != self._idle:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             self.console.print(
-                f"step {step + 1}: no gradient for {', '.join(names[:3])}{more}: they stay as they are, since nothing "
+                f"step {step + 1}: no gradient for {listed(names, 3)}: they stay as they are, since nothing "
                 "that the loss depends on reads them",
                 style="yellow",
                 highlight=False,
@@ -179,7 +179,7 @@ class TrainingLoop(Generic[C]):
         self._idle = names
 
     def sync_if_due(self, version: int) -> float:
-        """As :meth:`sync`, each ``runner.weight_sync_interval`` versions; returns the seconds it took."""
+        """Call :meth:`sync` each ``runner.weight_sync_interval`` versions; returns the seconds it took."""
         return 0.0 if version % self.config.runner.weight_sync_interval else self.sync(version)
 
     def sync(self, version: int) -> float:

@@ -208,7 +208,7 @@ def _outside_shared_prefixes(t: Trajectory, returns: Tensor, min_tokens: int) ->
 
 
 def _counts(t: Trajectory, returns: Tensor, kept: Tensor) -> dict[str, Tensor]:
-    """Of a trajectory in which all members are known, or none."""
+    """Metrics of a trajectory in which all members are known, or none."""
     if not t.valid.any():
         return dict.fromkeys(("groups_equal", "groups_filtered", "score"), _pair(0.0, 0.0))
     groups = Groups.of(t.group_ids)
@@ -257,7 +257,7 @@ def minibatches(all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch
         count: optimiser steps; fewer where there are fewer samples.
 
     Yields:
-        This rank's part of each mini-batch as places in ``own_ids``; it may be empty. Nothing if there is no sample.
+        This rank's part of each mini-batch as indices into ``own_ids``; it may be empty. Nothing if there is no sample.
     """
     if not len(all_ids):
         return

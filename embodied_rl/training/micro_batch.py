@@ -1,4 +1,4 @@
-"""Which samples go through the network at once: so many, so many tokens' worth, or as many as fit in memory."""
+"""Micro-batches, the samples that go through the network at once: a number, a number of tokens, or what fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class MicroBatch:
-    """How samples are cut into micro-batches.
+    """Cuts samples into micro-batches.
 
     Where their lengths differ, samples of like length go together: less padding. With ``auto`` all samples are tried at
     once first. Where memory runs out the size is halved for the rest of the run, and the work is done again from its
@@ -48,11 +48,11 @@ class MicroBatch:
 
     @property
     def fitting(self) -> int | None:
-        """What was found to fit; None where nothing was tried."""
+        """The number of samples found to fit; None where nothing was tried."""
         return self._fitting
 
     def run(self, count: int, lengths: Tensor | None, work: Callable[[list[Tensor]], T]) -> T:
-        """``work`` on ``count`` samples: it gets the places ([k] int64) of each micro-batch's.
+        """``work`` on ``count`` samples: it gets the indices ([k] int64) of each micro-batch.
 
         Args:
             lengths: [count,K] int64 as ``Policy.sample_lengths``.
@@ -89,7 +89,7 @@ class MicroBatch:
 
 
 def of_equal_size(count: int, lengths: Tensor | None, size: int) -> list[Tensor]:
-    """Places of ``count`` samples, ``size`` at a time; the longest first, where they have lengths."""
+    """Indices of ``count`` samples, ``size`` at a time; the longest first, where they have lengths."""
     if not count:
         return []
     order = torch.arange(count) if lengths is None else lengths.sum(1).argsort(descending=True, stable=True)
@@ -97,20 +97,20 @@ def of_equal_size(count: int, lengths: Tensor | None, size: int) -> list[Tensor]
 
 
 def within_budget(lengths: Tensor, max_tokens: int) -> list[Tensor]:
-    """Places of samples, as many at a time as have ``max_tokens`` together, padding included; the longest first.
+    """Indices of samples, as many at a time as have ``max_tokens`` together, padding included; the longest first.
 
     A part of a sample is padded to the longest such part in its micro-batch. A sample above the budget goes alone.
     """
     order = lengths.sum(1).argsort(descending=True, stable=True)
     groups: list[list[int]] = []
     longest = [0] * lengths.shape[1]
-    for place, parts in zip(order.tolist(), lengths[order].tolist(), strict=True):
+    for index, parts in zip(order.tolist(), lengths[order].tolist(), strict=True):
         padded = [max(pair) for pair in zip(longest, parts, strict=True)]
         if groups and sum(padded) * (len(groups[-1]) + 1) <= max_tokens:
-            groups[-1].append(place)
+            groups[-1].append(index)
             longest = padded
         else:
-            groups.append([place])
+            groups.append([index])
             longest = parts
     return [torch.tensor(group) for group in groups]
 

@@ -70,7 +70,7 @@ def init_optimizer_state(optimizer: Optimizer) -> None:
 
 
 def learning_rate_factor(step: int, config: LRScheduleConfig, *, total_steps: int) -> float:
-    """What the configured rates are multiplied by in a training step.
+    """Return the factor on the configured rates in a training step.
 
     First a linear warm-up: ``(step + 1) / warm-up``. Then, over the steps up to the decay's end, with p running from 0
     to 1 and m being ``min_lr_ratio``:

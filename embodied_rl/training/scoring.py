@@ -1,10 +1,9 @@
-"""What the update needs to know of the rollouts before it starts, from forward passes without gradient."""
+"""Forward passes without gradient before the update: what it needs to know of the rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,45 +14,86 @@ from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.algorithms.units import mask_at_level, reduce_to_level
 from embodied_rl.contracts import Trajectory
 from embodied_rl.models.base import Evaluation, Policy
-from embodied_rl.schema import AlgorithmConfig, MicroBatchSize
+from embodied_rl.schema import ActorConfig, AlgorithmConfig
 from embodied_rl.training.batch import taken_chunks
 from embodied_rl.training.micro_batch import MicroBatch
 from embodied_rl.training.sharding import max_over_ranks
 
 
+class Reference:
+    """The policy that the run started from: a copy, sharded like the one that is trained. It is frozen here."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        """Evaluate recorded decisions as ``Policy.evaluate`` does."""
+        return self.policy(replay_inputs, temperature=temperature, with_distribution=with_distribution)
+
+
+class BaseReference(Reference):
+    """The policy that is trained, without its adapters: no weights of its own.
+
+    It gives what the run started from as long as adapters, and a value head, are all that is trained.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def __call__(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        from embodied_rl.models.weights.lora import adapters_off  # peft takes a second to import
+
+        with adapters_off(self.policy):
+            return super().__call__(replay_inputs, temperature=temperature, with_distribution=with_distribution)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """One rank's policy in training, and what scoring and update need beside it."""
+
+    policy: Policy
+    """Sharded."""
+    reference: Reference | None = None
+    """Needed with ``algorithm.kl_beta``."""
+    actor: ActorConfig
+    algorithm: AlgorithmConfig
+    device: str
+    longest_sequence: int = 1
+    """Chunks that a sequence can have."""
+    report_progress: Callable[[str, int, int], None]
+
+    @property
+    def policies(self) -> list[Policy]:
+        """All that a pass may go through."""
+        return [self.policy] if self.reference is None else [self.policy, self.reference.policy]
+
+
 class Scorer:
     """Fills in a step's trajectories: log-probabilities under the present weights and under the reference policy, the
     divergence of the two, and values where the rollout has none. A collective over the actor's ranks.
-
-    Args:
-        reference: needed with ``algorithm.kl_beta``.
-        recompute_logprobs: replace the rollout's log-probabilities.
-        batch_size: samples a pass; ``auto`` as in the update.
-        max_tokens: tokens a pass instead, for language.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        reference: Reference | None,
-        *,
-        algorithm: AlgorithmConfig,
-        recompute_logprobs: bool,
-        batch_size: MicroBatchSize,
-        max_tokens: int | None = None,
-        device: str,
-        report_progress: Callable[[str, int, int], None],
-    ) -> None:
-        self._policy, self._reference = policy, reference
-        self._algorithm, self._recompute = algorithm, recompute_logprobs
-        references = [] if reference is None else [reference.policy]
-        self._micro_batch = MicroBatch(batch_size, policy, *references, max_tokens=max_tokens)
-        self._device = device
-        self._max, self._report_progress = max_over_ranks(device), report_progress
+    def __init__(self, training: Training) -> None:
+        actor, algorithm = training.actor, training.algorithm
+        self._policy, self._reference = training.policy, training.reference
+        self._algorithm, self._recompute = algorithm, actor.recompute_logprobs
+        self._micro_batch = MicroBatch(
+            actor.logprob_micro_batch_size or actor.micro_batch_size,
+            *training.policies,
+            # A size of its own is meant for the scoring alone.
+            max_tokens=None if actor.logprob_micro_batch_size else actor.max_tokens_per_micro_batch,
+        )
+        self._device = training.device
+        self._max, self._report_progress = max_over_ranks(training.device), training.report_progress
         decoupled = "prox_logp_method" in POLICY_LOSSES[algorithm.loss_type].sections
         self._proximal = decoupled and algorithm.prox_logp_method != "loglinear"
         self._values = ADVANTAGES[algorithm.adv_type].needs_values
-        self._in_reward = reference is not None and algorithm.kl_in == "reward"
+        self._in_reward = self._reference is not None and algorithm.kl_in == "reward"
         self._full = algorithm.kl_penalty_type == "full"
 
     @torch.no_grad()
@@ -86,8 +126,8 @@ class Scorer:
         sizes = [int(f.sum()) for f in flat]
         parts = {name: tensor.split(sizes) for name, tensor in found.items()}
         return [
-            self._filled(t, f, {name: part[place] for name, part in parts.items()}, diagnostics)
-            for place, (t, f) in enumerate(zip(trajectories, flat, strict=True))
+            self._filled(t, f, {name: part[i] for name, part in parts.items()}, diagnostics)
+            for i, (t, f) in enumerate(zip(trajectories, flat, strict=True))
         ]
 
     def _passes(
@@ -97,7 +137,7 @@ class Scorer:
         the exact ``divergence``.
 
         Args:
-            parts: places of each pass's samples.
+            parts: indices of each pass's samples.
         """
         found: dict[str, list[Tensor]] = {}
         passes = int(self._max(torch.tensor([len(parts)]))[0])
@@ -127,8 +167,8 @@ class Scorer:
             for name, tensor in results.items():
                 found.setdefault(name, []).append((tensor[:0] if spare else tensor).float().cpu())
             self._report_progress("scoring", number + 1, passes)
-        places = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
-        return {name: torch.cat(tensors)[places] for name, tensors in found.items()}
+        order = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
+        return {name: torch.cat(tensors)[order] for name, tensors in found.items()}
 
     def _filled(self, t: Trajectory, flat: Tensor, found: dict[str, Tensor], diagnostics: Diagnostics) -> Trajectory:
         def spread(name: str) -> Tensor:
@@ -166,48 +206,3 @@ class Scorer:
             )
             return replace(t, reference_kl=kl)
         return t
-
-
-class Reference(Protocol):
-    """Evaluates recorded decisions under the reference weights, without gradient."""
-
-    policy: Policy
-    """What computes them."""
-
-    def __call__(
-        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
-    ) -> Evaluation:
-        """As ``Policy.evaluate``."""
-        ...
-
-
-class CopiedReference:
-    """A copy of the initial policy, sharded like the one that is trained. It is frozen here."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy.eval().requires_grad_(False)
-
-    @torch.no_grad()
-    def __call__(
-        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
-    ) -> Evaluation:
-        return self.policy(replay_inputs, temperature=temperature, with_distribution=with_distribution)
-
-
-class BaseReference:
-    """The policy that is trained, without its adapters: no weights of its own.
-
-    It gives what the run started from as long as adapters, and a value head, are all that is trained.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-
-    @torch.no_grad()
-    def __call__(
-        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
-    ) -> Evaluation:
-        from embodied_rl.models.weights.lora import adapters_off  # peft takes a second to import
-
-        with adapters_off(self.policy):
-            return self.policy(replay_inputs, temperature=temperature, with_distribution=with_distribution)

@@ -1,4 +1,4 @@
-"""FSDP2 on one code path: gloo on CPUs, NCCL on GPUs, any number of ranks."""
+"""FSDP2 on one code path: gloo on CPUs, NCCL on GPUs, any number of ranks. Also compilation, recomputation, offload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore, HashStore
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.optim import Optimizer
@@ -95,20 +94,13 @@ def _replicated(mesh: DeviceMesh, config: FSDPConfig) -> DeviceMesh:
     return init_device_mesh(mesh.device_type, (mesh.size() // size, size), mesh_dim_names=("replicate", "shard"))
 
 
-def full_state_dict(policy: Policy) -> dict[str, Tensor]:
-    """The whole model on the CPU, gathered from all ranks (a collective). Empty on ranks other than 0."""
-    state = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    # Cloned: with one rank the gathered tensors are the parameters themselves, which the next update changes.
-    return {name: tensor.detach().clone() for name, tensor in state.items() if isinstance(tensor, Tensor)}
-
-
 def sum_over_ranks(device: str) -> Callable[[Tensor], Tensor]:
     """A callback that sums a tensor over the ranks and returns it where it came from."""
     return _collective(device, dist.ReduceOp.SUM)
 
 
 def max_over_ranks(device: str) -> Callable[[Tensor], Tensor]:
-    """As :func:`sum_over_ranks`, with the elementwise maximum."""
+    """A callback like :func:`sum_over_ranks`, with the elementwise maximum."""
     return _collective(device, dist.ReduceOp.MAX)
 
 
@@ -121,24 +113,12 @@ def _collective(device: str, operation: dist.ReduceOp.RedOpType) -> Callable[[Te
     return reduce
 
 
-def gather_values(own: Tensor, device: str) -> Tensor:
-    """All ranks' one-dimensional tensors, concatenated; ranks may hold different numbers of elements."""
-    if dist.get_world_size() == 1:
-        return own
-    reduce_max = max_over_ranks(device)
-    longest = int(reduce_max(torch.tensor([len(own)]))[0])
-    padded = torch.zeros(longest, dtype=own.dtype, device=device)
-    padded[: len(own)] = own.to(device)
-    parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, padded)
-    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in parts]
-    dist.all_gather(lengths, torch.tensor([len(own)], device=device))
-    return torch.cat([part[: int(n)] for part, n in zip(parts, lengths, strict=True)]).to(own.device)
-
-
-def gather_ids(own: Tensor, device: str) -> Tensor:
-    """All ranks' [*] int64 ids, concatenated; ranks may hold different numbers of them."""
-    return gather_values(own, device)
+def gather_values(own: Tensor) -> Tensor:
+    """All ranks' tensors, concatenated; ranks may hold different numbers of elements."""
+    parts: list[Tensor] = [own] * dist.get_world_size()
+    if len(parts) > 1:
+        dist.all_gather_object(parts, own.cpu())
+    return torch.cat(parts).to(own.device)
 
 
 def compile_blocks(policy: Policy) -> None:
@@ -154,7 +134,7 @@ def compile_blocks(policy: Policy) -> None:
 
 
 def checkpoint_blocks(policy: Policy) -> None:
-    """Keep of each block its inputs alone for the backward pass, in place; to be called after :func:`compile_blocks`.
+    """Keep only each block's inputs for the backward pass, in place; call it after :func:`compile_blocks`.
 
     Not torch's ``checkpoint_wrapper``, which puts a module around each block and so its own name into those of all
     parameters.

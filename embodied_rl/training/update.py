@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -15,14 +15,12 @@ from torch.optim import Optimizer
 
 from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.contracts import TrainBatch
-from embodied_rl.models.base import Policy
-from embodied_rl.schema import ActorConfig, AlgorithmConfig
 from embodied_rl.training.batch import minibatches
 from embodied_rl.training.micro_batch import MicroBatch
 from embodied_rl.training.objective import Objective, Term, UpdateContext
 from embodied_rl.training.optimizer import init_optimizer_state
-from embodied_rl.training.scoring import Reference
-from embodied_rl.training.sharding import gather_ids, max_over_ranks, sum_over_ranks
+from embodied_rl.training.scoring import Training
+from embodied_rl.training.sharding import gather_values, max_over_ranks, sum_over_ranks
 
 
 class Updater:
@@ -30,42 +28,22 @@ class Updater:
 
     Losses are sums divided by counts taken over all micro-batches and ranks of a mini-batch, and each rank runs as many
     passes as the one with the most samples, so neither micro-batch size nor world size changes a gradient.
-
-    Args:
-        reference: needed for an exact divergence in the loss.
-        longest_sequence: chunks that a sequence can have.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        optimizer: Optimizer,
-        *,
-        actor: ActorConfig,
-        algorithm: AlgorithmConfig,
-        device: str,
-        world_size: int,
-        report_progress: Callable[[str, int, int], None],
-        reference: Reference | None = None,
-        longest_sequence: int = 1,
-    ) -> None:
-        self._policy, self._optimizer = policy, optimizer
-        self._actor, self._algorithm = actor, algorithm
-        self._device, self._world_size = device, world_size
-        self._report_progress = report_progress
-        self._sum, self._max = sum_over_ranks(device), max_over_ranks(device)
-        self._objective = Objective(
-            policy, reference, algorithm=algorithm, device=device, longest_sequence=longest_sequence
-        )
-        references = [] if reference is None else [reference.policy]
+    def __init__(self, training: Training, optimizer: Optimizer) -> None:
+        self._policy, self._optimizer = training.policy, optimizer
+        self._actor, self._algorithm, self._device = training.actor, training.algorithm, training.device
+        self._report_progress = training.report_progress
+        self._sum, self._max = sum_over_ranks(training.device), max_over_ranks(training.device)
+        self._objective = Objective(training)
         self._left_out = self._seen = 0
         """Samples of this update's optimiser steps."""
         self.without_gradient: dict[str, Tensor] = {}
         """Trainable parameters, by name, that no loss of the last update reached: nothing reads them."""
         self._under_way = ""
-        """What the micro-batches that are reported belong to."""
+        """Name of the update and mini-batch in progress reports."""
         self._micro_batch = MicroBatch(
-            actor.micro_batch_size, policy, *references, max_tokens=actor.max_tokens_per_micro_batch
+            self._actor.micro_batch_size, *training.policies, max_tokens=self._actor.max_tokens_per_micro_batch
         )
 
     def run(self, batch: TrainBatch, *, step: int, kl_beta: float = 0.0) -> dict[str, float]:
@@ -80,42 +58,35 @@ class Updater:
         """
         algorithm = self._algorithm
         diagnostics = Diagnostics()
-        batch = self._objective.near_policy(batch, diagnostics)
+        batch = self._objective.mask_off_policy(batch, diagnostics)
         context = UpdateContext(version=step + 1, kl_beta=kl_beta, return_std=self._objective.return_std(batch))
-        # A rank whose groups were all filtered holds one masked sample, which must not take a place in a mini-batch:
+        # A rank whose groups were all filtered holds one masked sample, which must not count in a mini-batch:
         # another number of ranks would have another number of them.
         trainable = batch.trainable()
         own_ids = batch.sample_ids[trainable]
-        all_ids = gather_ids(own_ids, self._device)
-        if algorithm.n_minibatches is not None:
-            count = algorithm.n_minibatches
-        else:
-            assert self._actor.global_batch_size is not None  # the config's checks ask for one of the two
-            count = max(1, round(len(all_ids) / self._actor.global_batch_size))
-        norms: list[float] = []
-        skipped = 0
-        self._left_out = self._seen = 0
+        all_ids = gather_values(own_ids)
+        count = self._minibatch_count(len(all_ids))
         total = algorithm.update_epoch * min(count, len(all_ids))
-        stopped = False
+        self._left_out = self._seen = 0
         self.without_gradient = {name: p for name, p in self._policy.named_parameters() if p.requires_grad and total}
+        norms: list[float] = []
+        stopped = False
         for epoch in range(algorithm.update_epoch):
-            for place in minibatches(all_ids, own_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count):
-                self._under_way = f"update {len(norms) + skipped + 1}/{total}: micro-batch"
-                norm = self._optimizer_step(batch, trainable[place], diagnostics, context)
+            for index in minibatches(all_ids, own_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count):
+                self._under_way = f"update {len(norms) + 1}/{total}: micro-batch"
+                norm = self._optimizer_step(batch, trainable[index], diagnostics, context)
                 stopped = norm is None
                 if norm is None:
                     break
-                if math.isfinite(norm):
-                    norms.append(norm)
-                else:
-                    skipped += 1
+                norms.append(norm)
             if stopped:
                 break
         diagnostics.reduce(self._sum, self._max)
+        finite = [norm for norm in norms if math.isfinite(norm)]
         metrics = {
             **diagnostics.result(),
-            "grad_norm": sum(norms) / len(norms) if norms else 0.0,
-            "optimizer_steps": float(len(norms)),
+            "grad_norm": sum(finite) / len(finite) if finite else 0.0,
+            "optimizer_steps": float(len(finite)),
             "samples": float(len(all_ids)),
         }
         if self._actor.skip_zero_advantages:
@@ -124,8 +95,16 @@ class Updater:
         if self._micro_batch.fitting is not None:
             metrics["micro_batch_size"] = float(self._micro_batch.fitting)
         if self._actor.optim.skip_nonfinite:
-            metrics["nonfinite_steps"] = float(skipped)
-        return metrics if algorithm.early_stop_imp_ratio is None else metrics | {"early_stopped": float(stopped)}
+            metrics["nonfinite_steps"] = float(len(norms) - len(finite))
+        if algorithm.early_stop_imp_ratio is not None:
+            metrics["early_stopped"] = float(stopped)
+        return metrics
+
+    def _minibatch_count(self, samples: int) -> int:
+        if self._algorithm.n_minibatches is not None:
+            return self._algorithm.n_minibatches
+        assert self._actor.global_batch_size is not None  # the config's checks ask for one of the two
+        return max(1, round(samples / self._actor.global_batch_size))
 
     def _optimizer_step(
         self, batch: TrainBatch, index: Tensor, diagnostics: Diagnostics, context: UpdateContext
@@ -172,18 +151,18 @@ class Updater:
         return norm.item()
 
     def _plan(self, batch: TrainBatch, index: Tensor, context: UpdateContext) -> tuple[dict[str, Term], Tensor]:
-        """How a mini-batch's samples count, and which of them ([k] int64 into ``index``) to go through."""
+        """Terms of a mini-batch's loss, and the samples ([k] int64 into ``index``) to go through."""
         minibatch = batch.select(index)
         terms = self._objective.terms(minibatch if len(index) else _masked(batch))
         if not self._actor.skip_zero_advantages:
             return terms, torch.arange(len(index))
-        teaching = self._objective.teaches(minibatch, context).nonzero().squeeze(-1)
+        teaching = self._objective.has_gradient(minibatch, context).nonzero().squeeze(-1)
         self._seen += len(index)
         self._left_out += len(index) - len(teaching)
         return terms, teaching
 
     def _loss_scales(self) -> tuple[float, ...]:
-        """What to multiply the loss by; the next one where gradients overflow.
+        """Factors to multiply the loss by; the next one where gradients overflow.
 
         float16 has numbers from 6e-8 to 65504, and most gradients are at its lower end. Each step starts from the
         largest scale, so that there is none to save.
@@ -206,9 +185,9 @@ class Updater:
         """Leave a mini-batch's gradient, times ``loss_scale``, in the parameters.
 
         Args:
-            index: places in ``batch`` of the mini-batch's samples.
-            teaching: places in ``index`` of the samples to go through.
-            parts: places in ``teaching`` of each micro-batch's.
+            index: indices into ``batch`` of the mini-batch's samples.
+            teaching: indices into ``index`` of the samples to go through.
+            parts: indices into ``teaching`` of each micro-batch.
         """
         assert isinstance(self._policy, FSDPModule)
         diagnostics = Diagnostics()
@@ -224,13 +203,13 @@ class Updater:
             last = number == passes - 1
             self._policy.set_requires_gradient_sync(last or not self._actor.fsdp_config.enable_gradient_accumulation)
             # FSDP averages gradients over ranks; the loss's denominators are global already.
-            (loss * self._world_size * loss_scale).backward()
+            (loss * dist.get_world_size() * loss_scale).backward()
             self._report_progress(self._under_way, number + 1, passes)
         self.without_gradient = {name: p for name, p in self.without_gradient.items() if p.grad is None}
         return diagnostics
 
     def _keep_value_gradients(self) -> None:
-        """So that the optimiser leaves the rest as it is. A policy without a value head has nothing to warm up."""
+        """Drop the others' gradients, so that the optimiser leaves them as they are. Without a value head, keep all."""
         of_value_head = {id(p) for p in self._policy.value_parameters()}
         if not of_value_head:
             return

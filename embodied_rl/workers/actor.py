@@ -31,12 +31,12 @@ from embodied_rl.schema import ActorConfig, AlgorithmConfig, ModelConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.training.batch import build_train_batch, passing_members
 from embodied_rl.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rates
-from embodied_rl.training.scoring import BaseReference, CopiedReference, Reference, Scorer
+from embodied_rl.training.scoring import BaseReference, Reference, Scorer, Training
 from embodied_rl.training.sharding import (
     TrainingState,
     checkpoint_blocks,
     compile_blocks,
-    gather_ids,
+    gather_values,
     init_process_group,
     max_over_ranks,
     shard,
@@ -48,7 +48,7 @@ from embodied_rl.workers.weight_sync import WeightSender
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
-    """What a rank tells the runner about an update; the metrics are equal on all ranks."""
+    """A rank's report on an update; the metrics are equal on all ranks."""
 
     metrics: dict[str, float]
     seconds: dict[str, float]
@@ -103,7 +103,7 @@ class ActorWorker(Worker):
         """For later training steps."""
         self._writer = AsyncWriter()
         self._written: Path | None = None
-        """Where the newest checkpoint's contents are, or will be as soon as the writer is done."""
+        """Directory of the newest checkpoint's contents, perhaps still being written."""
 
     def setup(self, spec: PolicySpec, *, action_statistics: ActionStatistics | None = None) -> int:
         """Build, shard and equip the policy; returns its number of parameters.
@@ -132,33 +132,20 @@ class ActorWorker(Worker):
             target_kl=algorithm.kl_ctrl.target_kl if algorithm.kl_ctrl.type == "adaptive" else None,
             horizon=algorithm.kl_ctrl.horizon if algorithm.kl_ctrl.type == "adaptive" else None,
         )
-        self._scorer = Scorer(
-            self._policy,
-            reference,
-            algorithm=algorithm,
-            recompute_logprobs=self._config.recompute_logprobs,
-            batch_size=self._config.logprob_micro_batch_size or self._config.micro_batch_size,
-            # A size of its own is meant for the scoring alone.
-            max_tokens=None if self._config.logprob_micro_batch_size else self._config.max_tokens_per_micro_batch,
-            device=context.device,
-            report_progress=context.report_progress,
-        )
-        self._updater = Updater(
-            self._policy,
-            self._optimizer,
+        training = Training(
+            policy=self._policy,
+            reference=reference,
             actor=self._config,
             algorithm=algorithm,
             device=context.device,
-            world_size=context.world_size,
-            report_progress=context.report_progress,
-            reference=reference,
             longest_sequence=self._longest_sequence,
+            report_progress=context.report_progress,
         )
+        self._scorer, self._updater = Scorer(training), Updater(training, self._optimizer)
         self._state: TrainingState | None = None
         if self._config.enable_offload:
             require_accelerator("actor.enable_offload", context.device)
-            references = [] if reference is None else [reference.policy]
-            self._state = TrainingState([self._policy, *references], self._optimizer, context.device)
+            self._state = TrainingState(training.policies, self._optimizer, context.device)
             self._state.move("cpu")
         sync_dtype = self._config.sync_dtype
         self._sender = WeightSender(
@@ -202,7 +189,7 @@ class ActorWorker(Worker):
         if self._config.torch_compile:
             compile_blocks(policy)
         shard(policy, mesh, self._config.fsdp_config)
-        return CopiedReference(policy)
+        return Reference(policy)
 
     def _shares_its_base(self) -> bool:
         """Whether the policy without its adapters stays what training starts from."""
@@ -260,7 +247,7 @@ class ActorWorker(Worker):
         reduce = sum_over_ranks(self.context.device)
         # In one order however the messages came in: floating-point sums depend on it.
         self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
-        passing = gather_ids(self._passing_groups(), self.context.device).sort().values
+        passing = gather_values(self._passing_groups()).sort().values
         last_group = int(passing[self._groups - 1]) if len(passing) > self._groups else None
         staleness = self._staleness(step)
         algorithm, scores = self._algorithm, Diagnostics()
@@ -280,7 +267,7 @@ class ActorWorker(Worker):
             metrics["groups"] = float(min(len(passing), self._groups))
         factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._total_steps)
         set_learning_rates(self._optimizer, factor)
-        # What is drawn in a pass (dropout in adapters) depends on the place in the run alone, as all randomness does.
+        # Draws in a pass (dropout in adapters) depend on the step alone, as all randomness does.
         torch.manual_seed(derived_seed(self._config.seed, step, self.context.rank, bits=32))
         self._policy.train()
         with self._timer.phase("update"):
@@ -341,7 +328,7 @@ class ActorWorker(Worker):
             self._kl.beta = float(extra["kl_beta"])
 
     def _extra_state(self) -> dict[str, torch.Tensor]:
-        """What changes from step to step beside weights and optimiser."""
+        """Tensors that change from step to step beside weights and optimiser."""
         if self._algorithm.kl_ctrl.type == "fixed":
             return {}
         return {"kl_beta": torch.tensor(self._kl.beta, dtype=torch.float64)}

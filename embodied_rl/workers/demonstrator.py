@@ -24,7 +24,7 @@ from embodied_rl.workers.trajectory import split_by_rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationSummary:
-    """What there is to imitate."""
+    """The demonstrations to imitate, in numbers."""
 
     num_frames: int
     num_episodes: int
@@ -33,10 +33,10 @@ class DemonstrationSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationReport:
-    """What a worker tells the runner about a training step's demonstrations."""
+    """A worker's report on a training step's demonstrations."""
 
     samples: int
-    """That this worker sent."""
+    """Samples that this worker sent."""
     seconds: dict[str, float]
     """Phase -> wall seconds."""
 

@@ -1,4 +1,4 @@
-"""How a version of the weights gets from the actor to the rollout workers.
+"""The way of a version of the weights from the actor to the rollout workers.
 
 The actor gathers one tensor at a time and sends buckets of bounded size; a receiver copies each bucket into its policy
 at once and drops it. So neither side ever holds the weights a second time. Between the first bucket and the end a
@@ -11,7 +11,7 @@ After a first whole version only tensors that can change travel: those that are 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from torch.distributed.tensor import DTensor
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import TensorLayout, WeightBucket, WeightPiece, WeightsBegin, WeightsEnd
-from embodied_rl.errors import WeightSyncError
+from embodied_rl.errors import WeightSyncError, listed
 from embodied_rl.models.base import Policy
+from embodied_rl.models.weights.folder import misfits
 
 Message = WeightsBegin | WeightBucket | WeightsEnd
 
 _CONVERTED = (torch.float32, torch.bfloat16, torch.float16)
-"""What ``actor.sync_dtype`` applies to; integers and float64 travel as they are."""
+"""Types that ``actor.sync_dtype`` applies to; integers and float64 travel as they are."""
 _SHOWN = 8
 """Tensors that a message lists."""
 
@@ -130,7 +131,7 @@ class _Packer:
             yield from self.rest()
 
     def rest(self) -> Iterator[WeightBucket]:
-        """What is left, unless that is nothing."""
+        """A last bucket of what is left, if anything is."""
         if self._pieces:
             yield WeightBucket(version=self._version, number=self.buckets, pieces=tuple(self._pieces))
             self.buckets += 1
@@ -161,7 +162,7 @@ class WeightReceiver:
 
     @property
     def version(self) -> int:
-        """That of the weights in the policy. Raises as :meth:`require_complete`."""
+        """Version of the weights in the policy. Raises as :meth:`require_complete`."""
         self.require_complete()
         assert self._version is not None
         return self._version
@@ -212,20 +213,24 @@ class WeightReceiver:
 
     def _check_begin(self, begin: WeightsBegin) -> None:
         """Refuse what does not fit before anything is written."""
-        own, travelling = self._target, begin.tensors
-        problems = [f"{name} is not in this policy" for name in travelling.keys() - own.keys()]
-        if begin.since is None:
-            problems += [f"{name} is missing" for name in own.keys() - travelling.keys()]
-        elif begin.since != self._version:
+        travelling = begin.tensors
+        # A version after the first brings a part.
+        own = {name: t for name, t in self._target.items() if begin.since is None or name in travelling}
+        problems = misfits(
+            {name: tensor.shape for name, tensor in own.items()},
+            {name: layout.shape for name, layout in travelling.items()},
+        )
+        if begin.since is not None and begin.since != self._version:
             problems.append(f"it is what changed since version {begin.since}, and this policy has {self._version}")
-        for name in travelling.keys() & own.keys():
-            layout, tensor = travelling[name], own[name]
-            if layout.shape != tuple(tensor.shape):
-                problems.append(f"{name} is {list(layout.shape)}, expected {list(tensor.shape)}")
-            elif torch.promote_types(layout.dtype, tensor.dtype) != tensor.dtype:
-                problems.append(f"{name} is {layout.dtype}, which {tensor.dtype} does not hold exactly")
+        problems += [
+            f"{name} is {travelling[name].dtype}, which {tensor.dtype} does not hold exactly"
+            for name, tensor in own.items()
+            if name in travelling and torch.promote_types(travelling[name].dtype, tensor.dtype) != tensor.dtype
+        ]
         if problems:
-            raise WeightSyncError(f"version {begin.version} does not fit this policy: {_names(problems)}")
+            raise WeightSyncError(
+                f"version {begin.version} does not fit this policy: {listed(sorted(problems), _SHOWN)}"
+            )
 
     def _check_sums(self, version: int, checksums: Mapping[str, int]) -> None:
         """Compare what the policy has now, frozen tensors included, with what the actor has."""
@@ -237,7 +242,7 @@ class WeightReceiver:
         if differing:
             raise WeightSyncError(
                 f"version {version}: {len(differing)} of {len(self._target)} tensors are not what the actor sent "
-                f"(actor.verify_weight_sync): {_names(differing)}"
+                f"(actor.verify_weight_sync): {listed(sorted(differing), _SHOWN)}"
             )
 
 
@@ -268,7 +273,7 @@ class _Arrival:
         layouts = self._begin.tensors
         lacking = [name for name, count in self._done.items() if count != torch.Size(layouts[name].shape).numel()]
         if lacking:
-            raise WeightSyncError(f"version {message.version} ended without parts of {_names(lacking)}")
+            raise WeightSyncError(f"version {message.version} ended without parts of {listed(sorted(lacking), _SHOWN)}")
         return message
 
     def _write(self, piece: WeightPiece) -> None:
@@ -301,12 +306,6 @@ def _gather(tensor: Tensor) -> Tensor:
 def _checksum(values: Tensor) -> int:
     """CRC-32 of a flat tensor's bytes."""
     return zlib.crc32(values.view(torch.uint8).numpy().data)
-
-
-def _names(names: Collection[str]) -> str:
-    shown = sorted(names)[:_SHOWN]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return (", ".join(shown) or "nothing") + more
 
 
 def _shown(message: object) -> str:

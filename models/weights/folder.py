@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from embodied_rl.errors import UserError
+from embodied_rl.errors import UserError, listed
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -157,21 +157,31 @@ def check_fit(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where
     Raises:
         UserError: tensors are missing or too many, or have another shape.
     """
+    refuse_misfit(
+        misfits(
+            {name: tensor.shape for name, tensor in expected.items()},
+            {name: tensor.shape for name, tensor in found.items()},
+        ),
+        where,
+    )
+
+
+def misfits(expected: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]]) -> list[str]:
+    """How the shapes of tensors differ from the expected ones, a line each."""
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is unexpected" for name in found if name not in expected]
     problems += [
-        f"{name} is {list(found[name].shape)}, expected {list(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
+        f"{name} is {list(found[name])}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and tuple(found[name]) != tuple(shape)
     ]
-    refuse_misfit(problems, where)
+    return problems
 
 
 def refuse_misfit(problems: Sequence[str], where: str) -> None:
     """Raises UserError: there are problems."""
     if problems:
-        more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise UserError(f"{where}: the weights do not fit the model: {'; '.join(problems[:_SHOWN])}{more}")
+        raise UserError(f"{where}: the weights do not fit the model: {listed(problems, _SHOWN, '; ')}")
 
 
 def _without_value_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

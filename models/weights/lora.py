@@ -16,7 +16,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from embodied_rl.errors import UserError
+from embodied_rl.errors import UserError, listed
 from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.adapters import KEY, AdapterFolder, copy_into, read_folder, write_folder
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit
@@ -177,9 +177,8 @@ def _check_layers(policy: Policy, root: nn.Module, folder: AdapterFolder) -> Non
         f"{name} has no adapter, which its configuration asks for" for name in folder.lacking(linear - left_out)
     ]
     if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise UserError(
-            f"model.lora.path={folder.path}: the adapters do not fit the model: {'; '.join(problems[:3])}{more}"
+            f"model.lora.path={folder.path}: the adapters do not fit the model: {listed(problems, 3, '; ')}"
         )
 
 

@@ -61,7 +61,7 @@ def test_what_would_corrupt_the_run_is_refused(tmp_path: Path, before: list[str]
     with pytest.raises(CheckpointError, match=re.escape(f"\n  {key}: ")) as caught:
         resume.check(checkpoint, changes(checkpoint, *now))
     text = str(caught.value)
-    assert text.startswith(f"{checkpoint} cannot be gone on from with this configuration:\n")
+    assert text.startswith(f"cannot resume {checkpoint} with this configuration:\n")
     assert text.endswith("or start a new run from its weights with runner.init_from.")
 
 

@@ -18,14 +18,8 @@ from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.host import HostWeights
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.training.optimizer import build_optimizer
-from embodied_rl.training.sharding import (
-    TrainingState,
-    checkpoint_blocks,
-    compile_blocks,
-    full_state_dict,
-    init_process_group,
-    shard,
-)
+from embodied_rl.training.sharding import TrainingState, checkpoint_blocks, compile_blocks, init_process_group, shard
+from tests.gathered import full_state_dict
 from tests.training.learner import distance, same, training_config
 from tests.training.samples import MODELS, decisions, model
 

@@ -21,11 +21,12 @@ from embodied_rl.models.weights.lora import add_adapters
 from embodied_rl.schema import Config
 from embodied_rl.training.batch import build_train_batch
 from embodied_rl.training.optimizer import build_optimizer
-from embodied_rl.training.scoring import CopiedReference, Scorer
-from embodied_rl.training.sharding import checkpoint_blocks, compile_blocks, full_state_dict, shard, sum_over_ranks
+from embodied_rl.training.scoring import Reference, Scorer, Training
+from embodied_rl.training.sharding import checkpoint_blocks, compile_blocks, shard, sum_over_ranks
 from embodied_rl.training.update import Updater
 from embodied_rl.workers.trajectory import split_by_rank
 from tests.configs import config_of
+from tests.gathered import full_state_dict
 from tests.stand_in import sharded
 from tests.training.rollouts import CHUNK, rollout, small_policy
 
@@ -82,32 +83,22 @@ class Learner:
             checkpoint_blocks(self.policy)
         self._shard(self.policy)
         self.optimizer = self.make_optimizer(self.policy, self.config.actor.optim)
-        self.reference: CopiedReference | None = None
+        self.reference: Reference | None = None
         if self.config.algorithm.kl_beta > 0:
             # Not the policy that is trained: then there is a divergence from the start.
             other = small_policy(values_per_chunk(self.config), seed=2)
             self._shard(other)
-            self.reference = CopiedReference(other)
-        self.scorer = Scorer(
-            self.policy,
-            self.reference,
-            algorithm=self.config.algorithm,
-            recompute_logprobs=self.config.actor.recompute_logprobs,
-            batch_size=self.config.actor.logprob_micro_batch_size or self.config.actor.micro_batch_size,
-            device=self.device,
-            report_progress=self._note,
-        )
-        self.updater = Updater(
-            self.policy,
-            self.optimizer,
+            self.reference = Reference(other)
+        training = Training(
+            policy=self.policy,
+            reference=self.reference,
             actor=self.config.actor,
             algorithm=self.config.algorithm,
             device=self.device,
-            world_size=self.world_size,
-            report_progress=self._note,
-            reference=self.reference,
             longest_sequence=4,
+            report_progress=self._note,
         )
+        self.scorer, self.updater = Scorer(training), Updater(training, self.optimizer)
 
     def _shard(self, policy: Policy) -> None:
         if self.device == "cpu":

@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy
-from embodied_rl.training.sharding import checkpoint_blocks, compile_blocks, full_state_dict, shard
+from embodied_rl.training.sharding import checkpoint_blocks, compile_blocks, shard
+from tests.gathered import full_state_dict
 from tests.training.learner import distance, same, trained, training_config
 from tests.training.ranks import Ranks
 from tests.training.samples import MODELS, decisions, model

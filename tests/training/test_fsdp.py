@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from embodied_rl.training.sharding import full_state_dict, gather_ids, max_over_ranks, shard, sum_over_ranks
+from embodied_rl.training.sharding import gather_values, max_over_ranks, shard, sum_over_ranks
+from tests.gathered import full_state_dict
 from tests.training.learner import same, training_config
 from tests.training.ranks import Ranks
 from tests.training.rollouts import small_policy
@@ -16,7 +17,7 @@ def collectives(mesh: DeviceMesh) -> dict[str, Tensor]:
     rank = mesh.get_rank()
     own = torch.tensor([1.0 + rank, 10.0 * (1 - rank)], dtype=torch.float64)
     sums, maxima = sum_over_ranks("cpu")(own), max_over_ranks("cpu")(own)
-    ids = gather_ids(torch.arange(3 * rank, dtype=torch.int64) + 100 * rank, "cpu")
+    ids = gather_values(torch.arange(3 * rank, dtype=torch.int64) + 100 * rank)
     return {"own": own, "sum": sums, "max": maxima, "ids": ids}
 
 
@@ -30,7 +31,7 @@ def test_collectives(two_ranks: Ranks) -> None:
 
 def test_collectives_of_one_rank(mesh: DeviceMesh) -> None:
     assert sum_over_ranks("cpu")(torch.tensor([2.0])).tolist() == [2.0]
-    assert gather_ids(torch.tensor([4, 2]), "cpu").tolist() == [4, 2]
+    assert gather_values(torch.tensor([4, 2])).tolist() == [4, 2]
 
 
 def sharded(mesh: DeviceMesh) -> dict[str, object]:

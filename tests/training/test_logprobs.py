@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.contracts import Trajectory
 from embodied_rl.models.base import Policy
-from embodied_rl.training.sharding import full_state_dict
+from tests.gathered import full_state_dict
 from tests.training.learner import Learner, same, training_config, two_epochs
 
 UNCAPPED = "algorithm.behav_imp_weight_cap=null"

@@ -18,12 +18,12 @@ from embodied_rl.launch import connect, make_backend
 from embodied_rl.models.base import Policy
 from embodied_rl.runtime.serial import SerialGroup
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.training.sharding import full_state_dict
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from embodied_rl.workers.env import EnvReport, EnvWorker
 from embodied_rl.workers.rollout import RolloutReport, RolloutWorker
 from tests.configs import embodied
 from tests.fakes import seen_after
+from tests.gathered import full_state_dict
 
 
 @cache

@@ -12,7 +12,7 @@ from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.errors import CheckpointError
 from embodied_rl.models.weights.lora import save_adapters
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.training.scoring import BaseReference, CopiedReference
+from embodied_rl.training.scoring import BaseReference, Reference
 from tests.workers.job import Job, easy, small
 
 
@@ -63,10 +63,10 @@ def test_the_reference_is_the_base_and_costs_no_copy(kind: str, monkeypatch: pyt
     for shared in (True, False):
         if not shared:
             # A rule that makes a copy for the same run: modules that are trained whole, here none that exist.
-            monkeypatch.setattr("embodied_rl.workers.actor.BaseReference", CopiedReference)
+            monkeypatch.setattr("embodied_rl.workers.actor.BaseReference", Reference)
             monkeypatch.setattr("embodied_rl.workers.actor.ActorWorker._shares_its_base", lambda _: False)
         with Job(config) as job:
-            assert isinstance(job.actor._scorer._reference, BaseReference if shared else CopiedReference)
+            assert type(job.actor._scorer._reference) is (BaseReference if shared else Reference)
             for step in range(2):
                 job.roll(step)
                 metrics = job.update(step)
@@ -80,7 +80,7 @@ def test_the_reference_is_the_base_and_costs_no_copy(kind: str, monkeypatch: pyt
 
 def test_modules_that_are_trained_whole_need_a_copy() -> None:
     with Job(penalised("model.lora.modules_to_save=[log_std]")) as job:
-        assert isinstance(job.actor._scorer._reference, CopiedReference)
+        assert type(job.actor._scorer._reference) is Reference
 
 
 def test_a_run_goes_on_with_adapters_of_a_folder(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_run_goes_on_with_adapters_of_a_folder(tmp_path: Path) -> None:
     config = easy(small("algorithm=grpo", "algorithm.group_size=2", "algorithm.kl_beta=0.3", given), 0.7)
     with Job(config) as job:
         # Without its adapters the policy is not what the run starts from.
-        assert isinstance(job.actor._scorer._reference, CopiedReference)
+        assert type(job.actor._scorer._reference) is Reference
         assert all(torch.equal(tensor, before[name]) for name, tensor in job.weights().items() if name in before)
         job.roll()
         assert job.update()["reference_kl"] == pytest.approx(0.0, abs=1e-3)

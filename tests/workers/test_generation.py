@@ -17,10 +17,10 @@ from embodied_rl.models.causal_lm.policy import CausalLMPolicy
 from embodied_rl.runtime.serial import SerialGroup
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.math.reporting import all_records
-from embodied_rl.training.sharding import full_state_dict
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationReport, GenerationWorker
 from tests.configs import small_math
+from tests.gathered import full_state_dict
 
 SCORES = "tests.language.rewards.scores"
 
