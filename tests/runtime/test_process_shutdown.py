@@ -154,7 +154,7 @@ def test_a_process_may_take_time_to_die(
     monkeypatch.setattr(process, "_STUCK_S", 1.0)
     dying = Dying(seconds)
     backend._processes.append(dying)  # type: ignore[arg-type]
-    backend._bury()
+    backend._reap()
     assert re.search(said, capfd.readouterr().err)
     assert dying.closed == (seconds < 1.0)
 
