@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -32,6 +33,19 @@ def atomic(path: Path, *, shared: bool = False) -> Iterator[Path]:
         scratch.replace(path)
     finally:
         remove(scratch)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock file, with the directories above it. The system lifts the lock when the process dies.
+
+    Raises:
+        BlockingIOError: another process holds it, and ``wait`` is false.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def remove(path: Path) -> None:

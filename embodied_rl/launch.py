@@ -41,7 +41,7 @@ from embodied_rl.tasks.task import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
 WIRINGS: dict[str, str] = {
-    "collect": "embodied_rl.tasks.collect.wiring:CollectWiring",
+    "collect": "embodied_rl.tasks.collect.run:CollectWiring",
     "embodied": "embodied_rl.tasks.embodied.wiring:EmbodiedWiring",
     "embodied_sft": "embodied_rl.tasks.embodied_sft.wiring:EmbodiedSftWiring",
     "math": "embodied_rl.tasks.math.wiring:MathWiring",

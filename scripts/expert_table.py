@@ -21,8 +21,8 @@ from rich.console import Console
 
 from embodied_rl.cli import config_of
 from embodied_rl.contracts import EpisodeRecord
-from embodied_rl.demonstrations.expert_success import Evaluation, play_episode, reset_states
-from embodied_rl.demonstrations.experts import expert_class
+from embodied_rl.demonstrations.expert import expert_class
+from embodied_rl.demonstrations.play import play_expert, spread_states
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table
@@ -81,24 +81,19 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
     stateless = {"cameras": []} if "cameras" in {field.name for field in dataclasses.fields(env_type.Params)} else {}
     params = parse_params(env_type.Params, config.init_params | stateless, "env.init_params")
     env = env_type(1, params, config.seed)  # type: ignore[call-arg]  # every adapter's signature
-    plan = Evaluation(
-        task_ids=arguments.tasks,
-        episodes_per_task=arguments.episodes,
-        max_episode_steps=steps,
-        noise_seed=arguments.noise,
-    )
     kind = {"env": arguments.env, "max_episode_steps": steps, "noise_seed": arguments.noise}
     out: Path | None = arguments.out
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
     records = _read(out, kind)
-    states = reset_states(env, plan)
+    states = spread_states(env, arguments.tasks, arguments.episodes)
     expert = expert_type(env)
     # The console of standard error, so that the table alone can be redirected.
     with Progress(len(states), unit="episode", console=Console(stderr=True)) as progress:
         for state in states:
             if state not in records:
-                record = records[state] = play_episode(env, expert, state, plan)
+                record = play_expert(env, expert, state, max_steps=steps, noise_seed=arguments.noise)
+                records[state] = record
                 if out is not None:
                     with out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(kind | dataclasses.asdict(record)) + "\n")

@@ -13,10 +13,10 @@ import yaml
 from embodied_rl import launch
 from embodied_rl.cli import config_of
 from embodied_rl.demonstrations.dataset import Demonstrations
-from embodied_rl.demonstrations.episode_recorder import play
-from embodied_rl.demonstrations.lerobot import tables
 from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged
+from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.demonstrations.plan import CONFIG
+from embodied_rl.demonstrations.play import play
 from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import CollectConfig
@@ -112,7 +112,7 @@ def test_more_are_added_and_none_is_played_twice(tmp_path: Path) -> None:
     launch.run(config(tmp_path, "env.task_ids=[0,1]", "collect.episodes_per_task=1"))
     launch.run(config(tmp_path, "env.task_ids=[0,2]", "collect.episodes_per_task=2"))
     root = tmp_path / "data"
-    records = tables.episodes(root, tables.info(root))
+    records = DataSet.open(root).episodes()
     assert [(r["task_id"], r["reset_state_id"]) for r in records] == [(0, 20), (1, 84), (0, 21), (2, 148), (2, 149)]
     provenance = json.loads((root / "meta/provenance.json").read_text())
     assert [run["episodes"] for run in provenance] == [[0, 2], [2, 5]]
@@ -126,7 +126,7 @@ def test_failures_are_dropped_or_kept_as_such(tmp_path: Path) -> None:
     few = ("collect.max_episode_steps=7", "collect.max_attempts=1", "collect.episodes_per_task=4")
     launch.run(config(tmp_path / "a", *few))
     launch.run(config(tmp_path / "b", *few, "collect.keep_failures=true"))
-    records = [tables.episodes(d, tables.info(d)) for d in (tmp_path / "a/data", tmp_path / "b/data")]
+    records = [DataSet.open(d).episodes() for d in (tmp_path / "a/data", tmp_path / "b/data")]
     successes = [[r["reset_state_id"] for r in found if r["success"]] for found in records]
     assert successes[0] == successes[1] and 0 < len(successes[0]) < 16
     assert len(records[0]) == len(successes[0]) and len(records[1]) == 16
@@ -136,7 +136,7 @@ def test_failures_are_dropped_or_kept_as_such(tmp_path: Path) -> None:
 
 def test_another_attempt_follows_a_failure(tmp_path: Path) -> None:
     launch.run(config(tmp_path, "collect.max_episode_steps=7", "collect.max_attempts=12"))
-    records = tables.episodes(tmp_path / "data", tables.info(tmp_path / "data"))
+    records = DataSet.open(tmp_path / "data").episodes()
     assert [r["demonstration"] for r in records] == [0, 1] * 4
     assert max(r["attempt"] for r in records) > 0
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied_rl.contracts import EnvObs
-from embodied_rl.demonstrations.lerobot import layout, statistics, tables
-from embodied_rl.demonstrations.lerobot.frames import ReportProgress, open_frames
+from embodied_rl.demonstrations.lerobot import metadata
+from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress, damaged
 from embodied_rl.errors import UserError, suggestion
 
 
 class Demonstrations:
-    """A LeRobot v3.0 data set, open for training. The first time, its videos are decoded (see ``lerobot/frames.py``).
+    """A LeRobot v3.0 data set, open for training. The first time, its videos are decoded (see ``lerobot/reader.py``).
 
     Args:
         path: the data set's folder.
@@ -42,28 +40,23 @@ class Demonstrations:
         report: ReportProgress = lambda what, done, total: None,
     ) -> None:
         root = Path(path)
-        info = tables.info(root)
-        if not info["total_episodes"]:
+        source = DataSet.open(root)
+        if not source.info["total_episodes"]:
             raise UserError(f"{root}: the data set has no episodes; collect or copy some first")
-        keys = _camera_features(root, info, cameras)
-        for name, what in ((layout.STATE, "the state"), (layout.ACTION, "the actions")):
-            tables.feature(root, info, name, what)
-        records = tables.episodes(root, info)
+        keys = _camera_features(source, cameras)
+        source.require(metadata.STATE, "the state")
+        source.require(metadata.ACTION, "the actions")
+        records = source.episodes()
         used = [e for e in records if not successes_only or e.get("success", True) is not False]
         if not used:
             raise UserError(f"{root}: all its {len(records)} episodes failed, so there is nothing to imitate")
         self._chunk = chunk
-        self._state = _rows(tables.column(root, info, layout.STATE))
-        self._actions = _rows(tables.column(root, info, layout.ACTION))
-        for name, rows in ((layout.STATE, self._state), (layout.ACTION, self._actions)):
-            if not torch.isfinite(rows).all():
-                raise tables.damaged(root / "data", f"{name} has numbers that are NaN or infinite")
-        self._tasks = tables.tasks(root)
-        self._task_index = tables.column(root, info, "task_index")
+        self._state, self._actions = _rows(source, metadata.STATE), _rows(source, metadata.ACTION)
+        self._tasks, self._task_index = source.tasks(), source.column("task_index")
         self._episode = np.repeat([e["episode_index"] for e in used], [e["length"] for e in used])
         self._frames = np.concatenate([np.arange(e["dataset_from_index"], e["dataset_to_index"]) for e in used])
         self._ends = np.repeat([e["dataset_to_index"] for e in used], [e["length"] for e in used])
-        self._images = open_frames(root, info, records, list(keys.values()), report)
+        self._images = source.frames(list(keys.values()), report)
         self._keys = keys
 
         self.num_episodes = len(used)
@@ -73,17 +66,17 @@ class Demonstrations:
         }
         """Camera -> (height, width)."""
         self.state_dim, self.action_dim = self._state.shape[1], self._actions.shape[1]
-        found = statistics.of_numbers(self._actions[self._frames].numpy())
+        found = metadata.number_statistics(self._actions[self._frames].numpy())
         self.action_statistics: Mapping[str, list[float]] = {
             name: found[name] for name in ("min", "max", "mean", "std", "q01", "q99")
         }
-        """Of each action dimension, over all frames; std is divided by their number."""
+        """Statistics of each action dimension, over all frames; std is divided by their number."""
 
     def __len__(self) -> int:
         return self.num_frames
 
     def sample(self, frames: Sequence[int] | Tensor) -> tuple[EnvObs, Tensor, Tensor]:
-        """What was seen and done at N of the ``num_frames`` frames, which are in the order of episodes and time.
+        """Observations and actions at N of the ``num_frames`` frames, which are in the order of episodes and time.
 
         Returns:
             The observations (``env_ids`` are the episodes' numbers); the next C actions [N,C,A] float32, the last one
@@ -104,20 +97,24 @@ class Demonstrations:
         return obs, self._actions[np.minimum(steps, ends - 1)], torch.from_numpy(steps < ends)
 
 
-def _camera_features(root: Path, info: Mapping[str, Any], cameras: Mapping[str, str] | None) -> dict[str, str]:
+def _camera_features(source: DataSet, cameras: Mapping[str, str] | None) -> dict[str, str]:
     """Camera -> feature of the data set."""
-    images = [name for name, feature in info["features"].items() if feature["dtype"] in ("video", "image")]
+    images = [name for name, feature in source.info["features"].items() if feature["dtype"] in ("video", "image")]
     if cameras is None:
-        return {name.removeprefix(layout.IMAGES): name for name in images}
+        return {name.removeprefix(metadata.IMAGES): name for name in images}
     for camera, name in cameras.items():
         if name not in images:
             raise UserError(
-                f"{root}: has no images {name!r} for the camera {camera!r}, only {', '.join(images) or 'none at all'}."
-                f"{suggestion(name, images)}"
+                f"{source.root}: has no images {name!r} for the camera {camera!r}, only "
+                f"{', '.join(images) or 'none at all'}.{suggestion(name, images)}"
             )
     return dict(cameras)
 
 
-def _rows(values: NDArray[Any]) -> Tensor:
-    """[F,D] float32."""
-    return torch.from_numpy(values.astype(np.float32).reshape(len(values), -1))
+def _rows(source: DataSet, name: str) -> Tensor:
+    """[F,D] float32: a feature of all frames."""
+    values = source.column(name)
+    rows = torch.from_numpy(values.astype(np.float32).reshape(len(values), -1))
+    if not torch.isfinite(rows).all():
+        raise damaged(source.root / "data", f"{name} has numbers that are NaN or infinite")
+    return rows

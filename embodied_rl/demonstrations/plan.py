@@ -1,6 +1,6 @@
-"""Which episodes a collection plays, and the record of it in the data set's folder. No torch, no pyarrow.
+"""The episodes that a collection plays, and the record of it in the data set's folder. No torch, no pyarrow.
 
-An episode depends on the configuration and on its place in the plan (task, demonstration, attempt), on nothing else:
+An episode depends on the configuration and on its position in the plan (task, demonstration, attempt), on nothing else:
 any number of workers gives the same data, and a collection that was stopped goes on as if it had not been.
 """
 
@@ -48,11 +48,11 @@ class Attempt:
     task_id: int
     demonstration: int
     number: int
-    """How many attempts at the demonstration come before."""
+    """Number of attempts at the demonstration that come before."""
     reset_state_id: int
 
     def generators(self, seed: int) -> tuple[np.random.Generator, np.random.Generator]:
-        """Two independent ones: of the player's own choices, and of the noise."""
+        """Two independent generators: for the player's own choices, and for the noise."""
         key = (self.task_id, self.demonstration, self.number)
         return generator(seed, spawn_key=(*key, 0)), generator(seed, spawn_key=(*key, 1))
 
@@ -65,27 +65,18 @@ class Job:
     attempts: tuple[Attempt, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """An attempt of which the outcome is known."""
-
-    task_id: int
-    demonstration: int
-    attempt: int
-    success: bool
-
-
-def plan(tasks: Mapping[int, range], collect: CollectSection, played: Sequence[Played]) -> list[Job]:
+def plan(
+    tasks: Mapping[int, range], collect: CollectSection, outcomes: Mapping[tuple[int, int, int], bool]
+) -> list[Job]:
     """The jobs that are left, ordered by task.
 
     Args:
         tasks: task id -> its initial states.
-        played: attempts that need not be played again.
+        outcomes: (task, demonstration, attempt) -> success of attempts that need not be played again.
 
     Raises:
         UserError: a task has too few initial states.
     """
-    outcomes = {(p.task_id, p.demonstration, p.attempt): p.success for p in played}
     jobs = []
     for task_id, states in tasks.items():
         usable = _usable(task_id, states, collect)
@@ -119,20 +110,16 @@ def _usable(task_id: int, states: range, collect: CollectSection) -> range:
 def _attempts(task_id: int, usable: range, demonstration: int, collect: CollectSection) -> Iterator[Attempt]:
     """Each from another initial state, as long as there are any."""
     for number in range(collect.max_attempts):
-        place = demonstration + number * collect.episodes_per_task
         yield Attempt(
             task_id=task_id,
             demonstration=demonstration,
             number=number,
-            reset_state_id=usable[place % len(usable)],
+            reset_state_id=usable[(demonstration + number * collect.episodes_per_task) % len(usable)],
         )
 
 
 def conflicts(config: CollectConfig) -> Iterator[str]:
-    """Why the collection cannot go to ``collect.path``: what is there was played with other settings.
-
-    Yields a message each.
-    """
+    """Reasons, a message each, why the collection cannot go to ``collect.path``: other settings made what is there."""
     root = Path(config.collect.path)
     if not root.exists():
         return

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from embodied_rl.checkpoints import shards as checkpoint
 from embodied_rl.contracts import EnvObs
-from embodied_rl.demonstrations.episode_recorder import Noise, Player, play
-from embodied_rl.demonstrations.expert import Expert
-from embodied_rl.demonstrations.experts import make_expert
+from embodied_rl.demonstrations.expert import make_expert
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, stage
-from embodied_rl.demonstrations.lerobot.layout import Shapes
+from embodied_rl.demonstrations.lerobot.metadata import Shapes
 from embodied_rl.demonstrations.plan import Attempt, Job, share
+from embodied_rl.demonstrations.play import ExpertPlayer, Noise, Player, play
 from embodied_rl.envs.base import SimEnv, SimObs
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.envs.reset_states import task_ranges
@@ -29,18 +28,16 @@ from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import ActionModelConfig, CollectSection, EnvConfig
 
 _REPORT_EVERY = 5
-"""Control steps between two signs of life."""
+"""Control steps between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectSpaces:
-    """What the env is like."""
+    """The env's observations and tasks."""
 
     shapes: Shapes
     tasks: dict[int, range]
     """Task id -> its initial states."""
-    instructions: dict[int, str]
-    """Task id -> instruction of its first initial state."""
 
 
 class CollectWorker(Worker):
@@ -65,7 +62,7 @@ class CollectWorker(Worker):
         self._sim: SimEnv | None = None
 
     def setup(self) -> CollectSpaces:
-        """Build the env and who plays in it."""
+        """Build the env, and the expert or policy that plays in it."""
         adapter = adapter_class(self._env.env_type)
         params = parse_params(adapter.Params, self._env.init_params, "env.init_params")
         self._sim = sim = adapter(1, params, self._env.seed)  # type: ignore[call-arg]  # every adapter's signature
@@ -76,16 +73,11 @@ class CollectWorker(Worker):
             fps=sim.control_hz,
             videos=self._collect.image_format == "video",
         )
-        self._player = self._expert(sim) if self._collect.policy == "expert" else self._policy(sim)
-        tasks = task_ranges(sim, self._env.task_ids)
-        return CollectSpaces(
-            shapes=self._shapes,
-            tasks=tasks,
-            instructions={task_id: sim.task(states[0]).instruction for task_id, states in tasks.items()},
-        )
+        self._player = self._build_player(sim)
+        return CollectSpaces(shapes=self._shapes, tasks=task_ranges(sim, self._env.task_ids))
 
     def play(self, jobs: Sequence[Job]) -> None:
-        """Play this worker's share of all workers' ``jobs``; what comes of it is in the data set's staging folder."""
+        """Play this worker's share of all workers' ``jobs``; the episodes go to the data set's staging folder."""
         mine = share(jobs, self.context.rank, self.context.world_size)
         for done, job in enumerate(mine):
             for attempt in job.attempts:
@@ -110,7 +102,7 @@ class CollectWorker(Worker):
             generator=own,
             noise=Noise(cfg.noise, cfg.noise_correlation, of_noise, self._sim.action_dim),
             max_steps=cfg.max_episode_steps,
-            on_step=self._sign_of_life,
+            on_step=self._report_step,
         )
         facts = EpisodeFacts(
             task_id=attempt.task_id,
@@ -125,17 +117,15 @@ class CollectWorker(Worker):
         stage(Path(cfg.path), facts, steps if kept else None, fps=self._shapes.fps, videos=self._shapes.videos)
         return facts.success
 
-    def _sign_of_life(self, step: int) -> None:
+    def _report_step(self, step: int) -> None:
         if step % _REPORT_EVERY == 0:
             self.context.report_progress("step", step, self._collect.max_episode_steps)
 
-    def _expert(self, sim: SimEnv) -> Player:
+    def _build_player(self, sim: SimEnv) -> Player:
         cfg = self._collect
-        return _ExpertPlayer(
-            make_expert(sim, self._env.env_type, cfg.expert, cfg.expert_params), varied=cfg.expert_noise
-        )
-
-    def _policy(self, sim: SimEnv) -> Player:
+        if cfg.policy == "expert":
+            expert = make_expert(sim, self._env.env_type, cfg.expert, cfg.expert_params)
+            return ExpertPlayer(expert, varied=cfg.expert_noise)
         spec = PolicySpec(
             action_dim=sim.action_dim,
             num_action_chunks=self._model.num_action_chunks,
@@ -156,22 +146,6 @@ class CollectWorker(Worker):
             load(policy)
         policy.to(self.context.device).eval().requires_grad_(False)
         return _PolicyPlayer(policy, self._collect.temperature, self.context.device)
-
-
-class _ExpertPlayer:
-    """A scripted expert in slot 0."""
-
-    def __init__(self, expert: Expert, *, varied: bool) -> None:
-        self._expert, self._varied = expert, varied
-        self._generator: np.random.Generator | None = None
-
-    def start(self, generator: np.random.Generator) -> None:
-        self._generator = generator if self._varied else None
-        self._expert.reset(0)
-
-    def act(self, obs: SimObs, instruction: str) -> NDArray[np.float32]:
-        del obs, instruction  # it knows better
-        return self._expert.act(0, self._generator)
 
 
 class _PolicyPlayer:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from embodied_rl.contracts import Delivery, EnvObs
-from embodied_rl.demonstrations.augmentation import augment
 from embodied_rl.demonstrations.dataset import Demonstrations
-from embodied_rl.demonstrations.lerobot.layout import IMAGES
-from embodied_rl.demonstrations.samples import demonstration_trajectory, frames_of_step
+from embodied_rl.demonstrations.lerobot.metadata import IMAGES
+from embodied_rl.demonstrations.samples import augment, demonstration_trajectory, frames_of_step
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.models.base import ActionStatistics, PolicySpec
 from embodied_rl.runtime.worker import WorkerContext
@@ -106,17 +105,17 @@ class ImitationWorker(RolloutWorker):
     async def demonstrate(self, *, step: int) -> DemonstrationReport:
         """Send this worker's actor ranks their samples of a training step."""
         data, rank, world = self._data, self.context.rank, self.context.world_size
-        places = torch.arange(data.batch_size)
-        places = places[places % self._actor_ranks % world == rank]
-        if len(places):
+        positions = torch.arange(data.batch_size)
+        positions = positions[positions % self._actor_ranks % world == rank]
+        if len(positions):
             with self._timer.phase("data"):
                 frames = frames_of_step(
                     self._demonstrations.num_frames, seed=data.seed, step=step, batch_size=data.batch_size
                 )
-                obs, actions, valid = self._demonstrations.sample(frames[places])
+                obs, actions, valid = self._demonstrations.sample(frames[positions])
                 trajectory = demonstration_trajectory(
-                    places=places,
-                    replay_inputs=self._replay_inputs(self._augmented(obs, step, places), actions, step),
+                    positions=positions,
+                    replay_inputs=self._replay_inputs(self._augmented(obs, step, positions), actions, step),
                     valid=valid,
                     action_dim=actions.shape[-1],
                     policy_version=self._weights.version,
@@ -124,12 +123,12 @@ class ImitationWorker(RolloutWorker):
             for receiver, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
                 if part is not None:
                     await self._trajectories.put(Delivery(step=step, trajectory=part), key=receiver)
-        return DemonstrationReport(samples=len(places), seconds=self._timer.drain())
+        return DemonstrationReport(samples=len(positions), seconds=self._timer.drain())
 
-    def _augmented(self, obs: EnvObs, step: int, places: torch.Tensor) -> EnvObs:
+    def _augmented(self, obs: EnvObs, step: int, positions: torch.Tensor) -> EnvObs:
         data = self._data
         images = augment(
-            obs.images, data.augmentation, seed=data.seed, step=step, places=places, batch_size=data.batch_size
+            obs.images, data.augmentation, seed=data.seed, step=step, positions=positions, batch_size=data.batch_size
         )
         return replace(obs, images=images)
 

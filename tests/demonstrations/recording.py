@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, Steps, stage, staged
-from embodied_rl.demonstrations.lerobot.layout import Shapes
+from embodied_rl.demonstrations.lerobot.metadata import Shapes
 from embodied_rl.demonstrations.lerobot.writer import append
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied_rl.demonstrations.augmentation import augment, jitter, shift
+from embodied_rl.demonstrations.samples import augment, jitter, shift
 from embodied_rl.schema import AugmentationConfig
 
 OFF = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
@@ -23,10 +23,12 @@ def changed(
     *,
     seed: int = 0,
     step: int = 0,
-    places: list[int] | None = None,
+    positions: list[int] | None = None,
 ) -> dict[str, Tensor]:
     n = len(next(iter(images.values())))
-    return augment(images, config, seed=seed, step=step, places=torch.tensor(places or list(range(n))), batch_size=16)
+    return augment(
+        images, config, seed=seed, step=step, positions=torch.tensor(positions or list(range(n))), batch_size=16
+    )
 
 
 def test_off_is_the_image_itself() -> None:
@@ -71,7 +73,7 @@ def test_every_sample_is_changed_in_its_own_way_and_within_bounds() -> None:
 def test_what_is_drawn_depends_on_seed_step_and_place_alone() -> None:
     image = pictures(16)
     whole = changed({"cam": image}, ALL)["cam"]
-    part = changed({"cam": image[[3, 9]]}, ALL, places=[3, 9])["cam"]
+    part = changed({"cam": image[[3, 9]]}, ALL, positions=[3, 9])["cam"]
     assert torch.equal(part, whole[[3, 9]]), "two workers change what one would have"
     assert torch.equal(changed({"cam": image}, ALL)["cam"], whole)
     assert not torch.equal(changed({"cam": image}, ALL, seed=1)["cam"], whole)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embodied_rl.demonstrations.dataset import Demonstrations
-from embodied_rl.demonstrations.lerobot import layout
-from embodied_rl.demonstrations.lerobot.frames import CACHE
+from embodied_rl.demonstrations.lerobot import metadata
+from embodied_rl.demonstrations.lerobot.reader import CACHE
 from embodied_rl.errors import UserError
 from tests.demonstrations.lerobot.recordings import data_set, level, put
 
@@ -125,7 +125,7 @@ def test_the_wrong_folder_is_refused(tmp_path: Path) -> None:
 )
 def test_other_versions_say_how_to_convert(tmp_path: Path, version: str, advice: str) -> None:
     data_set(tmp_path, [3], videos=False)
-    path = tmp_path / layout.INFO
+    path = tmp_path / metadata.INFO
     path.write_text(json.dumps(json.loads(path.read_text()) | {"codebase_version": version}))
     with pytest.raises(UserError, match=f"LeRobot format {version}, expected v3.0.*{advice}"):
         Demonstrations(tmp_path, chunk=1)
@@ -133,7 +133,7 @@ def test_other_versions_say_how_to_convert(tmp_path: Path, version: str, advice:
 
 def test_missing_features_are_named(tmp_path: Path) -> None:
     data_set(tmp_path, [3], videos=False)
-    path = tmp_path / layout.INFO
+    path = tmp_path / metadata.INFO
     info = json.loads(path.read_text())
     info["features"]["state"] = info["features"].pop("observation.state")
     path.write_text(json.dumps(info))
@@ -159,7 +159,7 @@ def test_damage_is_reported_with_the_file(tmp_path: Path) -> None:
     table.write_bytes(b"no parquet")
     with pytest.raises(UserError, match=r"file-000.parquet: cannot be read"):
         Demonstrations(good, chunk=1)
-    (good / layout.INFO).write_text("{")
+    (good / metadata.INFO).write_text("{")
     with pytest.raises(UserError, match=r"info.json: cannot be read"):
         Demonstrations(good, chunk=1)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied_rl.cli import config_of
-from embodied_rl.demonstrations.plan import Job, Played, plan, share
+from embodied_rl.demonstrations.plan import Job, plan, share
 from embodied_rl.errors import UserError
 from embodied_rl.schema import CollectConfig, CollectSection
 
@@ -29,28 +29,23 @@ def states(jobs: list[Job]) -> list[list[int]]:
 
 def test_the_first_states_are_left_to_evaluation(collect: CollectSection) -> None:
     # Six states of each task are left: three demonstrations, and three others for second attempts.
-    jobs = plan(TASKS, collect, [])
+    jobs = plan(TASKS, collect, {})
     assert states(jobs) == [[4, 7], [5, 8], [6, 9], [14, 17], [15, 18], [16, 19]]
     assert [job.task_id for job in jobs] == [0, 0, 0, 5, 5, 5]
 
 
 def test_only_what_is_missing_is_played(collect: CollectSection) -> None:
-    played = [
-        Played(task_id=0, demonstration=0, attempt=0, success=True),
-        Played(task_id=0, demonstration=1, attempt=0, success=False),
-        Played(task_id=0, demonstration=2, attempt=0, success=False),
-        Played(task_id=0, demonstration=2, attempt=1, success=False),
-    ]
-    assert states(plan({0: TASKS[0]}, collect, played)) == [[8]]
+    outcomes = {(0, 0, 0): True, (0, 1, 0): False, (0, 2, 0): False, (0, 2, 1): False}
+    assert states(plan({0: TASKS[0]}, collect, outcomes)) == [[8]]
 
 
 def test_states_are_used_again_when_they_run_out(collect: CollectSection) -> None:
     many = replace(collect, episodes_per_task=8, max_attempts=1)
-    assert states(plan({0: TASKS[0]}, many, [])) == [[4], [5], [6], [7], [8], [9], [4], [5]]
+    assert states(plan({0: TASKS[0]}, many, {})) == [[4], [5], [6], [7], [8], [9], [4], [5]]
     with pytest.raises(UserError, match="has 6 initial states for demonstrations, and without noise"):
-        plan(TASKS, replace(many, expert_noise=False, noise=0.0), [])
+        plan(TASKS, replace(many, expert_noise=False, noise=0.0), {})
     with pytest.raises(UserError, match="task 0 has 10 initial states, so none is left"):
-        plan(TASKS, replace(collect, skip_states=10), [])
+        plan(TASKS, replace(collect, skip_states=10), {})
 
 
 @given(count=st.integers(0, 40), workers=st.integers(1, 7))
@@ -62,7 +57,7 @@ def test_shares_are_everything_once_and_alike(count: int, workers: int) -> None:
 
 
 def test_an_episode_draws_the_same_wherever_it_is_played(collect: CollectSection) -> None:
-    [first, *_, last] = plan(TASKS, collect, [])
+    [first, *_, last] = plan(TASKS, collect, {})
     a, b = first.attempts
     draws = [[g.random() for g in attempt.generators(0)] for attempt in (a, b, last.attempts[0], a)]
     assert draws[0] == draws[3]

@@ -33,7 +33,7 @@ def test_the_order_is_a_function_of_seed_and_step() -> None:
 def test_what_the_actor_gets() -> None:
     valid = torch.tensor([[True, True, True], [True, False, False]])
     t = demonstration_trajectory(
-        places=torch.tensor([4, 6]),
+        positions=torch.tensor([4, 6]),
         replay_inputs={"state": torch.tensor([[1.0], [2.0]])},
         valid=valid,
         action_dim=2,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embodied_rl.demonstrations.experts import expert_class
+from embodied_rl.demonstrations.expert import expert_class
 from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 from embodied_rl.errors import UserError
 from tests.fakes import ScriptedSim

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied_rl.demonstrations.lerobot import statistics, video
+from embodied_rl.demonstrations.lerobot import metadata, video
 from embodied_rl.files import atomic, write_json
 
 STAGING: Final = ".staging"
@@ -23,13 +23,13 @@ _FACTS, _STEPS = "episode.json", "steps.npz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFacts:
-    """What training may want to know of an episode, beside its steps."""
+    """Facts of an episode that training may want, beside its steps."""
 
     task_id: int
     demonstration: int
-    """Which of the task's demonstrations it is, or tried to be."""
+    """Number of the task's demonstration that it is, or tried to be."""
     attempt: int
-    """How many attempts at it came before."""
+    """Number of attempts at it that came before."""
     reset_state_id: int
     """The initial state, in the env's numbering."""
     instruction: str
@@ -46,7 +46,7 @@ class EpisodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """An episode's T steps: what was seen before each, what was done, and what came of it."""
+    """An episode's T steps: the observation before each, the action, and its outcome."""
 
     images: Mapping[str, NDArray[np.uint8]]
     """Camera -> [T,H,W,3]."""
@@ -104,7 +104,7 @@ def stage(root: Path, facts: EpisodeFacts, steps: Steps | None, *, fps: float, v
                 "rewards": steps.rewards,
                 "success": steps.success,
             }
-            arrays |= {f"histogram/{camera}": statistics.histogram(images) for camera, images in steps.images.items()}
+            arrays |= {f"histogram/{camera}": metadata.histogram(images) for camera, images in steps.images.items()}
             np.savez(scratch / _STEPS, **arrays)
             for camera, images in steps.images.items():
                 if videos:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied_rl.demonstrations.lerobot import layout, statistics, tables, video
+from embodied_rl.demonstrations.lerobot import metadata, video
 from embodied_rl.demonstrations.lerobot.episode import StagedEpisode
-from embodied_rl.demonstrations.lerobot.layout import IMAGES, Shapes
+from embodied_rl.demonstrations.lerobot.metadata import IMAGES, Shapes
+from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.files import atomic, write_json
 
 FACTS: Final = ("success", "task_id", "demonstration", "attempt", "reset_state_id")
-"""What an episode's record says beyond the format."""
+"""Columns of an episode's record beyond the format."""
 
 
 def append(root: Path, episodes: Sequence[StagedEpisode], shapes: Shapes, *, robot_type: str) -> None:
@@ -32,45 +33,33 @@ def append(root: Path, episodes: Sequence[StagedEpisode], shapes: Shapes, *, rob
 
     Args:
         shapes: of all its frames.
-        robot_type: what ``info.json`` says of a new data set.
+        robot_type: of a new data set, for ``info.json``.
     """
-    info = _info(root, shapes, robot_type)
-    earlier = tables.episodes(root, info) if info["total_episodes"] else []
-    file = 1 + max((layout.FILES_PER_CHUNK * e["data/chunk_index"] + e["data/file_index"] for e in earlier), default=-1)
-    _remove_unfinished(root, info, file)
-    instructions = tables.tasks(root) if earlier else []
-    records: list[dict[str, Any]] = []
-    first_frame = info["total_frames"]
-    for share in _shares(episodes):
-        new = [e.facts.instruction for e in share if e.facts.instruction not in instructions]
-        instructions += dict.fromkeys(new)
-        first_episode = info["total_episodes"] + len(records)
-        written = _write_files(root, share, shapes, file, first_episode, first_frame, instructions)
-        records += written
-        first_frame = written[-1]["dataset_to_index"]
-        file += 1
+    known = (root / metadata.INFO).exists()
+    source = DataSet.open(root) if known else DataSet(root, metadata.new_info(shapes, robot_type))
+    info, files = dict(source.info), 0
+    instructions: list[str] = []
+    if info["total_episodes"]:
+        numbers = [metadata.FILES_PER_CHUNK * e["data/chunk_index"] + e["data/file_index"] for e in source.episodes()]
+        files, instructions = 1 + max(numbers), source.tasks()
+    _remove_unfinished(root, info, files)
+    for file, share in enumerate(_shares(episodes), start=files):
+        instructions += dict.fromkeys(e.facts.instruction for e in share if e.facts.instruction not in instructions)
+        _write_files(root, share, shapes, file, info, instructions)
+        info["total_episodes"] += len(share)
+        info["total_frames"] += sum(episode.facts.length for episode in share)
     _write_tasks(root, instructions)
-    info |= {
-        "total_episodes": info["total_episodes"] + len(records),
-        "total_frames": first_frame,
-        "total_tasks": len(instructions),
-    }
-    info["splits"] = {"train": f"0:{info['total_episodes']}"}
-    write_json(root / layout.STATS, _overall(root, info), allow_nan=True)
-    write_json(root / layout.INFO, info)
+    info |= {"total_tasks": len(instructions), "splits": {"train": f"0:{info['total_episodes']}"}}
+    write_json(root / metadata.STATS, _overall(DataSet(root, info)), allow_nan=True)
+    write_json(root / metadata.INFO, info)
 
 
-def _info(root: Path, shapes: Shapes, robot_type: str) -> dict[str, Any]:
-    path = root / layout.INFO
-    return json.loads(path.read_text()) if path.exists() else layout.new_info(shapes, robot_type)
-
-
-def _remove_unfinished(root: Path, info: dict[str, Any], first: int) -> None:
+def _remove_unfinished(root: Path, info: Mapping[str, Any], first: int) -> None:
     """Files from number ``first`` on, which a killed process left."""
-    videos = [(layout.VIDEOS, key) for key, f in info["features"].items() if f["dtype"] == "video"]
-    for pattern, key in ((layout.DATA, ""), (layout.EPISODES, ""), *videos):
+    videos = [(metadata.VIDEOS, key) for key, f in info["features"].items() if f["dtype"] == "video"]
+    for pattern, key in ((metadata.DATA, ""), (metadata.EPISODES, ""), *videos):
         number = first
-        while (path := root / layout.numbered(pattern, number, video_key=key)).exists():
+        while (path := root / metadata.numbered(pattern, number, video_key=key)).exists():
             path.unlink()
             number += 1
 
@@ -81,7 +70,7 @@ def _shares(episodes: Sequence[StagedEpisode]) -> Iterator[list[StagedEpisode]]:
     used: dict[str, float] = {}
     for episode in episodes:
         sizes = {path.name: path.stat().st_size / 2**20 for path in episode.folder.iterdir()}
-        limits = {name: layout.VIDEO_FILE_MB if name.endswith(".mp4") else layout.DATA_FILE_MB for name in sizes}
+        limits = {name: metadata.VIDEO_FILE_MB if name.endswith(".mp4") else metadata.DATA_FILE_MB for name in sizes}
         if share and any(used.get(name, 0) + size > limits[name] for name, size in sizes.items()):
             yield share
             share, used = [], {}
@@ -96,15 +85,14 @@ def _write_files(
     episodes: Sequence[StagedEpisode],
     shapes: Shapes,
     file: int,
-    first_episode: int,
-    first_frame: int,
+    info: Mapping[str, Any],
     instructions: Sequence[str],
-) -> list[dict[str, Any]]:
-    """File number ``file`` of each kind; returns the episodes' records."""
+) -> None:
+    """Write file number ``file`` of each kind, whose episodes come after those that ``info`` counts."""
     columns: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
-    frame = first_frame
-    for number, episode in enumerate(episodes, start=first_episode):
+    first_frame = frame = info["total_frames"]
+    for number, episode in enumerate(episodes, start=info["total_episodes"]):
         facts, length = episode.facts, episode.facts.length
         task = instructions.index(facts.instruction)
         frames = _frames(episode, shapes, number, frame, task)
@@ -115,27 +103,26 @@ def _write_files(
             "length": length,
             "dataset_from_index": frame,
             "dataset_to_index": frame + length,
-            **layout.place(file, "data"),
-            **layout.place(file, "meta/episodes"),
+            **metadata.file_columns(file, "data"),
+            **metadata.file_columns(file, "meta/episodes"),
             **{name: getattr(facts, name) for name in FACTS},
         }
         for camera in shapes.cameras if shapes.videos else ():
             key = f"videos/{IMAGES}{camera}"
-            record |= layout.place(file, key) | {
+            record |= metadata.file_columns(file, key) | {
                 f"{key}/from_timestamp": (frame - first_frame) / shapes.fps,
                 f"{key}/to_timestamp": (frame - first_frame + length) / shapes.fps,
             }
         records.append(record | _statistics(episode, shapes, frames))
         frame += length
     for camera in shapes.cameras if shapes.videos else ():
-        path = root / layout.numbered(layout.VIDEOS, file, video_key=IMAGES + camera)
+        path = root / metadata.numbered(metadata.VIDEOS, file, video_key=IMAGES + camera)
         path.parent.mkdir(parents=True, exist_ok=True)
         video.join(path, [episode.video(camera) for episode in episodes], shapes.fps)
     schema = _schema(shapes)
     merged = {name: [row for part in columns for row in part[name]] for name in schema.names}
-    _write(root / layout.numbered(layout.DATA, file), pa.table(merged, schema=schema))
-    _write(root / layout.numbered(layout.EPISODES, file), pa.Table.from_pylist(records))
-    return records
+    _write(root / metadata.numbered(metadata.DATA, file), pa.table(merged, schema=schema))
+    _write(root / metadata.numbered(metadata.EPISODES, file), pa.Table.from_pylist(records))
 
 
 def _frames(episode: StagedEpisode, shapes: Shapes, number: int, first_frame: int, task: int) -> dict[str, Any]:
@@ -143,8 +130,8 @@ def _frames(episode: StagedEpisode, shapes: Shapes, number: int, first_frame: in
     steps, length = episode.steps(), episode.facts.length
     index = np.arange(length)
     columns: dict[str, Any] = {
-        layout.STATE: steps["state"] if shapes.state_dim > 1 else steps["state"].ravel(),
-        layout.ACTION: steps["actions"] if shapes.action_dim > 1 else steps["actions"].ravel(),
+        metadata.STATE: steps["state"] if shapes.state_dim > 1 else steps["state"].ravel(),
+        metadata.ACTION: steps["actions"] if shapes.action_dim > 1 else steps["actions"].ravel(),
         "timestamp": (index / shapes.fps).astype(np.float32),
         "frame_index": index,
         "episode_index": np.full(length, number),
@@ -166,40 +153,38 @@ def _png(image: NDArray[np.uint8]) -> bytes:
 
 
 def _schema(shapes: Shapes) -> pa.Schema:
-    """Of the frames."""
+    """The columns of the frames' table."""
     fields = []
-    for name, feature in layout.features(shapes).items():
-        if feature["dtype"] == "video":
-            continue
+    for name, feature in metadata.features(shapes).items():
         if feature["dtype"] == "image":
-            kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-        else:
-            kind = pa.bool_() if feature["dtype"] == "bool" else pa.type_for_alias(feature["dtype"])
-            if name in (layout.STATE, layout.ACTION) and feature["shape"] != [1]:
-                kind = pa.list_(kind, feature["shape"][0])
-        fields.append((name, kind))
+            fields.append((name, pa.struct({"bytes": pa.binary(), "path": pa.string()})))
+        elif feature["dtype"] != "video":
+            kind = pa.type_for_alias(feature["dtype"])
+            [size] = feature["shape"]
+            fields.append((name, pa.list_(kind, size) if size > 1 else kind))
     return pa.schema(fields)
 
 
 def _statistics(episode: StagedEpisode, shapes: Shapes, frames: dict[str, Any]) -> dict[str, Any]:
-    """The record's ``stats/<feature>/<name>``."""
-    found = {name: statistics.of_numbers(np.asarray(c)) for name, c in frames.items() if not name.startswith(IMAGES)}
+    """The record's columns ``stats/<feature>/<name>``."""
+    columns = {name: np.asarray(column) for name, column in frames.items() if not name.startswith(IMAGES)}
+    found = {name: metadata.number_statistics(column) for name, column in columns.items()}
     for camera in shapes.cameras:
-        found[IMAGES + camera] = statistics.of_histogram(episode.histogram(camera), episode.facts.length)
+        found[IMAGES + camera] = metadata.image_statistics(episode.histogram(camera), episode.facts.length)
     return {f"stats/{feature}/{name}": value for feature, its in found.items() for name, value in its.items()}
 
 
-def _overall(root: Path, info: dict[str, Any]) -> dict[str, Any]:
-    """``stats.json``."""
-    records = tables.episodes(root, info)
+def _overall(data: DataSet) -> dict[str, Any]:
+    """The content of ``stats.json``."""
+    records = data.episodes()
     found: dict[str, Any] = {}
-    for name, feature in info["features"].items():
+    for name, feature in data.info["features"].items():
         if feature["dtype"] in ("video", "image"):
             prefix = f"stats/{name}/"
             parts = [{k.removeprefix(prefix): v for k, v in r.items() if k.startswith(prefix)} for r in records]
-            found[name] = statistics.merged(parts)
+            found[name] = metadata.merged_statistics(parts)
         else:
-            found[name] = statistics.of_numbers(tables.column(root, info, name))
+            found[name] = metadata.number_statistics(data.column(name))
     return found
 
 
@@ -217,7 +202,7 @@ def _write_tasks(root: Path, instructions: Sequence[str]) -> None:
     for column in description["columns"]:
         column["metadata"] = None
     table = pa.table({"task_index": list(range(len(instructions))), "task": list(instructions)})
-    _write(root / layout.TASKS, table.replace_schema_metadata({"pandas": json.dumps(description)}))
+    _write(root / metadata.TASKS, table.replace_schema_metadata({"pandas": json.dumps(description)}))
 
 
 def _write(path: Path, table: pa.Table) -> None:

@@ -1,10 +1,10 @@
-"""What cannot be in a configuration of ``task=collect``."""
+"""Validation rules for ``task=collect``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from embodied_rl.demonstrations.experts import expert_class, expert_options
+from embodied_rl.demonstrations.expert import expert_class, expert_options
 from embodied_rl.demonstrations.plan import conflicts
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import CollectConfig

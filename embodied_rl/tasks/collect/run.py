@@ -1,15 +1,16 @@
-"""The loop of ``task=collect``: play what is missing, then put it into the data set."""
+"""``task=collect``: workers play side by side what is missing, then it goes into the data set.
+
+There are no channels: the workers write what they play to one folder.
+"""
 
 from __future__ import annotations
 
 import datetime
-import fcntl
 import importlib.metadata
 import json
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,16 +19,20 @@ import yaml
 from rich.console import Console
 
 from embodied_rl import __version__
+from embodied_rl.checkpoints.store import find_initial
 from embodied_rl.contracts import EpisodeRecord
-from embodied_rl.demonstrations.lerobot import layout, tables, writer
+from embodied_rl.demonstrations.lerobot import metadata, writer
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, StagedEpisode, count_staged, staged
-from embodied_rl.demonstrations.plan import CONFIG, Job, Played, plan
+from embodied_rl.demonstrations.lerobot.reader import DataSet
+from embodied_rl.demonstrations.plan import CONFIG, Job, plan
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, success_table
-from embodied_rl.files import write_json, write_text
+from embodied_rl.files import locked, write_json, write_text
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import CollectConfig
+from embodied_rl.tasks.task import RunContext, Wiring, group
+from embodied_rl.tasks.validation import placement_of
 from embodied_rl.workers.collector import CollectSpaces, CollectWorker
 
 _PROVENANCE: Final = "meta/provenance.json"
@@ -59,10 +64,17 @@ class CollectRunner:
         Raises:
             UserError: another run collects to the same folder, or nothing that was played is worth keeping.
         """
-        with _alone(self.root):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.root / ".lock", wait=False))
+            except BlockingIOError:
+                raise UserError(
+                    f"collect.path: another run is collecting to {self.root}; wait for it, or give another folder"
+                ) from None
             write_text(self.root / CONFIG, yaml.safe_dump(asdict(self.config), sort_keys=False))
             published = self._published()
-            jobs = plan(self.spaces.tasks, self.config.collect, [_played(facts) for facts in self._known(published)])
+            outcomes = {(f.task_id, f.demonstration, f.attempt): f.success for f in self._known(published)}
+            jobs = plan(self.spaces.tasks, self.config.collect, outcomes)
             try:
                 self._play(jobs)
             except (KeyboardInterrupt, SystemExit):
@@ -93,15 +105,11 @@ class CollectRunner:
 
     def _published(self) -> list[EpisodeFacts]:
         """The episodes that the data set has."""
-        if not (self.root / layout.INFO).exists():
+        if not (self.root / metadata.INFO).exists():
             return []
-        info = tables.info(self.root)
         return [
-            EpisodeFacts(
-                instruction=record["tasks"][0],
-                **{name: record[name] for name in (*writer.FACTS, "length")},
-            )
-            for record in tables.episodes(self.root, info)
+            EpisodeFacts(instruction=record["tasks"][0], **{name: record[name] for name in (*writer.FACTS, "length")})
+            for record in DataSet.open(self.root).episodes()
         ]
 
     def _known(self, published: list[EpisodeFacts]) -> list[EpisodeFacts]:
@@ -151,7 +159,7 @@ class CollectRunner:
         write_json(path, runs)
 
     def _report(self) -> None:
-        """What was collected, over all runs."""
+        """Print what was collected, over all runs."""
         published = self._published()
         known = self._known(published)
         records = [
@@ -183,25 +191,49 @@ class CollectRunner:
         self.console.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def _played(facts: EpisodeFacts) -> Played:
-    return Played(
-        task_id=facts.task_id, demonstration=facts.demonstration, attempt=facts.attempt, success=facts.success
-    )
-
-
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """The system lifts the lock when the process dies."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"collect.path: another run is collecting to {root}; wait for it, or give another folder"
-            ) from None
-        yield
+class CollectWiring(Wiring[CollectConfig]):
+    """The env group alone."""
+
+    def connect(self, config: CollectConfig, backend: Backend) -> tuple[WorkerGroup, ...]:
+        self._backend = backend
+        [env] = backend.launch(
+            [
+                group(
+                    "env",
+                    CollectWorker,
+                    placement_of(config),
+                    config,
+                    env=config.env,
+                    collect=config.collect,
+                    model=config.model,
+                    initial=find_initial(config),
+                )
+            ]
+        )
+        self._spaces: CollectSpaces = env.call(CollectWorker.setup).wait()[0]
+        return (env,)
+
+    def describe(self, config: CollectConfig, groups: tuple[WorkerGroup, ...]) -> str:
+        [env] = groups
+        player = "the scripted expert" if config.collect.policy == "expert" else f"model={config.model.model_type}"
+        tasks = len(self._spaces.tasks)
+        return (
+            f"{env.world_size} env worker(s); {player} plays {tasks} task(s) x {config.collect.episodes_per_task} "
+            f"demonstrations = {tasks * config.collect.episodes_per_task}"
+        )
+
+    def runner(self, config: CollectConfig, groups: tuple[WorkerGroup, ...], context: RunContext) -> CollectRunner:
+        [env] = groups
+        return CollectRunner(
+            config=config,
+            run_dir=context.run_dir,
+            env=env,
+            backend=self._backend,
+            spaces=self._spaces,
+            progress=context.progress,
+            console=context.console,
+        )

@@ -9,7 +9,7 @@ import numpy as np
 
 from embodied_rl.demonstrations.lerobot import writer
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, Steps, stage, staged
-from embodied_rl.demonstrations.lerobot.layout import Shapes
+from embodied_rl.demonstrations.lerobot.metadata import Shapes
 
 FPS = 20.0
 HEIGHT, WIDTH = 16, 24

@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from embodied_rl.demonstrations.dataset import Demonstrations
-from embodied_rl.demonstrations.lerobot import layout, tables, video, writer
+from embodied_rl.demonstrations.lerobot import metadata, video, writer
 from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged, staged
+from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.errors import UserError
 from tests.demonstrations.lerobot.recordings import FPS, HEIGHT, WIDTH, data_set, level, put, shapes
 
@@ -27,7 +28,7 @@ def test_the_layout_is_that_of_the_format(tmp_path: Path) -> None:
         "videos/observation.images.agentview/chunk-000/file-000.mp4",
         "videos/observation.images.wrist/chunk-000/file-000.mp4",
     }
-    info = json.loads((tmp_path / layout.INFO).read_text())
+    info = json.loads((tmp_path / metadata.INFO).read_text())
     assert (info["codebase_version"], info["total_episodes"], info["total_frames"], info["total_tasks"]) == (
         "v3.0", 2, 7, 2,
     )  # fmt: skip
@@ -45,7 +46,7 @@ def test_frames_and_episodes_are_numbered_through(tmp_path: Path) -> None:
     assert table["frame_index"] == [0, 1, 2, 0, 1, 2, 3, 0, 1]
     assert table["timestamp"] == pytest.approx([0, 0.05, 0.1, 0, 0.05, 0.1, 0.15, 0, 0.05])
     assert table["next.done"] == [False, False, True, False, False, False, True, False, True]
-    records = tables.episodes(tmp_path, tables.info(tmp_path))
+    records = DataSet.open(tmp_path).episodes()
     assert [(r["dataset_from_index"], r["dataset_to_index"], r["length"]) for r in records] == [
         (0, 3, 3), (3, 7, 4), (7, 9, 2),
     ]  # fmt: skip
@@ -55,7 +56,7 @@ def test_frames_and_episodes_are_numbered_through(tmp_path: Path) -> None:
     assert [(r["task_id"], r["reset_state_id"], r["success"]) for r in records] == [
         (0, 100, True), (0, 102, True), (1, 101, True),
     ]  # fmt: skip
-    assert tables.tasks(tmp_path) == ["do task 0", "do task 1"]
+    assert DataSet.open(tmp_path).tasks() == ["do task 0", "do task 1"]
 
 
 def test_later_episodes_are_added_behind(tmp_path: Path) -> None:
@@ -99,10 +100,10 @@ def test_large_videos_are_split_into_files(tmp_path: Path, monkeypatch: pytest.M
     for episode in range(3):
         put(tmp_path, 2 * episode, 5)
     size = max(p.stat().st_size for p in tmp_path.rglob("*.mp4"))
-    monkeypatch.setattr(layout, "VIDEO_FILE_MB", 2.5 * size / 2**20)
+    monkeypatch.setattr(metadata, "VIDEO_FILE_MB", 2.5 * size / 2**20)
     writer.append(tmp_path, staged(tmp_path), shapes(), robot_type="test")
     assert len(list(tmp_path.glob("videos/observation.images.wrist/*/*.mp4"))) == 2
-    records = tables.episodes(tmp_path, tables.info(tmp_path))
+    records = DataSet.open(tmp_path).episodes()
     assert [r["data/file_index"] for r in records] == [0, 0, 1]
     assert records[2]["videos/observation.images.wrist/from_timestamp"] == 0
     levels = Demonstrations(tmp_path, chunk=1).sample([0, 5, 10])[0].images["agentview"][:, 0, 0, 0]
@@ -111,7 +112,7 @@ def test_large_videos_are_split_into_files(tmp_path: Path, monkeypatch: pytest.M
 
 def test_statistics_by_hand(tmp_path: Path) -> None:
     data_set(tmp_path, [2, 3], videos=False)
-    stats = json.loads((tmp_path / layout.STATS).read_text())
+    stats = json.loads((tmp_path / metadata.STATS).read_text())
     # Actions: 0, 0.01 of the first episode; 1, 1.01, 1.02 of the second.
     assert stats["action"]["mean"] == pytest.approx([3.04 / 5] * 2)
     assert stats["action"]["min"] == [0, 0] and stats["action"]["max"] == pytest.approx([1.02] * 2)

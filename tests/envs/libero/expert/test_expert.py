@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from embodied_rl.contracts import EpisodeRecord
-from embodied_rl.demonstrations.expert_success import Evaluation, play_episode
+from embodied_rl.demonstrations.play import play_expert
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
 from embodied_rl.envs.libero.expert.expert import LiberoExpert
@@ -27,8 +27,7 @@ def spatial() -> Iterator[LiberoEnv]:
 
 def played(suite: str, state: int, noise_seed: int | None = None) -> EpisodeRecord:
     env = LiberoEnv(1, LiberoParams(task_suite_name=suite, cameras=()), seed=0)
-    plan = Evaluation(task_ids=None, episodes_per_task=1, max_episode_steps=HORIZONS[suite], noise_seed=noise_seed)
-    record = play_episode(env, LiberoExpert(env), state, plan)
+    record = play_expert(env, LiberoExpert(env), state, max_steps=HORIZONS[suite], noise_seed=noise_seed)
     env.close()
     return record
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied_rl.demonstrations.episode_recorder import Noise, play
+from embodied_rl.demonstrations.play import Noise, play
 from embodied_rl.envs.base import SimObs
 from tests.fakes import Script, ScriptedSim
 
@@ -30,14 +30,10 @@ SCRIPTS = [
 ]
 
 
-def silence() -> Noise:
-    return Noise(0.0, 0.8, np.random.default_rng(0), 2)
-
-
 def test_every_step_is_seen_and_success_ends_it() -> None:
     sim, player = ScriptedSim(1, SCRIPTS, image_size=4), Counting()
     done: list[int] = []
-    steps = play(sim, 1, player, generator=np.random.default_rng(0), noise=silence(), max_steps=4, on_step=done.append)
+    steps = play(sim, 1, player, generator=np.random.default_rng(0), max_steps=4, on_step=done.append)
     assert steps.state[:, 2].tolist() == [0, 1, 2] == player.seen
     assert steps.images["cam"][:, 0, 0, 0].tolist() == [0, 1, 2]
     assert steps.actions[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.3])
@@ -48,17 +44,14 @@ def test_every_step_is_seen_and_success_ends_it() -> None:
 
 def test_the_horizon_ends_it_too() -> None:
     sim = ScriptedSim(1, SCRIPTS)
-    steps = play(
-        sim, 1, Counting(), generator=np.random.default_rng(0), noise=silence(), max_steps=2, on_step=lambda _: None
-    )
+    steps = play(sim, 1, Counting(), generator=np.random.default_rng(0), max_steps=2)
     assert steps.success.tolist() == [False, False]
 
 
 def test_noise_is_executed_and_not_recorded() -> None:
     sim = ScriptedSim(1, SCRIPTS)
     noise = Noise(0.5, 0.8, np.random.default_rng(0), 2)
-    steps = play(sim, 1, Counting(), generator=np.random.default_rng(0), noise=noise, max_steps=3,
-                 on_step=lambda _: None)  # fmt: skip
+    steps = play(sim, 1, Counting(), generator=np.random.default_rng(0), noise=noise, max_steps=3)
     assert steps.actions[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.3])
     expected = Noise(0.5, 0.8, np.random.default_rng(0), 2)
     executed = [np.clip(0.1 + expected.next()[0], -1, 1), np.clip(0.2 + expected.next()[0], -1, 1)]
