@@ -1,4 +1,4 @@
-"""How many completions are right, with a confidence interval."""
+"""The share of completions that are right, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embodied_rl.evaluation.success import wilson_interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRecord:
-    """How one completion went. Producer: generation worker. Consumer: metrics, sample tables, evaluations."""
+    """The outcome of one completion. Producer: generation worker. Consumer: metrics, sample tables, evaluations."""
 
     number: int
     """In the training step, or in the evaluation, over all workers."""
@@ -23,9 +23,9 @@ class CompletionRecord:
     """Without its end token."""
     answer: str
     prompt_id: str = ""
-    """Of the problem as the data set gives it: the same under any chat template."""
+    """The id of the problem as the data set gives it: the same under any chat template."""
     source: str = ""
-    """Where the problem comes from."""
+    """Origin of the problem."""
     score: float | None
     """None: unverified."""
     length: int
@@ -38,7 +38,7 @@ _Z: Final = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """What completions were worth. Shares and means are of the verified ones, NaN without any; lengths of all."""
+    """Summary of completions. Shares and means are of the verified ones, NaN without any; lengths of all."""
 
     completions: int
     unverified: int
@@ -46,9 +46,9 @@ class Accuracy:
     per_prompt: int
     """Completions of a prompt, k."""
     prompts: int
-    """Those with a verified completion."""
+    """Prompts with a verified completion."""
     prompts_solved: int
-    """Those with a solved completion."""
+    """Prompts with a solved completion."""
     accuracy: float
     """mean@k in [0, 1]: the share of a prompt's completions that are solved, over prompts."""
     interval: tuple[float, float]
@@ -58,7 +58,7 @@ class Accuracy:
     mean_length: float
     """Tokens."""
     truncated: float
-    """Share that was cut by its length."""
+    """Share of completions cut by their length."""
 
     @property
     def verified(self) -> int:
@@ -88,10 +88,10 @@ def accuracy_of(records: Sequence[CompletionRecord], *, threshold: float, per_pr
     if not records:
         raise ValueError("no completion to sum up")
     solved_of: dict[int, list[bool]] = defaultdict(list)
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         if record.score is not None:
             # Numbers may repeat where each stands for itself: those of a training step's rounds.
-            prompt = place if per_prompt == 1 else record.number // per_prompt
+            prompt = index if per_prompt == 1 else record.number // per_prompt
             solved_of[prompt].append(record.score >= threshold)
     groups = list(solved_of.values())
     scores = [record.score for record in records if record.score is not None]
@@ -118,7 +118,7 @@ def accuracy_of(records: Sequence[CompletionRecord], *, threshold: float, per_pr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     overall: Accuracy
     sources: Mapping[str, Accuracy]

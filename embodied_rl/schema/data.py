@@ -14,13 +14,13 @@ from embodied_rl.schema.types import STRICT, Fraction, NonNegativeFloat, NonNega
 class DataConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
-    """Of the data group, for the run's name."""
+    """The data group's name, for the run's."""
     dataset: str
     """Name in ``language/datasets/registry.py``, of an entry point, ``module:Class`` or ``path/to/file.py:Class``."""
     params: dict[str, Any]
     """The data set's own options: its ``Params`` dataclass documents them."""
     seed: NonNegativeInt
-    """Of the choice of prompts."""
+    """Seed of the choice of prompts."""
     rollout_batch_size: PositiveInt
     """Prompts of a training step; each gets ``algorithm.group_size`` completions."""
     eval_size: PositiveInt | None
@@ -40,16 +40,16 @@ class RewardConfig:
     params: dict[str, Any]
     """The function's own keyword options."""
     num_processes: NonNegativeInt
-    """In which each generation worker scores; 0: in its own."""
+    """Processes in which each generation worker scores completions; 0: in its own."""
     timeout: PositiveFloat
-    """Seconds that one completion may take in such a process. Then it is unverified, and the process is replaced."""
+    """Seconds for one completion in such a process. After them it is unverified, and the process is replaced."""
     success_threshold: float
     """A completion with at least this score counts as solved."""
     overlong_buffer_length: NonNegativeInt
-    """DAPO's soft penalty for long completions in training: it grows over the last so many tokens before
+    """DAPO's soft penalty for long completions in training: it grows over this number of tokens before
     ``rollout.max_new_tokens``. 0: off."""
     overlong_penalty_factor: NonNegativeFloat
-    """What a completion of the longest length loses."""
+    """Loss of score of a completion of the longest length."""
     mask_truncated: bool
     """Leave completions that were cut by their length out of training."""
 
@@ -71,14 +71,14 @@ class AugmentationConfig:
 class DemonstrationConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
-    """Of the data group."""
+    """The data group's name."""
     path: str
     """A LeRobot data set's folder: recorded episodes with the env's cameras, state and actions."""
     cameras: dict[str, str] | None
     """The env's camera -> the data set's feature, such as ``observation.images.image``; null: they have the same
     names."""
     seed: NonNegativeInt
-    """Of the frames' order and of the augmentation."""
+    """Seed of the frames' order and of the augmentation."""
     batch_size: PositiveInt
     """Frames of a training step, each with the chunk of actions that follows it; a pass over the data set has every
     frame once. ``actor.global_batch_size`` or ``algorithm.n_minibatches`` divides them into optimiser steps."""
@@ -93,9 +93,9 @@ class CollectSection:
     path: str
     """The LeRobot data set's folder. A collection that was begun there goes on; more demonstrations are added."""
     policy: Literal["expert", "model"]
-    """Who plays: the env's scripted expert, or the model with the weights of ``model.path`` or ``runner.init_from``."""
+    """Player: the env's scripted expert, or the model with the weights of ``model.path`` or ``runner.init_from``."""
     expert: str | None
-    """Who plays as the expert: a name, an entry point, ``module:Class`` or ``path/to/file.py:Class``; null: the env's
+    """The scripted expert: a name, an entry point, ``module:Class`` or ``path/to/file.py:Class``; null: the env's
     own."""
     expert_params: dict[str, Any]
     """The expert's own options: its ``Params`` dataclass, if any, documents them."""
@@ -108,18 +108,18 @@ class CollectSection:
     keep_failures: bool
     """Keep failed attempts, too, marked as such."""
     skip_states: NonNegativeInt
-    """Each task's first so many initial states are left to evaluation, which takes the first
+    """Number of each task's first initial states that are left to evaluation, which takes the first
     ``env.eval.episodes_per_task``; the demonstrations start from the others, in their order."""
     seed: NonNegativeInt
-    """Of the noise and of a model's actions."""
+    """Seed of the noise and of a model's actions."""
     noise: NonNegativeFloat
     """Standard deviation of the noise on the executed actions. The recorded action is the one without noise, so the
     data show the way back from where it leads (DART, arXiv:1703.09327). 0: off."""
     noise_correlation: Annotated[float, Field(ge=0, lt=1)]
-    """Of the noise from one control step to the next: white noise would average out to nothing."""
+    """Correlation of the noise from one control step to the next: white noise would average out to nothing."""
     expert_noise: bool
     """Let the expert vary its motions by itself, where it does no harm; these actions are recorded as executed."""
     temperature: NonNegativeFloat
-    """Of a model's actions; 0 takes the most likely."""
+    """Temperature of a model's actions; 0 takes the most likely."""
     image_format: Literal["video", "png"]
     """video: H.264, nearly without loss; png: without loss, several times larger."""

@@ -28,7 +28,7 @@ class ArithmeticParams:
     """``data.params`` of ``arithmetic``."""
 
     digits: Annotated[int, Field(ge=1, le=9)] = 2
-    """Of each number, leading zeros included."""
+    """Digits of each number, leading zeros included."""
 
 
 class Arithmetic(PromptDataset):
@@ -52,7 +52,7 @@ class Arithmetic(PromptDataset):
         return [self._problem(x, y) for x, y in pairs]
 
     def _others(self, had: Sequence[tuple[int, int]], drawn: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Of the pairs that are drawn next those that a step has not had; when it has had all, they count anew."""
+        """The pairs drawn next that a step has not had; when it has had all, they count anew."""
         seen = set(had)
         for pair in drawn:
             if len(seen) == self._training_pairs():
@@ -62,7 +62,7 @@ class Arithmetic(PromptDataset):
                 yield pair
 
     def _training_pairs(self) -> float:
-        """How many there are; those of more digits than are counted out suffice for any step."""
+        """Number of pairs; infinite where there are too many to count out, for they suffice for any step."""
         if self._digits > _ENUMERATED_DIGITS:
             return math.inf
         return 10 ** (2 * self._digits) - len(_all_held_out(self._digits))
@@ -104,7 +104,7 @@ def _all_held_out(digits: int) -> tuple[tuple[int, int], ...]:
 
 
 def is_held_out(x: int, y: int) -> bool:
-    """Whether the pair is for evaluation only."""
+    """True if the pair is for evaluation only."""
     return hashlib.md5(f"{x}+{y}".encode(), usedforsecurity=False).digest()[0] % _HELD_OUT_SHARE == 0
 
 

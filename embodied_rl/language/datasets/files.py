@@ -29,7 +29,7 @@ from embodied_rl.seeding import generator
 
 Paths = str | tuple[str, ...]
 _HELD_OUT_SHARE = 0.1
-"""Where nothing says what to hold out."""
+"""The share that is held out where nothing says what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class FilesParams:
     val_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the prompts to hold out, by a hash of each; null: 0.1, where nothing else says what."""
     val_size: Annotated[int, Field(ge=1)] | None = None
-    """How many prompts to hold out instead: those with the smallest hash."""
+    """Number of prompts to hold out instead: those with the smallest hash."""
     prompt_key: str | None = None
     """Column of the prompts' text; null: ``prompt``, unless there is ``messages_key``."""
     messages_key: str | None = None
@@ -67,7 +67,7 @@ class FilesParams:
 
     @property
     def chat(self) -> bool:
-        """Whether prompts are conversations."""
+        """True if prompts are conversations."""
         return self.messages_key is not None or bool(self.apply_chat_template)
 
 

@@ -31,9 +31,9 @@ from embodied_rl.seeding import generator
 
 _TRAINING: Final = 0
 _HELD_OUT: Final = 2**31
-"""Where the seeds of the package's data sets begin."""
+"""First seeds of the package's data sets."""
 _SEEDS: Final = 2**31 - 1
-"""How many each part has. All stay below 2**32, the most that numpy takes."""
+"""Number of seeds in each part. All stay below 2**32, the most that numpy takes."""
 _TRIES: Final = 100
 _ANSWER: Final = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
 _COMPOSITE: Final = "composite"
@@ -47,7 +47,7 @@ class Task:
     name: str
     """As in the package, for example ``chain_sum``."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """How often it is drawn, relative to the others."""
+    """Frequency, relative to the other tasks."""
     options: dict[str, Any] | None = None
     """Options of the task's own configuration in the package."""
 
@@ -204,7 +204,7 @@ def reasoning_gym(*, prompt: str, completion: str, answer: str, metadata: str) -
 
 
 def final_answer(completion: str) -> str | None:
-    """What a completion answers: the content of the last ``<answer>``, or else the last line; None: nothing."""
+    """A completion's answer: the content of the last ``<answer>``, or else the last line; None: nothing."""
     tagged = _ANSWER.findall(completion)
     lines = tagged[-1:] or completion.strip().splitlines()[-1:]
     return lines[0].strip() or None if lines else None

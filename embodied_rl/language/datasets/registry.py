@@ -61,15 +61,15 @@ class Problem:
 
     prompt: Prompt
     answer: str
-    """For the reward function to compare with."""
+    """Right answer, for the reward function."""
     demonstration: str | None = None
     """A right completion, to imitate; None where there is none."""
     cut: Cut | None = None
-    """Where a prompt of more than ``data.max_prompt_length`` tokens loses some; None: it ends the run."""
+    """Side on which a prompt of more than ``data.max_prompt_length`` tokens loses some; None: it ends the run."""
     source: str = ""
-    """Where the problem comes from: an evaluation counts each source by itself."""
+    """Origin of the problem: an evaluation counts each source by itself."""
     metadata: str = ""
-    """For reward functions that take it."""
+    """Data of the problem, for reward functions that take it."""
 
 
 def problem_id(problem: Problem) -> str:
@@ -233,6 +233,6 @@ def system_prompt_problems(system_prompt: str | None, *, chat: bool) -> Iterator
     """Problems of ``data.params.system_prompt``, for data sets that have it."""
     if system_prompt is not None and not chat:
         yield (
-            "data.params.system_prompt: only the chat template has a place for it; set "
+            "data.params.system_prompt: only the chat template has room for it; set "
             "data.params.apply_chat_template=true, or leave it out"
         )

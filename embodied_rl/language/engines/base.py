@@ -35,7 +35,7 @@ _TOKENS_PER_CHARACTER: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen."""
+    """Options for choosing tokens."""
 
     n: int
     """Completions of each prompt."""
@@ -104,7 +104,7 @@ class GenerationBackend:
     """
 
     interruptible: ClassVar[bool] = False
-    """Whether it takes new weights in the middle of a completion."""
+    """True if it takes new weights in the middle of a completion."""
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: frozenset[int]
     max_length: int | None

@@ -81,6 +81,6 @@ def choose(logprobs: Tensor, uniforms: Tensor, *, top_p: float, top_k: int | Non
 
 
 def prompt_seed(seed: int, *, held_out: bool, step: int, prompt: int) -> int:
-    """A prompt's seed from the run's and its place in the run, so that nothing has to be remembered to resume and no
+    """A prompt's seed from the run's and its position in the run, so that nothing has to be remembered to resume and no
     number of workers changes it."""
     return derived_seed(seed, held_out, step, prompt)

@@ -46,7 +46,8 @@ _MAX_CPU_CACHE: Final = 1 << 30
 _CHECK_LENGTHS: Final = (3, 5)
 _CHECK_TOKENS: Final = 8
 _TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.25}
-"""Of a token's log-probability. In bfloat16 two correct programs differ by so much; wrong weights, by far more."""
+"""Largest difference of a token's log-probability. Two correct programs may differ by it in bfloat16; wrong weights
+give far more."""
 
 
 class VllmBackend(GenerationBackend):
@@ -280,7 +281,7 @@ def _attention(policy: CausalLMPolicy) -> tuple[int, int, int]:
 
 
 def _cpu_cache_bytes(policy: CausalLMPolicy, batch: int, length: int | None) -> int:
-    """For a whole batch of the longest texts, where that is not too much."""
+    """Size for a whole batch of the longest texts, where that is not too much."""
     layers, heads, size = _attention(policy)
     per_token = 2 * layers * heads * size * getattr(torch, policy.params.dtype).itemsize
     blocks = -(-(length or 4096) // 128) + 1  # vLLM hands it out in blocks of 128 tokens

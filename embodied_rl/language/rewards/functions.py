@@ -45,9 +45,9 @@ REWARDS: Final = Registry(
 )
 """``reward.function`` -> "module:function"."""
 PASS_OR_FAIL: Final = frozenset({"final_answer", "format", "last_number", "math_verify", "single_choice"})
-"""Those of :data:`REWARDS` whose score is 1 or 0."""
+"""Functions of :data:`REWARDS` whose score is 1 or 0."""
 GRADED: Final = frozenset({"reasoning_gym"})
-"""Those whose score is any number from 0 to 1."""
+"""Functions of :data:`REWARDS` whose score is any number from 0 to 1."""
 _GIVEN: Final = ("prompt", "completion", "answer")
 """Arguments of every reward function."""
 _METADATA: Final = "metadata"

@@ -29,7 +29,7 @@ class RewardModelParams:
     max_length: Annotated[int, Field(ge=1)] | None = None
     """Tokens; a longer text loses its beginning. null: as many as the model takes."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights."""
+    """The weights' type."""
 
 
 class RewardModel:

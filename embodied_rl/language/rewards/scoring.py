@@ -30,7 +30,7 @@ _START_S: Final = 120.0
 _SHOWN: Final = 200
 """Characters of a text in a message."""
 _EXAMPLE: Final = {"prompt": "1+1=", "completion": r"\boxed{2}", "answer": "2", "metadata": ""}
-"""For the first call, which imports and compiles what later ones do not."""
+"""Arguments of the first call, which imports and compiles what later ones do not."""
 
 
 class RewardError(RuntimeError):
@@ -131,13 +131,13 @@ class _Pool:
         scores: list[float | None] = [None] * len(items)
         try:
             waiting: dict[Future[Any], int] = {
-                self._pool.schedule(_score, kwargs=asdict(item), timeout=self._timeout): place
-                for place, item in enumerate(items)
+                self._pool.schedule(_score, kwargs=asdict(item), timeout=self._timeout): index
+                for index, item in enumerate(items)
             }
             for done, future in enumerate(as_completed(waiting), 1):
-                place = waiting[future]
+                index = waiting[future]
                 with contextlib.suppress(TimeoutError):
-                    scores[place] = self._result(future, f" on the completion {items[place].completion[:_SHOWN]!r}")
+                    scores[index] = self._result(future, f" on the completion {items[index].completion[:_SHOWN]!r}")
                 report(done, len(items))
         except BaseException:
             self.close()

@@ -1,4 +1,4 @@
-"""What the runner of language models says: step metrics, samples, and an evaluation's table and files."""
+"""Reports of language models' training: step metrics, samples, and an evaluation's table and files."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def eval_metrics(evaluation: Evaluation, *, seconds: float) -> dict[str, float]:
 
 
 def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
-    """What is wrong with a training step, most of all why it cannot have taught the policy anything, and what to do;
-    None if nothing is."""
+    """The problem of a training step, above all why it cannot have taught the policy anything, and what to do; None if
+    there is none."""
     if metrics["rollout/unverified"] == 1:
         return (
             f"no update: reward.function={config.reward.function} could verify no completion; look at the answers in "
@@ -135,64 +135,47 @@ class MathReporter:
     run_dir: Path
     console: Console
     checkpoint: str | None
-    """Where the run's first weights came from, relative to its run's directory; None: they were initialised."""
+    """Origin of the run's first weights, relative to its run's directory; None: they were initialised."""
     first_step: int
     """Training steps behind those; weights of later ones were trained here."""
 
     def report(self, evaluation: Evaluation, records: Sequence[CompletionRecord], *, step: int, seconds: float) -> None:
-        config = self.config
-        self.console.print(sample_table(records, title=f"{config.data.name} after {step} training steps"))
+        self.console.print(sample_table(records, title=f"{self.config.data.name} after {step} training steps"))
         if len(evaluation.sources) > 1:
             self.console.print(source_table(evaluation))
         self.console.print(summary(evaluation.overall), highlight=False)
         directory = self.run_dir / eval_name(step)
-        meta = {
-            **completion_conditions(config),
-            "policy_version": step,
-            "checkpoint": self.checkpoint if step == self.first_step else None,
-            "model_type": config.model.model_type,
-        }
         self.write_samples(directory / "samples.jsonl", records)
-        path = directory / FILE_NAME
-        write_json(
-            path,
-            eval_report(
-                evaluation, records, meta=meta, threshold=config.reward.success_threshold, step=step, seconds=seconds
-            ),
-        )
-        self.console.print(f"table:  {path}", highlight=False, soft_wrap=True)
+        write_json(directory / FILE_NAME, self._content(evaluation, records, step=step, seconds=seconds))
+        self.console.print(f"table:  {directory / FILE_NAME}", highlight=False, soft_wrap=True)
+
+    def _content(
+        self, evaluation: Evaluation, records: Sequence[CompletionRecord], *, step: int, seconds: float
+    ) -> dict[str, Any]:
+        """The content of eval.json. ``pc_`` values are percentages of the verified completions, lengths are tokens.
+
+        Texts are in ``samples.jsonl``.
+        """
+        threshold, per_prompt = self.config.reward.success_threshold, evaluation.overall.per_prompt
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": COMPLETIONS,
+            "meta": {
+                **completion_conditions(self.config),
+                "policy_version": step,
+                "checkpoint": self.checkpoint if step == self.first_step else None,
+                "model_type": self.config.model.model_type,
+            },
+            "overall": _row(evaluation.overall),
+            "sources": {name: _row(accuracy) for name, accuracy in evaluation.sources.items()},
+            "completions": [_completion(record, threshold, per_prompt, step) for record in records],
+            "timing": {"eval_s": round(seconds, 3)},
+        }
 
     def write_samples(self, path: Path, records: Sequence[CompletionRecord]) -> None:
         """Every completion as a line of JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records))
-
-
-def eval_report(
-    evaluation: Evaluation,
-    records: Sequence[CompletionRecord],
-    *,
-    meta: Mapping[str, Any],
-    threshold: float,
-    step: int,
-    seconds: float,
-) -> dict[str, Any]:
-    """The content of eval.json. ``pc_`` values are percentages of the verified completions, lengths are tokens.
-
-    Args:
-        records: all completions, by their number; their texts are in ``samples.jsonl``.
-        threshold: the score from which on a completion counts as solved.
-    """
-    per_prompt = evaluation.overall.per_prompt
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": COMPLETIONS,
-        "meta": dict(meta),
-        "overall": _row(evaluation.overall),
-        "sources": {name: _row(accuracy) for name, accuracy in evaluation.sources.items()},
-        "completions": [_completion(record, threshold, per_prompt, step) for record in records],
-        "timing": {"eval_s": round(seconds, 3)},
-    }
 
 
 def _completion(record: CompletionRecord, threshold: float, per_prompt: int, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What cannot be in a configuration of ``task=math`` or ``task=sft``."""
+"""Validation rules for ``task=math`` and ``task=sft``."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_holding_out_too_much(tmp_path: Path) -> None:
         ({"val_size": 2, "val_fraction": 0.5}, "got val_fraction and val_size"),
         ({"messages_key": "m", "prompt_key": "p"}, "data.params.messages_key: got 'm' and prompt_key='p'"),
         ({"messages_key": "m", "apply_chat_template": False}, "data.params.apply_chat_template: got false"),
-        ({"system_prompt": "s"}, "data.params.system_prompt: only the chat template has a place"),
+        ({"system_prompt": "s"}, "data.params.system_prompt: only the chat template has room"),
         ({"prompt_keys": "p"}, "Did you mean 'data.params.prompt_key'?"),
         ({"overlong": "drop"}, "data.params.overlong: got 'drop'"),
     ],
