@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import string
-from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -47,10 +46,10 @@ def main(arguments: Sequence[str]) -> None:
         UserError: there is no such evaluation, or they cannot be compared.
     """
     parser = CommandParser(USAGE, HELP)
-    parser.add_argument("recipes", nargs="+", help=SUPPRESS)
-    parser.add_argument("--allow", action="append", default=[], help=SUPPRESS)
-    parser.add_argument("--json", type=Path, help=SUPPRESS)
-    parser.add_argument("--plot", type=Path, help=SUPPRESS)
+    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("--allow", action="append", default=[])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
     options = parser.parse(arguments or ["--help"])
 
     recipes = _recipes(options.recipes)

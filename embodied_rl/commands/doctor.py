@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from argparse import SUPPRESS
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -70,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         UserError: there is no such folder, or nothing in it that is known.
     """
     parser = CommandParser(USAGE, HELP)
-    parser.add_argument("folder", type=Path, nargs="?", help=SUPPRESS)
+    parser.add_argument("folder", type=Path, nargs="?")
     folder = parser.parse(arguments).folder
     findings = folder_findings(folder) if folder else installation_findings()
     return show(console(), str(folder or "installation"), findings)

@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import zlib
-from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,8 +46,8 @@ def main(arguments: Sequence[str]) -> None:
         UserError: of :func:`export`, or wrong arguments.
     """
     parser = CommandParser(USAGE, HELP, settings={"adapters": ("merged", "only"), "base": None})
-    parser.add_argument("source", type=Path, metavar="<checkpoint or run directory>", help=SUPPRESS)
-    parser.add_argument("output", type=Path, metavar="<folder>", help=SUPPRESS)
+    parser.add_argument("source", type=Path, metavar="<checkpoint or run directory>")
+    parser.add_argument("output", type=Path, metavar="<folder>")
     given = parser.parse(arguments or ["--help"])
     checkpoint = export(given.source, given.output, adapters_only=given.adapters == "only", base=given.base)
     console = rich.get_console()

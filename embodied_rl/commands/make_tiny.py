@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
         UserError: of :func:`make_tiny`, or wrong arguments.
     """
     parser = CommandParser(USAGE, HELP, settings={"model": None})
-    parser.add_argument("output", type=Path, metavar="<folder>", help=SUPPRESS)
+    parser.add_argument("output", type=Path, metavar="<folder>")
     given = parser.parse(arguments or ["--help"])
     if given.model is None:
         parser.error("missing: model=<name>")

@@ -27,13 +27,10 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(
         self, usage: str, description: str, settings: Mapping[str, Sequence[str] | None] | None = None
     ) -> None:
-        as_written = argparse.RawDescriptionHelpFormatter
-        super().__init__(usage=usage, description=description.strip(), formatter_class=as_written, add_help=False)
-        self.allow_abbrev = False
-        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        super().__init__(usage=usage, description=description, allow_abbrev=False)
         self._settings = settings or {}
         for name, choices in self._settings.items():
-            self.add_argument(f"--{name}", choices=choices, help=argparse.SUPPRESS)
+            self.add_argument(f"--{name}", choices=choices)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The values of all arguments.
@@ -52,6 +49,10 @@ class CommandParser(argparse.ArgumentParser):
         if not value:
             self.error(f"{name}: got '', expected a value")
         return f"--{argument}"
+
+    def format_help(self) -> str:
+        """The usage and the description as it is written, which has the options."""
+        return f"{self.format_usage()}{self.description}"
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\n{self.format_usage()}".rstrip())
