@@ -13,21 +13,21 @@ Published folders only name their tokenizer. One of ours holds it, and so works 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from embodied_rl.errors import UserError, first_line, suggestion
+from embodied_rl.files import write_json
 from embodied_rl.models.weights.folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
-    check_fit,
     read_json,
     read_tensors,
     write_tensors,
@@ -55,6 +55,25 @@ _KNOWN_STEPS = frozenset(
 )
 _BOUNDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 _OLD_STATISTICS = ("normalize_inputs.buffer_", "normalize_targets.buffer_", "unnormalize_outputs.buffer_")
+TINY_CAMERAS = {"image": 256, "image2": 256}
+"""Cameras of a small folder, as in lerobot's LIBERO data sets: name and size."""
+TINY_STATISTICS = {
+    "observation.state.mean": (-0.05, 0.03, 0.8, 2.9, -0.6, -0.2, 0.03, -0.03),
+    "observation.state.std": (0.1, 0.15, 0.3, 0.35, 1.2, 0.4, 0.01, 0.01),
+    "action.mean": (0.05, 0.06, -0.06, 0.0, 0.0, -0.01, -0.1),
+    "action.std": (0.3, 0.35, 0.4, 0.04, 0.06, 0.08, 1.0),
+}
+"""Statistics near those of LIBERO's demonstrations."""
+_TINY_SENTENCES = (
+    "put both the alphabet soup and the tomato sauce in the basket",
+    "turn on the stove and put the moka pot on it",
+    "put the black bowl in the bottom drawer of the cabinet and close it",
+    "put the white mug on the left plate and put the yellow and white mug on the right plate",
+    "pick up the book and place it in the back compartment of the caddy",
+    "pick up the black bowl next to the ramekin and place it on the plate",
+    "open the middle drawer of the cabinet",
+    "push the plate to the front of the stove",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,9 +258,9 @@ def write_folder(folder: LerobotFolder, weights: Mapping[str, Tensor], directory
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = {key: value for key, value in folder.config.items() if key != ARCHITECTURE}
-    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=4) + "\n")
+    write_json(directory / CONFIG_FILE, config)
     if sizes := folder.config.get(ARCHITECTURE):
-        (directory / f"{ARCHITECTURE}.json").write_text(json.dumps(sizes, indent=4) + "\n")
+        write_json(directory / f"{ARCHITECTURE}.json", sizes)
     write_tensors(directory / WEIGHTS_FILE, weights)
     folder.tokenizer.save_pretrained(directory)
     outputs = folder.config.get("output_features") or {}
@@ -277,16 +296,6 @@ def write_folder(folder: LerobotFolder, weights: Mapping[str, Tensor], directory
     )
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype, path: str) -> None:
-    """Give ``model`` exactly ``weights``, converted to ``dtype``; its own are not copied but replaced.
-
-    Raises:
-        UserError: some are missing or too many, or have another shape.
-    """
-    check_fit(model.state_dict(), weights, f"model.path={path}")
-    model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()}, assign=True)
-
-
 def without_statistics(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if not name.startswith(_OLD_STATISTICS)}
 
@@ -305,6 +314,67 @@ def prompt_tokens(folder: LerobotFolder, instruction: str) -> list[int]:
             f"{folder.max_prompt_length} (tokenizer_max_length)"
         )
     return ids
+
+
+def features(cameras: Mapping[str, int], state_dim: int, action_dim: int) -> dict[str, Any]:
+    """The part of ``config.json`` that says what goes in and comes out.
+
+    Args:
+        cameras: name, without ``observation.images.``, and size of the square pictures.
+    """
+    visual = {
+        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, size, size]} for name, size in cameras.items()
+    }
+    return {
+        "n_obs_steps": 1,
+        "input_features": {**visual, STATE: {"type": "STATE", "shape": [state_dim]}},
+        "output_features": {ACTION: {"type": "ACTION", "shape": [action_dim]}},
+        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        "tokenizer_max_length": 48,
+    }
+
+
+def tiny_features() -> dict[str, Any]:
+    """:func:`features` of a small folder for LIBERO."""
+    sizes = {name: len(TINY_STATISTICS[f"{name}.mean"]) for name in (STATE, ACTION)}
+    return features(TINY_CAMERAS, sizes[STATE], sizes[ACTION])
+
+
+def tiny_folder(
+    directory: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, tokenizer_name: str
+) -> LerobotFolder:
+    """A small folder for LIBERO."""
+    return LerobotFolder(
+        path=str(directory),
+        config=config,
+        modes={"STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        statistics={name: torch.tensor(numbers) for name, numbers in TINY_STATISTICS.items()},
+        tokenizer=tokenizer,
+        tokenizer_name=tokenizer_name,
+        max_prompt_length=config["tokenizer_max_length"],
+    )
+
+
+def tiny_tokenizer(start: str | None, end: str, padding: str) -> PreTrainedTokenizerFast:
+    """Byte-pair encoding, trained on a few instructions.
+
+    Args:
+        start: put before every text; None: nothing is.
+    """
+    special = [token for token in (padding, end, start) if token is not None]
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator(_TINY_SENTENCES, trainer)
+    if start is not None:
+        inner.post_processor = processors.TemplateProcessing(
+            single=f"{start} $A", special_tokens=[(start, inner.token_to_id(start))]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=start, eos_token=end, pad_token=padding)
 
 
 def _require_plain_images(modes: Mapping[str, str], directory: Path) -> None:
@@ -346,4 +416,4 @@ def _write_pipeline(directory: Path, name: str, steps: list[dict[str, Any]], sta
         if step["registry_name"].endswith("normalizer_processor") and statistics:
             step["state_file"] = f"{name}_step_{index}_{step['registry_name']}.safetensors"
             write_tensors(directory / step["state_file"], statistics)
-    (directory / f"{name}.json").write_text(json.dumps({"name": name, "steps": steps}, indent=2) + "\n")
+    write_json(directory / f"{name}.json", {"name": name, "steps": steps})

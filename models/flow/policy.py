@@ -1,4 +1,4 @@
-"""What the policies that denoise action chunks share: sampling, log-probabilities, values, imitation.
+"""Base of the policies that denoise action chunks: sampling, log-probabilities, values, imitation, folders.
 
 ::
 
@@ -24,18 +24,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.initialization import no_init_weights
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.flow import sde as flow
-from embodied_rl.models.flow.lerobot_folder import ACTION, STATE, LerobotFolder, camera_map, normalizer, prompt_tokens
-from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, load_head, write_tensors
+from embodied_rl.models.flow.lerobot_folder import (
+    ACTION,
+    STATE,
+    LerobotFolder,
+    camera_map,
+    normalizer,
+    prompt_tokens,
+    read_config,
+    read_folder,
+    tiny_folder,
+    tiny_tokenizer,
+    without_statistics,
+    write_folder,
+)
+from embodied_rl.models.flow.prefix import Prefix, resize_with_padding
+from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
 
 NOISE_HEAD_FILE = "noise_head.safetensors"
 _VALUE_WIDTHS = (512, 256, 128)
@@ -63,71 +78,173 @@ class FlowPolicyParams(flow.FlowParams):
 
 
 class FlowPolicy(Policy):
-    """Base class: a subclass builds the network and says how the prefix, the features and the velocity are computed.
+    """Base class of policies from folders in lerobot's layout. A subclass says how its network is built, which ends in
+    ``action_out_proj``, and how the prefix and the features are computed.
 
     Args:
-        folder: what ``model.path`` holds beside the weights.
-        horizon: H, steps that the network predicts at once.
-        max_action_dim: D.
-        width: of the action expert.
+        folder: what ``model.path`` holds beside the weights. There are no fresh weights.
     """
 
     Params = FlowPolicyParams
-    new_line_step = ""
+    name: ClassVar[str]
+    example: ClassVar[str]
+    """Published folder, for a message."""
+    tokenizer_name: ClassVar[str]
+    """Published tokenizer."""
+    tiny_tokens: ClassVar[tuple[str | None, str, str]]
+    """Start, end and padding of the small folder's tokenizer."""
+    new_line_step: ClassVar[str]
     """lerobot's name of the step that ends the prompt with a new line."""
+    centered_images: ClassVar[bool]
+    """Half of the black is on each side of a picture; else all of it at the left and the top."""
+    model: Any
 
-    def __init__(
-        self,
-        spec: PolicySpec,
-        params: FlowPolicyParams,
-        folder: LerobotFolder,
-        *,
-        horizon: int,
-        max_action_dim: int,
-        width: int,
-    ) -> None:
+    def __init__(self, spec: PolicySpec, params: FlowPolicyParams, folder: LerobotFolder | None = None) -> None:
         super().__init__()
-        if spec.num_action_chunks > horizon:
+        if folder is None:
             raise UserError(
-                f"model.num_action_chunks={spec.num_action_chunks}: model.path={folder.path} predicts {horizon} "
-                "actions at once (chunk_size); set at most that"
+                f"model_type {self.name!r} needs model.path, a folder such as {self.example}; "
+                f"python train.py make-tiny model={self.name} <folder> writes a small one"
+            )
+        sizes = self.network_config(folder.config, folder.path)
+        if spec.num_action_chunks > sizes.chunk_size:
+            raise UserError(
+                f"model.num_action_chunks={spec.num_action_chunks}: model.path={folder.path} predicts "
+                f"{sizes.chunk_size} actions at once (chunk_size); set at most that"
             )
         self.spec, self.params, self.folder = spec, params, folder
-        self.horizon, self.max_action_dim = horizon, max_action_dim
+        self.horizon, self.max_action_dim = int(sizes.chunk_size), int(sizes.max_action_dim)
+        self.max_state_dim = int(sizes.max_state_dim)
         self.cameras = camera_map(folder, params.cameras, list(spec.image_shapes))
         self.state_normalizer = normalizer(folder, STATE, spec.state_dim)
         self.action_normalizer = normalizer(folder, ACTION, spec.action_dim)
+        for name, room, wanted in (
+            ("state", self.max_state_dim, spec.state_dim),
+            ("action", self.max_action_dim, spec.action_dim),
+        ):
+            if wanted > room:
+                raise UserError(
+                    f"model.path={folder.path} has room for {room} {name} dimensions (max_{name}_dim); the env has "
+                    f"{wanted}"
+                )
+        with no_init_weights():
+            self.model = self.build_network(sizes)
+        if params.train_expert_only:
+            for module in self.frozen_modules():
+                module.requires_grad_(False)
+        width = self.model.action_out_proj.in_features
         self.value_head = (
             _mlp((width, *_VALUE_WIDTHS, spec.values_per_chunk), nn.ReLU) if spec.values_per_chunk else None
         )
         self.noise_head = (
-            _mlp((width, *_NOISE_WIDTHS, max_action_dim), nn.Tanh) if params.noise_method == "flow_noise" else None
+            _mlp((width, *_NOISE_WIDTHS, self.max_action_dim), nn.Tanh) if params.noise_method == "flow_noise" else None
         )
         self._prompts: dict[str, list[int]] = {}
 
-    max_state_dim: int
+    @classmethod
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any) -> Self:
+        directory = Path(path)
+        config, statistics = cls.read_config(directory, spec)
+        weights = read_weights(directory)
+        folder = read_folder(directory, config, weights, params.tokenizer, cls.tokenizer_name, statistics)
+        policy = cls(spec, params, folder)
+        own = cls.own_weights(without_statistics(weights), path)
+        check_fit(policy.model.state_dict(), own, f"model.path={path}")
+        dtype = getattr(torch, params.dtype)
+        policy.model.load_state_dict({name: tensor.to(dtype) for name, tensor in own.items()}, assign=True)
+        for file, head in policy._heads():
+            load_head(head, directory / file)
+        return policy
 
-    def vision_language_model(self) -> nn.Module:
-        """What ``train_expert_only`` freezes."""
-        raise NotImplementedError
+    def save_pretrained(self, directory: Path) -> None:
+        write_folder(self.folder, self.published_weights(self.model.state_dict()), directory, self.new_line_step)
+        for file, head in self._heads():
+            write_tensors(directory / file, head.state_dict())
 
-    def prefix(self, images: Mapping[str, Tensor], tokens: Tensor, state: Tensor) -> Any:
-        """What the expert attends to, computed once for a chunk.
+    @classmethod
+    def write_tiny(cls, directory: Path) -> None:
+        """Write a folder of lerobot's layout with a small model for LIBERO; its random weights are the same each
+        time."""
+        tokenizer = tiny_tokenizer(*cls.tiny_tokens)
+        config = cls.tiny_config(len(tokenizer))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            network = cls.build_network(cls.network_config(config, str(directory)))
+        folder = tiny_folder(directory, config, tokenizer, cls.tokenizer_name)
+        write_folder(folder, cls.published_weights(network.state_dict()), directory, cls.new_line_step)
 
-        Args:
-            images: of each of the network's cameras that sees something, uint8 [N,H,W,3], in its order.
-            tokens: [N,L] int64, -1 where there is none.
-            state: [N,S] float32, normalised.
+    @classmethod
+    def read_config(cls, directory: Path, spec: PolicySpec) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """lerobot's configuration of a folder, and statistics that are elsewhere than in lerobot's files.
+
+        Raises:
+            UserError: it is missing, damaged, or of another policy.
+        """
+        config = read_config(directory)
+        cls.network_config(config, str(directory))
+        return config, {}
+
+    @classmethod
+    def network_config(cls, config: Mapping[str, Any], path: str) -> Any:
+        """The network's sizes, ``chunk_size``, ``max_state_dim`` and ``max_action_dim`` among them, from lerobot's
+        configuration.
+
+        Raises:
+            UserError: it is of another policy, or of a variant that is not done here.
         """
         raise NotImplementedError
 
-    def features(self, prefix: Any, x: Tensor, t: Tensor) -> Tensor:
+    @classmethod
+    def tiny_config(cls, vocabulary: int) -> dict[str, Any]:
+        """lerobot's configuration of a small network whose tokenizer has ``vocabulary`` tokens."""
+        raise NotImplementedError
+
+    @classmethod
+    def build_network(cls, config: Any) -> nn.Module:
+        raise NotImplementedError
+
+    @classmethod
+    def own_weights(cls, weights: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+        """The network's state dict, from the published names."""
+        raise NotImplementedError
+
+    @classmethod
+    def published_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The published names, from the network's state dict."""
+        raise NotImplementedError
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) that the network sees."""
+        raise NotImplementedError
+
+    def vision_language_model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def frozen_modules(self) -> list[nn.Module]:
+        """Those that ``train_expert_only`` leaves as they are; they compute the prefix."""
+        return [self.vision_language_model()]
+
+    def prefix(self, pixels: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
+        """Compute what the expert attends to, once for a chunk.
+
+        Args:
+            pixels: [I·N,3,H,W] in [-1, 1]: N of the first of the network's cameras that see something, N of the next.
+            tokens: [N,L] int64, -1 where there is none.
+            state: as in :class:`Prefix`.
+        """
+        raise NotImplementedError
+
+    def features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
         """The expert's outputs [N,H,W] for noisy actions [N,H,D] at times [N]."""
         raise NotImplementedError
 
     def velocity(self, features: Tensor) -> Tensor:
         """[N,H,D]."""
-        raise NotImplementedError
+        return self.model.action_out_proj(features.to(self._dtype))
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        return list(self.model.action_out_proj.parameters())
 
     @torch.no_grad()
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
@@ -205,38 +322,33 @@ class FlowPolicy(Policy):
     def _executed(self) -> tuple[int, int]:
         return self.spec.num_action_chunks, self.spec.action_dim
 
-    def _check_room(self) -> None:
-        """Raises UserError: the network has fewer dimensions than the env."""
-        rooms = (
-            ("state", self.max_state_dim, self.spec.state_dim),
-            ("action", self.max_action_dim, self.spec.action_dim),
-        )
-        for name, room, wanted in rooms:
-            if wanted > room:
-                raise UserError(
-                    f"model.path={self.folder.path} has room for {room} {name} dimensions (max_{name}_dim); the "
-                    f"env has {wanted}"
-                )
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.model.action_out_proj.weight.dtype
 
-    def _freeze(self) -> None:
-        """To be called once the network is built."""
-        if self.params.train_expert_only:
-            self.vision_language_model().requires_grad_(False)
+    def _heads(self) -> list[tuple[str, nn.Module]]:
+        """Files and heads that published folders do not have."""
+        heads = ((VALUE_HEAD_FILE, self.value_head), (NOISE_HEAD_FILE, self.noise_head))
+        return [(file, head) for file, head in heads if head is not None]
 
     def _trains_prefix(self) -> bool:
         """Also with adapters in an otherwise frozen model."""
-        return torch.is_grad_enabled() and any(p.requires_grad for p in self.vision_language_model().parameters())
+        parameters = (p for part in self.frozen_modules() for p in part.parameters())
+        return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
 
-    def _prefix(self, inputs: Mapping[str, Tensor]) -> Any:
+    def _prefix(self, inputs: Mapping[str, Tensor]) -> Prefix:
         cameras = [camera for camera in self.cameras.values() if camera is not None]
-        images = {camera: inputs[f"images/{camera}"].to(self.device) for camera in cameras}
+        images = [inputs[f"images/{camera}"].to(self.device) for camera in cameras]
+        pixels = [resize_with_padding(image, self.image_size, centered=self.centered_images) for image in images]
         tokens = inputs["tokens"].to(self.device)
         # Padding changes nothing; columns that are padding in all samples are left out.
         tokens = tokens[:, : int((tokens != _NO_TOKEN).sum(1).max())]
         state = self.state_normalizer.normalize(inputs["state"].to(self.device).float())
-        return self.prefix(images, tokens, state)
+        state = functional.pad(state, (0, self.max_state_dim - state.shape[1]))
+        with torch.set_grad_enabled(self._trains_prefix()):
+            return self.prefix(torch.cat(pixels).to(self._dtype), tokens, state)
 
-    def _velocity_of(self, prefix: Any) -> flow.Velocity:
+    def _velocity_of(self, prefix: Prefix) -> flow.Velocity:
         def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
             features = self.features(prefix, x, t)
             log_std = None
@@ -246,7 +358,7 @@ class FlowPolicy(Policy):
 
         return velocity
 
-    def _velocity_error(self, prefix: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    def _velocity_error(self, prefix: Prefix, inputs: Mapping[str, Tensor]) -> Tensor:
         """[N,C,A], squared."""
         noise, targets, t = (inputs[name].to(self.device) for name in ("noise", "targets", "time"))
         x = t[:, None, None] * noise + (1.0 - t[:, None, None]) * targets
@@ -254,7 +366,7 @@ class FlowPolicy(Policy):
         chunks, dims = self._executed
         return (velocity - (noise - targets))[:, :chunks, :dims].square()
 
-    def _values(self, prefix: Any, count: int) -> Tensor | None:
+    def _values(self, prefix: Prefix, count: int) -> Tensor | None:
         """From the expert's mean output at t = 1 for the noise's mean, so that a value is one of the observation alone
         and not of the noise that decided the actions."""
         if self.value_head is None:
@@ -303,34 +415,6 @@ class FlowPolicy(Policy):
         if not self.params.invert_gripper:
             return actions
         return torch.cat((actions[..., :-1], -actions[..., -1:]), -1)
-
-    def _read_heads(self, directory: Path) -> None:
-        for file, head in ((VALUE_HEAD_FILE, self.value_head), (NOISE_HEAD_FILE, self.noise_head)):
-            if head is not None:
-                load_head(head, directory / file)
-
-    def _write_heads(self, directory: Path) -> None:
-        for file, head in ((VALUE_HEAD_FILE, self.value_head), (NOISE_HEAD_FILE, self.noise_head)):
-            if head is not None:
-                write_tensors(directory / file, head.state_dict())
-
-
-def resize_with_padding(images: Tensor, size: tuple[int, int], *, centered: bool) -> Tensor:
-    """uint8 [N,H,W,3] -> float32 [N,3,*size] in [-1, 1]: the whole picture, black (-1) beside it.
-
-    Args:
-        centered: half of the black on each side; else all of it at the left and the top.
-    """
-    x = images.permute(0, 3, 1, 2).float() / 255.0
-    height, width = x.shape[-2:]
-    if (height, width) != size:
-        ratio = max(width / size[1], height / size[0])
-        inner = (int(height / ratio), int(width / ratio))
-        x = functional.interpolate(x, size=inner, mode="bilinear", align_corners=False)
-        rows, columns = size[0] - inner[0], size[1] - inner[1]
-        left, top = (columns // 2, rows // 2) if centered else (columns, rows)
-        x = functional.pad(x, (left, columns - left, top, rows - top))
-    return x * 2.0 - 1.0
 
 
 def _mlp(widths: tuple[int, ...], activation: type[nn.Module]) -> nn.Sequential:

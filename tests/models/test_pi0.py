@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PI0ForConditionalGeneration
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.flow.policy import resize_with_padding
-from embodied_rl.models.pi0 import Pi0Policy, files
+from embodied_rl.models.flow.lerobot_folder import features
+from embodied_rl.models.flow.prefix import resize_with_padding
+from embodied_rl.models.pi0 import Pi0Policy, lerobot_config
 from embodied_rl.models.registry import build_policy
 from tests.models.flow.flow_models import A, N, S, decide, flow_policy, flow_spec, look
 
@@ -189,7 +190,7 @@ def test_an_untied_output_layer_is_refused(published: Path) -> None:
 
 def native(policy: Pi0Policy) -> PI0ForConditionalGeneration:
     """transformers' class with the same weights, and its own forward pass."""
-    config = files.model_config(policy.folder.config, policy.folder.path)
+    config = Pi0Policy.network_config(policy.folder.config, policy.folder.path)
     config.vlm_config.image_token_id = config.vlm_config.text_config.vocab_size
     model = PI0ForConditionalGeneration(config).eval()
     model.load_state_dict(policy.model.state_dict(), strict=False)
@@ -200,9 +201,9 @@ def test_the_velocity_is_that_of_transformers(tiny: Path) -> None:
     policy, obs = flow_policy("pi0", tiny), look()
     assert isinstance(policy, Pi0Policy)
     model, inputs = native(policy), decide(policy, obs).replay_inputs
-    size = (policy.image_size, policy.image_size)
+    size = policy.image_size
     pixels = torch.stack([resize_with_padding(obs.images[name], size, centered=True) for name in SIZES_IN_ORDER], 1)
-    patches = (policy.image_size // 14) ** 2
+    patches = (size[0] // 14) ** 2
     vlm_config: Any = model.config.vlm_config
     pictures = torch.full((N, 2 * patches), vlm_config.image_token_id)
     seen = inputs["tokens"] >= 0
@@ -250,14 +251,14 @@ def test_a_folder_of_transformers_is_read(tiny: Path, tmp_path: Path) -> None:
 def test_the_published_sizes_are_read_without_more(tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
     config |= {"image_resolution": [224, 224], "chunk_size": 50}
-    sizes = files.model_config(config, "somewhere")
+    sizes = Pi0Policy.network_config(config, "somewhere")
     with torch.device("meta"):
         model = PI0ForConditionalGeneration(sizes)
     count = sum(p.numel() for p in model.parameters())
     assert 3.2e9 < count < 3.4e9
-    assert files.lerobot_config(sizes, state_dim=S, action_dim=A, cameras={"image": 256}).get("architecture") is None
+    assert lerobot_config(sizes, features({"image": 256}, S, A)).get("architecture") is None
     with pytest.raises(UserError, match="paligemma_variant='gemma_9b', expected one of gemma_2b, gemma_300m"):
-        files.model_config({**config, "paligemma_variant": "gemma_9b"}, "somewhere")
+        Pi0Policy.network_config({**config, "paligemma_variant": "gemma_9b"}, "somewhere")
 
 
 def test_prompts_end_with_a_new_line_and_start_with_the_start_token(tiny: Path) -> None:

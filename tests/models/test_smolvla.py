@@ -13,8 +13,7 @@ from torch.nn import functional
 from embodied_rl.errors import UserError
 from embodied_rl.models.flow.lerobot_folder import read_config
 from embodied_rl.models.registry import build_policy
-from embodied_rl.models.smolvla import SmolVlaPolicy, files
-from embodied_rl.models.smolvla.network import SmolVlaNetwork, time_embedding
+from embodied_rl.models.smolvla import SmolVlaNetwork, SmolVlaPolicy, time_embedding
 from tests.models.flow.flow_models import N, decide, flow_policy, flow_spec, look
 
 ROOT = "model.vlm_with_expert"
@@ -59,7 +58,7 @@ def test_the_published_sizes_are_known(tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
     config |= {"num_vlm_layers": 16, "resize_imgs_with_padding": [512, 512]}
     with torch.device("meta"):
-        network = SmolVlaNetwork(files.read_sizes(config, "somewhere"))
+        network = SmolVlaNetwork(SmolVlaPolicy.network_config(config, "somewhere"))
     layer = network.get_submodule("vlm_with_expert.lm_expert.layers.1")
     assert layer.get_parameter("self_attn.q_proj.weight").shape == (960, 720)
     assert layer.get_parameter("self_attn.k_proj.weight").shape == (320, 320)
@@ -80,7 +79,7 @@ def test_the_published_sizes_are_known(tiny: Path) -> None:
 def test_variants_that_are_not_done_are_refused(tiny: Path, change: dict[str, object], message: str) -> None:
     config = read_config(tiny) | change
     with pytest.raises(UserError, match=message):
-        files.read_sizes(config, "somewhere")
+        SmolVlaPolicy.network_config(config, "somewhere")
 
 
 def test_old_folders_keep_their_statistics_with_the_weights(tiny: Path, tmp_path: Path) -> None:

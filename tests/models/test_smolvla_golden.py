@@ -19,7 +19,7 @@ from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.flow.policy import resize_with_padding
 from embodied_rl.models.pi0 import Pi0Policy
 from embodied_rl.models.registry import build_policy
-from embodied_rl.models.smolvla import SmolVlaPolicy, files
+from embodied_rl.models.smolvla import SmolVlaPolicy
 from tests.models.openvla import golden_inputs as given
 
 _GOLDEN = Path(__file__).parent / "golden"
@@ -38,7 +38,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> SmolVlaPolicy:
     found = build_policy("smolvla", spec, {"num_steps": 10}, str(folder))
     assert isinstance(found, SmolVlaPolicy)
     weights = {name: torch.from_numpy(given.weight(name, tuple(shape))) for name, shape in LAYOUT.items()}
-    found.model.load_state_dict({k.removeprefix("model."): t for k, t in files.without_head(weights).items()})
+    found.model.load_state_dict(SmolVlaPolicy.own_weights(weights, "tiny"))
     return found
 
 

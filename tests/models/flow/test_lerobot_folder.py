@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.flow import lerobot_tiny
-from embodied_rl.models.flow.lerobot_folder import LerobotFolder, camera_map, normalizer, read_config, read_folder
-from embodied_rl.models.smolvla import SmolVlaPolicy, files
+from embodied_rl.models.flow.lerobot_folder import (
+    TINY_STATISTICS,
+    LerobotFolder,
+    camera_map,
+    normalizer,
+    read_config,
+    read_folder,
+    tiny_tokenizer,
+)
+from embodied_rl.models.smolvla import VLM_NAME, SmolVlaPolicy
 from embodied_rl.models.weights.folder import read_weights
 
 STATISTICS: dict[str, list[float]] = {
@@ -33,7 +40,7 @@ def folder(mode: str = "MEAN_STD", statistics: dict[str, Tensor] | None = None) 
         config={"input_features": {f"observation.images.{name}": {"type": "VISUAL"} for name in cameras}},
         modes={"STATE": mode, "ACTION": mode},
         statistics=statistics,
-        tokenizer=lerobot_tiny.tokenizer(None, "<eos>", "<pad>"),
+        tokenizer=tiny_tokenizer(None, "<eos>", "<pad>"),
         tokenizer_name="some/tokenizer",
         max_prompt_length=48,
     )
@@ -84,15 +91,15 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def read(path: Path, tokenizer: str | None = None) -> LerobotFolder:
-    return read_folder(path, read_config(path), read_weights(path), tokenizer, files.VLM_NAME)
+    return read_folder(path, read_config(path), read_weights(path), tokenizer, VLM_NAME)
 
 
 def test_a_folder_is_read_as_it_was_written(tiny: Path) -> None:
     found = read(tiny)
     assert found.modes == {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
     assert found.visual_features() == ["image", "image2"]
-    assert found.tokenizer_name == files.VLM_NAME
-    expected = lerobot_tiny.statistics()
+    assert found.tokenizer_name == VLM_NAME
+    expected = {name: torch.tensor(numbers) for name, numbers in TINY_STATISTICS.items()}
     assert found.statistics.keys() == expected.keys()
     assert all(torch.equal(found.statistics[name], expected[name]) for name in expected)
     # lerobot finds a step's state under this name.

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.flow.policy import FlowPolicy, resize_with_padding
+from embodied_rl.models.flow.policy import FlowPolicy
+from embodied_rl.models.flow.prefix import resize_with_padding
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.weights.lora import add_adapters
 from embodied_rl.training.sharding import checkpoint_blocks

@@ -1,0 +1,87 @@
+"""The prefix of a chunk: pictures, words and their keys and values, to which another transformer attends.
+
+The layers are transformers', and their ``past_key_values`` two small objects instead of transformers' caches. Nothing
+is appended to them, so that a prefix serves any number of denoising steps, and a layer that is computed again in the
+backward pass finds what it found before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class PrefixCache:
+    """Keeps the keys and values of the prefix's layers, [N,heads,L,head_dim] each, as they compute them."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.layers[layer] = (key, value)
+        return key, value
+
+
+class AfterPrefix:
+    """Puts the prefix's keys and values before those of a layer of the same index."""
+
+    def __init__(self, prefix: PrefixCache) -> None:
+        self.layers = prefix.layers
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        prefix_key, prefix_value = self.layers[layer]
+        return torch.cat((prefix_key, key), 2), torch.cat((prefix_value, value), 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """The part of the network's input that is computed once for a chunk."""
+
+    cache: PrefixCache
+    zero: Tensor
+    """[N,1,1], to be added to what uses the cache: see :func:`run_prefix`."""
+    seen: Tensor
+    """[N,L] bool: false where the prompt is padding."""
+    state: Tensor
+    """[N,max_state_dim], normalised and filled with zeros."""
+
+
+def run_prefix(decoder: Any, x: Tensor, seen: Tensor, state: Tensor, mask: Tensor | None = None) -> Prefix:
+    """Gemma's or Llama's layers over ``x`` [N,L,W].
+
+    ``Prefix.zero`` depends on the last layer's output. Of that layer only keys and values are used, and where the
+    prefix is trained FSDP prepares a layer for its backward pass when a gradient of its output comes.
+
+    Args:
+        seen, state: as in :class:`Prefix`. Positions count only what is seen.
+        mask: bool [N,1,L,L], true where a token may be looked at; None: at all that is seen.
+    """
+    cache = PrefixCache()
+    positions = (seen.long().cumsum(1) - 1).clamp(min=0)
+    mask = seen[:, None, None] if mask is None else mask
+    rotary = decoder.rotary_emb(x, position_ids=positions)
+    for layer in decoder.layers:
+        x = layer(x, attention_mask=mask, position_ids=positions, past_key_values=cache, position_embeddings=rotary)
+    return Prefix(cache=cache, zero=decoder.norm(x)[:, :1, :1] * 0.0, seen=seen, state=state)
+
+
+def resize_with_padding(images: Tensor, size: tuple[int, int], *, centered: bool) -> Tensor:
+    """uint8 [N,H,W,3] -> float32 [N,3,*size] in [-1, 1]: the whole picture, black (-1) beside it.
+
+    Args:
+        centered: half of the black on each side; else all of it at the left and the top.
+    """
+    x = images.permute(0, 3, 1, 2).float() / 255.0
+    height, width = x.shape[-2:]
+    if (height, width) != size:
+        ratio = max(width / size[1], height / size[0])
+        inner = (int(height / ratio), int(width / ratio))
+        x = functional.interpolate(x, size=inner, mode="bilinear", align_corners=False)
+        rows, columns = size[0] - inner[0], size[1] - inner[1]
+        left, top = (columns // 2, rows // 2) if centered else (columns, rows)
+        x = functional.pad(x, (left, columns - left, top, rows - top))
+    return x * 2.0 - 1.0
