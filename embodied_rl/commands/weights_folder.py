@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import shlex
 from collections import Counter
@@ -15,6 +14,7 @@ from embodied_rl.commands.families import Family, family_of
 from embodied_rl.commands.findings import Finding, ok, problem, warning
 from embodied_rl.commands.safetensors_header import DamagedError, TensorInfo, read_header
 from embodied_rl.errors import listed
+from embodied_rl.extras import installed_version
 from embodied_rl.models.registry import LANGUAGE_MODELS
 
 CONFIG_FILE: Final = "config.json"
@@ -201,14 +201,7 @@ def _value_head(folder: Path) -> Iterator[Finding]:
 def _versions(config: Mapping[str, Any]) -> Iterator[Finding]:
     for key, package in (("transformers_version", "transformers"), ("lerobot_version", "lerobot")):
         if key in config:
-            yield ok("written with", f"{package} {config[key]}; here: {_installed(package)}")
-
-
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+            yield ok("written with", f"{package} {config[key]}; here: {installed_version(package) or 'not installed'}")
 
 
 def _adapters_beside(folder: Path) -> Iterator[Finding]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +11,11 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from embodied_rl import __version__
 from embodied_rl.contracts import EvaluatedEpisode
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.evaluation.eval_file import EPISODES, SCHEMA_VERSION, number_or_null
 from embodied_rl.evaluation.success import SuccessRow, SuccessTable
+from embodied_rl.extras import versions
 from embodied_rl.params import parse_params
 from embodied_rl.schema import EmbodiedConfig
 
@@ -126,7 +124,7 @@ def episode_conditions(
         "use_rel_reward": env.use_rel_reward,
         "reward_coef": env.reward_coef,
         "seed": env.seed,
-        "versions": versions(*PACKAGES, *getattr(adapter, "packages", ())),
+        "versions": {"python": platform.python_version(), **versions(*PACKAGES, *getattr(adapter, "packages", ()))},
     }
 
 
@@ -134,15 +132,6 @@ def episode_seed(config: EmbodiedConfig) -> int | None:
     """The seed that the initial states are functions of, beside their number; None where the number is enough."""
     seeded = getattr(adapter_class(config.env.env_type), "states_need_seed", True)
     return config.env.seed if seeded else None
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """Versions of Python, the project and those ``packages`` that are installed."""
-    found = {"python": platform.python_version(), "embodied_rl": __version__}
-    for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def jsonable(value: Any) -> Any:

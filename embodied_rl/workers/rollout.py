@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import ModelConfig, SamplingConfig
+from embodied_rl.seeding import derived_seed
 from embodied_rl.workers.lanes import Lane, Lanes
 from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.workers.weight_sync import WeightReceiver
@@ -273,4 +273,4 @@ def _rows(parts: Mapping[Any, EnvObs]) -> dict[Any, slice]:
 
 def _seed(seed: int, mode: Mode, *where: int) -> int:
     """A generator's seed from the run's and the place in the run, so that nothing has to be remembered to resume."""
-    return int(np.random.SeedSequence([seed, mode == "eval", *where]).generate_state(1, np.uint64)[0] >> 1)
+    return derived_seed(seed, mode == "eval", *where)

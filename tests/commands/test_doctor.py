@@ -240,7 +240,7 @@ def test_a_folder_of_weights_is_read_without_torch(tmp_path: Path) -> None:
 def test_the_packages_that_the_project_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(finding.status for finding in doctor.packages()) == "ok"
     versions: dict[str, str | None] = {"torch": "2.13.0+cpu", "numpy": "1.0", "rich": None}
-    monkeypatch.setattr(doctor, "_version", versions.get)
+    monkeypatch.setattr(doctor, "installed_version", versions.get)
     declared = (">=3.11", ["torch>=2.11,<2.15", "numpy>=1.26,<3", "rich>=13.9", "wandb; extra == 'wandb'"])
     monkeypatch.setattr(doctor, "_declared", lambda: declared)
     monkeypatch.setattr(doctor, "_pins", lambda: {"torch": "2.12.0"})

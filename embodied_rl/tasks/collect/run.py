@@ -6,7 +6,6 @@ There are no channels: the workers write what they play to one folder.
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import shutil
 import sys
@@ -18,7 +17,6 @@ from typing import Final
 import yaml
 from rich.console import Console
 
-from embodied_rl import __version__
 from embodied_rl.checkpoints.store import find_initial
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.lerobot import metadata, writer
@@ -27,6 +25,7 @@ from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.demonstrations.plan import CONFIG, Job, plan
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, success_table
+from embodied_rl.extras import versions
 from embodied_rl.files import locked, write_json, write_text
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runtime.worker import Backend, WorkerGroup
@@ -138,12 +137,6 @@ class CollectRunner:
         """Add to the list of the runs that the episodes came from."""
         path = self.root / _PROVENANCE
         runs = json.loads(path.read_text()) if path.exists() else []
-        packages = {"embodied_rl": __version__}
-        for name in _PACKAGES:
-            try:
-                packages[name] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
         model = self.config.collect.policy == "model"
         runs.append(
             {
@@ -153,7 +146,7 @@ class CollectRunner:
                 "command": sys.argv,
                 "weights": (self.config.runner.init_from or self.config.model.path) if model else None,
                 "python": sys.version.split()[0],
-                "packages": packages,
+                "packages": versions(*_PACKAGES),
             }
         )
         write_json(path, runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from rich.text import Text
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null
-from embodied_rl.evaluation.report import PACKAGES, jsonable, versions
+from embodied_rl.evaluation.report import PACKAGES, jsonable
+from embodied_rl.extras import versions
 from embodied_rl.files import write_json
 from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
 from embodied_rl.language.datasets.registry import dataset_params
@@ -298,5 +300,5 @@ def completion_conditions(config: MathConfig) -> dict[str, Any]:
         "stop": list(rollout.stop),
         "temperature": config.algorithm.sampling_params.temperature_eval,
         "completions_per_prompt": data.eval_completions,
-        "versions": versions(*PACKAGES, *_LANGUAGE_PACKAGES),
+        "versions": {"python": platform.python_version(), **versions(*PACKAGES, *_LANGUAGE_PACKAGES)},
     }
