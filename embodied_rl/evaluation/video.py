@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied_rl.evaluation import grid as layout
-from embodied_rl.evaluation.tiles import TileStyle, canvas, fit
+from embodied_rl.evaluation.tiles import TileStyle, arrange, canvas, fit
 from embodied_rl.files import atomic
 
 MIN_TILE_SIZE = 96
 """Below this a caption does not fit."""
 _SPOOL_BYTES = 64 * 2**20
 _JPEG = {"quality": 92, "subsampling": 0}
+_ENCODER = {"crf": "20", "preset": "veryfast"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class VideoRecorder:
     @property
     def tiles(self) -> dict[int, int]:
         """Env index -> its tile's number, in the order in which tiles stand; envs without room are left out."""
-        return {env_index: place for place, env_index in enumerate(sorted(self._moments))}
+        return {env_index: number for number, env_index in enumerate(sorted(self._moments))}
 
     def finish(self, path: Path | str) -> Path | None:
         """Write what was recorded as H.264 (yuv420p, plays in browsers) and forget it.
@@ -164,30 +164,18 @@ class VideoRecorder:
         path = Path(path)
         try:
             with atomic(path, shared=True) as scratch:
-                self._encode(scratch)
+                write_h264(scratch, map(np.asarray, self._pictures()), self.fps, _ENCODER, movflags="+faststart")
         finally:
             self._spool.close()
             self._clear()
         return path
-
-    def _encode(self, path: Path) -> None:
-        with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-            stream = None
-            for picture in self._pictures():
-                if stream is None:
-                    stream = container.add_stream("libx264", rate=Fraction(self.fps).limit_denominator(1001))
-                    stream.width, stream.height, stream.pix_fmt = picture.width, picture.height, "yuv420p"
-                    stream.options = {"crf": "20", "preset": "veryfast"}
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")))
-            if stream is not None:
-                container.mux(stream.encode())
 
     def _pictures(self) -> Iterator[Image.Image]:
         """Each picture of the video. It is one buffer that the next step draws over."""
         assert self._image_size is not None
         instructions = {moment.instruction for moments in self._moments.values() for moment in moments}
         style = TileStyle(*self._image_size, instructions, captions=self.info_on_video)
-        grid = layout.arrange(list(self._moments), self.group_size, style.width, style.height)
+        grid = arrange(list(self._moments), self.group_size, style.width, style.height)
         picture = canvas(grid)
         for time in range(max(len(moments) for moments in self._moments.values())):
             for env_index, moments in self._moments.items():
@@ -209,3 +197,28 @@ class VideoRecorder:
                 ended=ended,
             )
         return style.tile(self._load(moment), caption, success=moment.success, ended=ended)
+
+
+def write_h264(
+    path: Path,
+    frames: Iterable[NDArray[np.uint8]],
+    fps: float,
+    options: Mapping[str, str],
+    *,
+    threads: int = 0,
+    **container_options: str,
+) -> None:
+    """Write an MP4 file (yuv420p, plays in browsers) of ``frames``, each [H,W,3] RGB with even sides.
+
+    Args:
+        options: of the encoder libx264.
+        threads: of the encoder; 0: as many as it likes. With one, equal frames give equal files.
+    """
+    with av.open(str(path), "w", format="mp4", options=container_options) as container:
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001), options=dict(options))
+        stream.pix_fmt, stream.codec_context.thread_count = "yuv420p", threads
+        for number, frame in enumerate(frames):
+            if number == 0:
+                stream.height, stream.width = frame.shape[:2]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode())

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied_rl.evaluation.grid import BORDER, arrange
-from embodied_rl.evaluation.tiles import BACKGROUND, SUCCESS, TileStyle
+from embodied_rl.evaluation.tiles import BACKGROUND, BORDER, SUCCESS, TileStyle, arrange
 from embodied_rl.evaluation.video import VideoRecorder
 
 BOWL = "pick up the black bowl and place it on the plate"

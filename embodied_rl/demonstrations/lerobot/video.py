@@ -12,6 +12,7 @@ from av.error import FFmpegError
 from numpy.typing import NDArray
 
 from embodied_rl.errors import UserError
+from embodied_rl.evaluation.video import write_h264
 
 _OPTIONS = {"crf": "10", "preset": "medium", "g": "10", "bf": "0", "mbtree": "0"}
 """Nearly without loss; a key frame every 10 frames, so that single frames are found quickly; no frame refers to a later
@@ -31,14 +32,7 @@ def encode(path: Path, images: NDArray[np.uint8], fps: float) -> None:
             f"images of {height}x{width} pixels cannot become a video, which needs even sides; use "
             "collect.image_format=png, or other image sizes in env.init_params"
         )
-    rate = Fraction(fps).limit_denominator(1001)
-    with av.open(str(path), "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=rate, options=_OPTIONS)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        stream.codec_context.thread_count = 1  # equal images give equal files, and workers share the cores
-        for image in images:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
-        container.mux(stream.encode())
+    write_h264(path, images, fps, _OPTIONS, threads=1)  # equal images give equal files, and workers share the cores
 
 
 def join(path: Path, parts: Iterable[Path], fps: float) -> None:

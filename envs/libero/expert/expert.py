@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimEnv
-from embodied_rl.envs.libero.expert.controller import OPEN, Command, action_toward
-from embodied_rl.envs.libero.expert.geometry import pointing_down, yaw_of
+from embodied_rl.envs.libero.expert.geometry import OPEN, Command, action_toward, pointing_down, yaw_of
 from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps, find_placement
 from embodied_rl.envs.libero.expert.skills import Arm, Skill, carry, close_gripper, push, reach, release, settle
 from embodied_rl.envs.libero.expert.world import Goal, World

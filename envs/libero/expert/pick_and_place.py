@@ -7,16 +7,17 @@ from typing import Literal
 
 import numpy as np
 
-from embodied_rl.envs.libero.expert.controller import SPEED, steps_to
 from embodied_rl.envs.libero.expert.geometry import (
     FINGERTIP,
     GRIPPER_OUTLINE,
     PALM_OUTLINE,
+    SPEED,
     Boxes,
     Vector,
     about,
     nearest_half_turn,
     pointing_down,
+    steps_to,
     tilt_of,
     turn_between,
     yaw_of,

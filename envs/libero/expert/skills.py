@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embodied_rl.envs.libero.expert.controller import CLOSE, OPEN, Command
 from embodied_rl.envs.libero.expert.geometry import (
+    CLOSE,
     FINGERTIP,
     GRIPPER_OUTLINE,
+    OPEN,
     Boxes,
+    Command,
     Vector,
     about,
     nearest_half_turn,

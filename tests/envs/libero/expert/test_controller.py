@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embodied_rl.envs.libero.expert.controller import CLOSE, OPEN, Command, action_toward, steps_to
-from embodied_rl.envs.libero.expert.geometry import Vector, about
+from embodied_rl.envs.libero.expert.geometry import CLOSE, OPEN, Command, Vector, about, action_toward, steps_to
 
 DOWN = np.diag([1.0, -1.0, -1.0])
 

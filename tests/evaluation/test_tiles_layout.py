@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embodied_rl.evaluation.grid import BORDER, arrange
+from embodied_rl.evaluation.tiles import BORDER, arrange
 
 Box = tuple[int, int, int, int]
 
