@@ -112,7 +112,7 @@ class SeededParams:
     render_width: _PositiveInt = 256
     """Width in pixels of video frames."""
     num_reset_states: _PositiveInt = 1_000_000
-    """How many initial states are numbered. An evaluation takes the first ones; training draws from all."""
+    """Number of initial states. An evaluation takes the first ones; training draws from all."""
 
 
 def check_reset_state(sim: SimEnv, reset_state_id: int) -> None:

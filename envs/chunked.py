@@ -119,7 +119,7 @@ class ChunkedEnv:
         return self._started
 
     def current_obs(self) -> EnvObs:
-        """What the policy sees now: the last ``next_obs``, to go on from."""
+        """The policy's present observation: the last ``next_obs``, to continue from."""
         return self._env_obs(range(len(self._done)))
 
     def reset(
@@ -196,7 +196,7 @@ class ChunkedEnv:
         )
 
     def open_episodes(self) -> list[OpenEpisode]:
-        """With auto-reset: the episodes that go on with the next chunk, enough of them for :meth:`resume`."""
+        """With auto-reset: the episodes that continue with the next chunk, enough of them for :meth:`resume`."""
         return [
             OpenEpisode(
                 env_id=int(self._env_ids[slot]),
@@ -226,7 +226,7 @@ class ChunkedEnv:
 
         Returns:
             The ids of envs that did not come to the state where they were: another machine or version of the simulator
-            rounds otherwise. They go on from where the actions led, or with their next episode if those ended this one.
+            rounds otherwise. They continue from where the actions led, or with their next episode if that ended.
 
         Raises:
             ValueError: the episodes are not those of this env.

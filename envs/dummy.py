@@ -30,7 +30,7 @@ class DummyParams:
     states_per_task: int = 64
     """Initial states of each of the four tasks."""
     step_size: float = 0.15
-    """How far an action of 1 moves the point along an axis."""
+    """Distance along an axis by which an action of 1 moves the point."""
     success_radius: float = 0.12
     """The goal holds while the point is within this distance of it."""
     success_bonus: float = 1.0

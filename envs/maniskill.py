@@ -40,7 +40,7 @@ class ManiSkillParams(SeededParams):
     env_id: str
     """ManiSkill's name of the task, such as PushCube-v1."""
     instruction: str | None = None
-    """What language policies are told; null: made from the name ("push cube")."""
+    """The instruction for language policies; null: made from the name ("push cube")."""
     obs_mode: Literal["state", "rgb", "rgb+state"] = "state"
     """state: the whole state, objects' poses included. rgb: the task's cameras, and the state without what only a
     simulator knows. rgb+state: the cameras and the whole state."""

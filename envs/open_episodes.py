@@ -1,6 +1,6 @@
-"""Episodes under way, and where a checkpoint keeps them.
+"""Episodes under way, and their file in a checkpoint.
 
-With auto-reset an episode goes on over rollouts and training steps, so it is part of a run's state. No simulator is
+With auto-reset an episode continues over rollouts and training steps, so it is part of a run's state. No simulator is
 asked for its inside: an episode is a function of its initial state and its actions, and is played again from those.
 """
 
@@ -31,17 +31,17 @@ class OpenEpisode:
 
     env_id: int
     number: int
-    """Of the env's episodes, from 0."""
+    """Index among the env's episodes, from 0."""
     reset_state_id: int
     actions: NDArray[np.float32]
-    """[steps, A], what was done since the reset."""
+    """[steps, A], the actions since the reset."""
     state: NDArray[np.float32]
-    """[S], where that led: shows whether playing it again has led there, too."""
+    """[S], the state that they led to; playing them again should lead there, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvState:
-    """What the envs of a run hold between two training steps."""
+    """The state of a run's envs between two training steps."""
 
     episodes: Sequence[OpenEpisode]
     unreported: Sequence[EpisodeRecord]
@@ -75,7 +75,7 @@ def write(directory: Path, state: EnvState) -> None:
 
 
 def read(directory: Path) -> EnvState | None:
-    """What :func:`write` put into the checkpoint ``directory``; None where it holds no episodes.
+    """Load what :func:`write` put into the checkpoint ``directory``; None where it holds no episodes.
 
     Raises:
         CheckpointError: the file cannot be read, or is not such a one.

@@ -1,4 +1,4 @@
-"""Which initial state each env starts from.
+"""The initial state that each env starts from.
 
 Pure functions of the config and of (step, rollout epoch, episode): nothing is remembered between calls, so a resumed
 run needs no cursor, and any number of env workers computes the same list and takes its own part of it. Lists cover all

@@ -32,7 +32,7 @@ INSTRUCTIONS = {
     "Stack": "stack the red cube on the green cube",
     "Door": "open the door",
 }
-"""robosuite's name of each task -> what language policies are told."""
+"""robosuite's name of each task -> the instruction for language policies."""
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand", "frontview": "frontview"}
 """Our camera name -> robosuite's."""
 
@@ -46,7 +46,7 @@ class RobosuiteParams(SeededParams):
     task: str
     """One of :data:`INSTRUCTIONS`."""
     cameras: tuple[str, ...] = ()
-    """Of :data:`CAMERAS`; none makes a state-only env."""
+    """Names from :data:`CAMERAS`; none makes a state-only env."""
     object_state: bool = True
     """The state holds the objects' poses, too; false: only what the robot knows of itself."""
     reward_shaping: bool = True

@@ -175,7 +175,7 @@ def test_what_makes_no_sense_is_refused_before_it_starts(tmp_path: Path) -> None
         config(tmp_path, env=["env=maniskill_push_cube"])
     with pytest.raises(ConfigError, match=r"collect.policy=model: no weights are given"):
         config(tmp_path, "collect.policy=model")
-    with pytest.raises(ConfigError, match=r"runner.resume_dir: got 'auto', but a collection goes on from collect.path"):
+    with pytest.raises(ConfigError, match=r"runner.resume_dir: got 'auto', but a collection resumes from collect.path"):
         config(tmp_path, "runner.resume_dir=auto")
     with pytest.raises(ConfigError, match=r"actor.seed: this run would not read it"):
         config(tmp_path, "actor.seed=3")

@@ -1,7 +1,7 @@
 """The episodes that a collection plays, and the record of it in the data set's folder. No torch, no pyarrow.
 
 An episode depends on the configuration and on its position in the plan (task, demonstration, attempt), on nothing else:
-any number of workers gives the same data, and a collection that was stopped goes on as if it had not been.
+any number of workers gives the same data, and a collection that was stopped resumes as if it had not been.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ GROUP_FRAME = 6
 GROUP_GAP = 12
 """Between groups and around all of them."""
 MAX_TILES_IN_ROW = 8
-"""A larger group goes on in the next row, inside the same frame."""
+"""A larger group continues in the next row, inside the same frame."""
 _TARGET_ASPECT = 16 / 9
 
 BACKGROUND = (14, 16, 20)

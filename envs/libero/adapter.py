@@ -40,7 +40,7 @@ class LiberoParams:
     camera_widths: int = 128
     """Width in pixels of every camera's images."""
     cameras: tuple[str, ...] = ("agentview", "wrist")
-    """Of :data:`CAMERAS`; fewer render faster, none makes a state-only env."""
+    """Names from :data:`CAMERAS`; fewer render faster, none makes a state-only env."""
     num_steps_wait: int = 10
     """Idle control steps after a reset, while objects settle; they are not part of the episode."""
     render_height: int = 256
@@ -84,7 +84,7 @@ class _Slot:
     spec: SceneSpec
     snapshot: Snapshot
     first_progress: float
-    """Of the episode's start: a robot that does nothing has made none."""
+    """At the episode's start: a robot that does nothing makes no progress."""
 
 
 class LiberoEnv:

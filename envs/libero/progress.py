@@ -1,4 +1,4 @@
-"""How near a LIBERO task's goal is, as a number: a dense reward from the simulator's privileged state.
+"""Progress towards a LIBERO task's goal: a dense reward from the simulator's privileged state.
 
 LIBERO rewards success alone. Here each placement ``(On object target)`` or ``(In object target)`` counts
 
@@ -31,7 +31,7 @@ class _Placement:
 
 
 class Progress:
-    """Of LIBERO's problem environment ``env``, whenever it is asked."""
+    """Progress of LIBERO's problem environment ``env``, at any time."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -67,10 +67,10 @@ class Progress:
         if placement is None:
             return 0.0
         data = self._data
-        place = data.xpos[placement.body]
+        position = data.xpos[placement.body]
         target = (data.site_xpos if placement.on_site else data.xpos)[placement.target]
-        reached = 1.0 - np.tanh(_REACH_SHARPNESS * np.linalg.norm(data.site_xpos[self._hand] - place))
-        placed = 1.0 - np.tanh(_PLACE_SHARPNESS * np.linalg.norm(place - target))
+        reached = 1.0 - np.tanh(_REACH_SHARPNESS * np.linalg.norm(data.site_xpos[self._hand] - position))
+        placed = 1.0 - np.tanh(_PLACE_SHARPNESS * np.linalg.norm(position - target))
         return float(_REACH * reached + _GRASP * self._grasped(placement.geoms) + _PLACE * placed)
 
     def _grasped(self, geoms: NDArray[np.integer]) -> bool:

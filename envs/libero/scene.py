@@ -25,18 +25,18 @@ from embodied_rl.envs.libero.shortcuts import HeldCommand, coarsen_meshes
 from embodied_rl.envs.rendering import quiet, render_context
 
 _PLACEMENT_SEED = 0
-"""What published evaluations pass to ``env.seed``. It places the fixtures, which initial states leave out."""
+"""The seed that published evaluations pass to ``env.seed``. It places the fixtures, which initial states leave out."""
 _OBSERVED_SUBSTEP = 23
 """The physics step (of 25 in a control step, from 0) during which robosuite's observables sample after a reset and a
 ``set_init_state``, whose forced updates shift their clock. So what LIBERO's own environments return, and what published
 policies were trained on, is the scene 4 ms before the end of the control step."""
 _IDLE_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
-"""What published evaluations do while the objects settle."""
+"""The action of published evaluations while the objects settle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SceneSpec:
-    """What a scene is built from; equal specs share a scene."""
+    """The task and the pictures of a scene; equal specs share a scene."""
 
     bddl_file: str
     """The task's definition."""
@@ -49,7 +49,7 @@ class SceneSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the cameras and sensors saw last."""
+    """The last reading of cameras and sensors."""
 
     qpos: NDArray[np.float64]
     """[nq], the joint positions that the picture shows."""
@@ -173,12 +173,12 @@ class Scene:
         return self._save(view), success
 
     def progress_at(self, snapshot: Snapshot) -> float:
-        """How near the goal is in ``snapshot``, 0 to 1."""
+        """Nearness to the goal in ``snapshot``, 0 to 1."""
         self.expose(snapshot)
         return self.progress()
 
     def progress(self) -> float:
-        """How near the goal is after the step that was just made, 0 to 1."""
+        """Nearness to the goal after the step that was just made, 0 to 1."""
         if self._progress is None:
             self._progress = Progress(self._env)
         return self._progress.level()
@@ -239,13 +239,13 @@ class Scene:
             try:
                 self._env.reset()
                 break
-            except RandomizationError:  # No free place for an object; LIBERO draws again, too.
+            except RandomizationError:  # No room for an object; LIBERO draws again, too.
                 continue
         for robot in self._env.robots:
             robot.gripper.current_action = np.zeros(robot.gripper.dof)  # A soft reset forgets this one.
 
     def _look(self, qpos: NDArray[np.float64] | None = None) -> View:
-        """What is seen now. ``qpos``: the positions that the kinematics belong to, if not the present ones."""
+        """The present view. ``qpos``: the positions that the kinematics belong to, if not the present ones."""
         data = self._data
         return View(
             qpos=data.qpos.copy() if qpos is None else qpos,

@@ -14,8 +14,8 @@ _FEW_FACES = 500
 
 
 class HeldCommand:
-    """What robosuite's ``SingleArm.control(action, policy_step=False)`` does with an operational-space controller, to
-    the last bit. Names and limits are looked up once, and Jacobians computed once: a LIBERO step takes 17 % less time.
+    """The effect of robosuite's ``SingleArm.control(action, policy_step=False)`` with an operational-space controller,
+    to the last bit. Names and limits are looked up once, Jacobians computed once: a LIBERO step takes 17 % less time.
 
     Source: Khatib 1987, "A unified approach for motion and force control of robot manipulators".
 

@@ -126,7 +126,7 @@ def staged(root: Path) -> list[StagedEpisode]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """How many episodes are in a staging folder."""
+    """Numbers of episodes in a staging folder."""
 
     successes: int
     failures: int

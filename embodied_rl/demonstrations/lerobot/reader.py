@@ -223,7 +223,7 @@ def damaged(path: Path, why: object) -> UserError:
 def _no_data_set(root: Path) -> UserError:
     if (root / STAGING).is_dir():
         return UserError(
-            f"{root}: the collection is not finished; repeat its task=collect command, which goes on where it was, "
+            f"{root}: the collection is not finished; repeat its task=collect command, which resumes it, "
             "or with a smaller collect.episodes_per_task for what there is"
         )
     what = "not a LeRobot data set: it has no meta/info.json" if root.is_dir() else "no such folder"

@@ -30,7 +30,7 @@ def collect_problems(c: CollectConfig) -> Iterator[str]:
         )
     if c.runner.resume_dir is not None:
         yield (
-            f"runner.resume_dir: got {c.runner.resume_dir!r}, but a collection goes on from collect.path by itself; "
+            f"runner.resume_dir: got {c.runner.resume_dir!r}, but a collection resumes from collect.path by itself; "
             "for the weights of a run use runner.init_from"
         )
     if c.runner.only_eval:

@@ -58,7 +58,7 @@ class CollectRunner:
         return Path(self.config.collect.path)
 
     def run(self) -> None:
-        """Collect, or go on collecting, until every task has its demonstrations.
+        """Collect, or resume collecting, until every task has its demonstrations.
 
         Raises:
             UserError: another run collects to the same folder, or nothing that was played is worth keeping.
@@ -78,7 +78,7 @@ class CollectRunner:
                 self._play(jobs)
             except (KeyboardInterrupt, SystemExit):
                 self._say(f"{count_staged(self.root).successes} finished demonstrations wait in {self.root}; the same "
-                          "command goes on from there")  # fmt: skip
+                          "command resumes from there")  # fmt: skip
                 raise
             self.progress.describe("writing the data set")
             self._publish(published)

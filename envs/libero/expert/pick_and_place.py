@@ -56,7 +56,7 @@ _VERTICAL = np.array([0.0, 0.0, 1.0])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """How an object of a category is grasped."""
+    """The way to grasp objects of a category."""
 
     grasp: Literal["span", "rim", "knob"] = "span"
     """``span``: the fingers take the whole object between them. ``rim``: they take a wall of a vessel, one inside.
@@ -203,7 +203,7 @@ def _rim(shape: Boxes, frame: Vector, facts: Facts) -> list[_Candidate]:
 
 
 def find_placement(world: World, goal: Goal) -> Placement:
-    """Where ``goal.subject`` should go, given how it is turned now."""
+    """The aim of ``goal.subject``, given how it is turned now."""
     assert goal.target is not None
     obstacles = world.surroundings(goal.subject)
     if not world.is_region(goal.target):

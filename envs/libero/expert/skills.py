@@ -53,7 +53,7 @@ _DEPTH = 0.018
 _FINGER = 0.012
 """Metres from the grip site to the side of the closed fingers that pushes."""
 _OUTER = 0.85
-"""Where a lever is pushed, as a share of its length."""
+"""The point at which a lever is pushed, as a share of its length."""
 _BACK = 0.025
 """Metres before the contact at which the approach ends."""
 _AHEAD = 0.04
@@ -292,7 +292,7 @@ def _left(world: World, joint: str, position: float, toward: float) -> float:
 
 
 def _contact(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Vector, Vector]:
-    """Where the fingers touch [3] and the direction [3] that they push there."""
+    """The point [3] that the fingers touch and the direction [3] in which they push it."""
     shape = world.link_shape(joint)
     boxes = shape.corners.reshape(-1, 8, 3)
     if world.is_hinge(joint):

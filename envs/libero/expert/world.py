@@ -110,7 +110,7 @@ class World:
         return max(float(np.linalg.norm(self._env.sim.data.get_joint_qvel(joint)[:3])) for joint in joints)
 
     def frame(self, name: str) -> Frame:
-        """Where an object's or fixture's origin is; the predicates compare origins."""
+        """The pose of an object's or fixture's origin; the predicates compare origins."""
         body = self._env.obj_body_id[name]
         return Frame(position=self._data.xpos[body].copy(), rotation=self._data.xmat[body].reshape(3, 3).copy())
 
@@ -167,7 +167,7 @@ class World:
         )
 
     def _link(self, joint: str) -> NDArray[np.bool_]:
-        """Which geoms a joint moves."""
+        """Mask of the geoms that a joint moves."""
         return self._model.geom_bodyid == self._model.jnt_bodyid[self._model.joint(joint).id]
 
     @property
