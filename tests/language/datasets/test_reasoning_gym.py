@@ -167,7 +167,7 @@ def test_long_questions_are_drawn_again() -> None:
         ({"tasks": [{"name": "count_bits"}], "options": {}}, "data.params.options: belongs to a single task"),
         ({"task": "chain_sum", "options": {"max_digit": 3}}, "Did you mean 'data.params.options.max_digits'?"),
         ({"task": "chain_sum", "options": {"seed": 3}}, "data.params.options.seed: no such key"),
-        ({"task": "chain_sum", "apply_chat_template": False, "system_prompt": "s"}, "only the chat template has a"),
+        ({"task": "chain_sum", "apply_chat_template": False, "system_prompt": "s"}, "only the chat template has room"),
         ({"tasks": [{"name": "count_bits", "weight": 0.0}]}, "data.params.tasks.0.weight: got 0.0"),
     ],
 )
