@@ -28,6 +28,7 @@ from embodied_rl.checkpoints.store import (
 from embodied_rl.errors import UserError
 from embodied_rl.models.registry import policy_class
 from embodied_rl.models.weights.shipped import provide
+from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.params import parse_params
@@ -108,14 +109,16 @@ def run(config: Config) -> None:
         logger = stack.enter_context(
             MetricLogger(
                 config.runner.logger.logger_backends,
-                run_dir,
-                project_name=config.runner.logger.project_name,
-                experiment_name=config.runner.experiment_name,
-                config=asdict(config),
-                wandb_options=config.runner.logger.wandb,
-                params=config.runner.logger.params,
-                first_step=first_step + 1,  # metrics are numbered by finished steps
-                console=console,
+                RunInfo(
+                    run_dir=run_dir,
+                    project_name=config.runner.logger.project_name,
+                    experiment_name=config.runner.experiment_name,
+                    config=asdict(config),
+                    wandb_options=config.runner.logger.wandb,
+                    first_step=first_step + 1,  # metrics are numbered by finished steps
+                    console=console,
+                ),
+                config.runner.logger.params,
             )
         )
         run_context = RunContext(

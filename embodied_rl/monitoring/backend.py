@@ -1,28 +1,32 @@
-"""What a new metric backend has to provide."""
+"""Protocol of metric backends, and what they know of the run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import rich
 from rich.console import Console
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a backend may know of the run. Producer: ``MetricLogger``. Consumer: the backends' constructors."""
+    """Facts of a run for its metric backends. Producer: ``launch.py``. Consumer: the backends' constructors."""
 
     run_dir: Path
     project_name: str
     experiment_name: str
     config: Mapping[str, Any]
     """The whole resolved config, for backends that store it."""
-    first_step: int
-    """Steps from here on are logged (again): what an earlier process logged for them no longer counts."""
-    wandb_options: Mapping[str, Any]
-    console: Console
+    wandb_options: Mapping[str, Any] = field(default_factory=dict)
+    first_step: int = 0
+    """First step that this process logs: 0, or the next one of a resumed run. What the run directory holds for that
+    step and later ones is dropped, so no step is there twice. The step before it, which a resumed run starts from, may
+    still be added to (an evaluation before training)."""
+    console: Console = field(default_factory=rich.get_console)
+    """Default: the one that the progress bar uses, too."""
 
 
 class MetricBackend(Protocol):

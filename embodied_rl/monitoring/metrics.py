@@ -1,13 +1,10 @@
-"""Where a run's metrics go."""
+"""Logging of a run's metrics to the backends that the configuration names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-import rich
-from rich.console import Console
 
 from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.monitoring.backend import MetricBackend, RunInfo, TextBackend, VideoBackend
@@ -80,40 +77,17 @@ class MetricLogger:
 
     Args:
         params: :func:`short_name` of a backend -> its own options.
-        first_step: the first step this process logs: 0, or where a resumed run goes on. What the run directory holds
-            for that step and later ones is dropped, so no step is there twice. The step before it, which a resumed
-            run starts from, may still be added to (an evaluation before training).
-        console: default is the one that the progress bar uses too.
 
     Raises:
         UserError: an unknown backend, a missing package, an option that wandb does not know.
     """
 
     def __init__(
-        self,
-        backends: Sequence[str],
-        run_dir: Path,
-        *,
-        project_name: str,
-        experiment_name: str,
-        config: Mapping[str, Any],
-        wandb_options: Mapping[str, Any],
-        params: Mapping[str, Mapping[str, Any]] | None = None,
-        first_step: int = 0,
-        console: Console | None = None,
+        self, backends: Sequence[str], run: RunInfo, params: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
         if problems := list(backend_problems(backends, params or {})):
             raise ConfigError(problems)
-        run = RunInfo(
-            run_dir=Path(run_dir),
-            project_name=project_name,
-            experiment_name=experiment_name,
-            config=config,
-            first_step=first_step,
-            wandb_options=wandb_options,
-            console=console or rich.get_console(),
-        )
-        self._step = max(first_step - 1, 0)
+        self._step = max(run.first_step - 1, 0)
         self._backends: list[MetricBackend] = []
         try:
             for name in backends:
@@ -129,7 +103,7 @@ class MetricLogger:
         A step's metrics may come in several calls.
 
         Raises:
-            ValueError: a value that is no number, or a step smaller than the last one or than ``first_step - 1``.
+            ValueError: a value that is no number, or a step smaller than the last one or than ``run.first_step - 1``.
         """
         self._advance(step)
         values = {}

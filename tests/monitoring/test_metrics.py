@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rich
 import torch
 from rich.console import Console
 
 from embodied_rl.errors import UserError
+from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.monitoring.builtin import logged_before
 from embodied_rl.monitoring.metrics import MetricLogger, backend_problems
 
@@ -21,16 +23,16 @@ def make(
     backends: list[str], run_dir: Path, *, first_step: int = 0, console: Console | None = None,
     wandb_options: Mapping[str, Any] | None = None,
 ) -> MetricLogger:  # fmt: skip
-    return MetricLogger(
-        backends,
-        run_dir,
+    run = RunInfo(
+        run_dir=run_dir,
         project_name="project",
         experiment_name="experiment",
         config={"env": {"name": "toy"}},
         wandb_options=wandb_options or {},
         first_step=first_step,
-        console=console,
+        console=console or rich.get_console(),
     )
+    return MetricLogger(backends, run)
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
