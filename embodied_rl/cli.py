@@ -27,6 +27,7 @@ from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.models.weights.shipped import register_resolvers
 from embodied_rl.params import unknown_key
 from embodied_rl.registry import load_function
+from embodied_rl.runtime.placement import separate_overrides
 from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.schema import TASKS, Config
 from embodied_rl.tasks.validation import build_config, foreign_section
@@ -115,9 +116,9 @@ def config_of(*overrides: str) -> Config:
         ConfigError: naming every problem found.
         UserError: the folder of ``--config-dir`` does not exist.
     """
-    given, folders = _own_folders(overrides)
+    given, folders = _own_folders(_understood(overrides))
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        composed = compose("train", overrides=[*_understood(given), *folders])
+        composed = compose("train", overrides=[*given, *folders])
     return from_hydra(composed, _value_keys(given))
 
 
@@ -222,7 +223,8 @@ def _understood(arguments: Sequence[str]) -> list[str]:
     """The arguments as Hydra wants them. ``task=sft`` imitates language, and together with an env what was done in it:
     then it means ``task=embodied_sft``."""
     acts = any(text.startswith("env=") for text in arguments)
-    return ["task=embodied_sft" if acts and text == "task=sft" else _settable(text) for text in arguments]
+    plain = [part for text in arguments for part in separate_overrides(text)]
+    return ["task=embodied_sft" if acts and text == "task=sft" else _settable(text) for text in plain]
 
 
 def _settable(argument: str) -> str:

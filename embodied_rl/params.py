@@ -36,7 +36,7 @@ def keyword_options(function: Callable[..., Any], given: Collection[str]) -> typ
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return None
     annotations = {p.name: Any if p.annotation is p.empty else p.annotation for p in parameters}
-    scope = getattr(function, "__globals__", {})
+    scope = getattr(inspect.unwrap(function), "__globals__", {})
     hints = get_type_hints(SimpleNamespace(__annotations__=annotations), scope, include_extras=True)
     fields = [
         (p.name, hints[p.name])

@@ -178,7 +178,9 @@ def grpo(inputs: AdvantageInputs, *, norm_std: bool = True, eps: float = 1e-6) -
     Raises:
         ValueError: a group with one member.
     """
-    return _same_everywhere(inputs, group_relative(_penalized(inputs), inputs.group_ids, norm_std=norm_std, eps=eps))
+    return same_everywhere(
+        inputs, group_relative(penalized_scores(inputs), inputs.group_ids, norm_std=norm_std, eps=eps)
+    )
 
 
 def group_relative(scores: Tensor, group_ids: Tensor, *, norm_std: bool = True, eps: float = 1e-6) -> Tensor:
@@ -198,13 +200,13 @@ def rloo(inputs: AdvantageInputs) -> AdvantageEstimate:
     Raises:
         ValueError: a group with one member.
     """
-    scores = _penalized(inputs)
+    scores = penalized_scores(inputs)
     groups = Groups.of(inputs.group_ids)
     groups.check_sizes()
     sizes = groups.sizes[groups.member_of].double()
     # R - (sum - R) / (n - 1) = n / (n - 1) * (R - mean)
     advantages = sizes / (sizes - 1.0) * (scores.double() - groups.mean(scores))
-    return _same_everywhere(inputs, advantages.to(scores.dtype))
+    return same_everywhere(inputs, advantages.to(scores.dtype))
 
 
 @torch.no_grad()
@@ -213,7 +215,7 @@ def raw(inputs: AdvantageInputs) -> AdvantageEstimate:
 
     With ``reward_norm`` any group or batch baseline is this: GRPO's is mean and deviation of the group.
     """
-    return _same_everywhere(inputs, _penalized(inputs))
+    return same_everywhere(inputs, penalized_scores(inputs))
 
 
 @torch.no_grad()
@@ -237,7 +239,7 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs, *, gamma: float) -> Ad
     return _to_go(inputs, group_relative(inputs.scores, inputs.group_ids, norm_std=False), gamma)
 
 
-def _penalized(inputs: AdvantageInputs) -> Tensor:
+def penalized_scores(inputs: AdvantageInputs) -> Tensor:
     """[N]: scores less each env's penalties."""
     if inputs.penalties is None:
         return inputs.scores
@@ -266,7 +268,7 @@ def _unit_mask(inputs: AdvantageInputs) -> Tensor:
     return inputs.valid.any(-1) if inputs.reward_level == "chunk_level" else inputs.valid
 
 
-def _same_everywhere(inputs: AdvantageInputs, per_env: Tensor) -> AdvantageEstimate:
+def same_everywhere(inputs: AdvantageInputs, per_env: Tensor) -> AdvantageEstimate:
     """Give each env's number ([N]) to all its valid units."""
     valid = _unit_mask(inputs)
     spread = per_env if inputs.reward_level == "chunk_level" else per_env.unsqueeze(-1)

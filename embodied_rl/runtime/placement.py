@@ -10,8 +10,9 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from embodied_rl.errors import suggestion
 
@@ -108,3 +109,66 @@ def parse_placement(
     if missing:
         raise PlacementError(f"no ranks for {', '.join(missing)}; every component needs some, e.g. {missing[0]}: 0")
     return Placement(slots=slots, num_accelerators=accelerators)
+
+
+_WRITTEN: Final = re.compile(r"\+{0,2}cluster\.component_placement(?:\.([\w, ]+))?=(.*)", re.DOTALL)
+_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+
+
+def separate_overrides(argument: str) -> list[str]:
+    """Command-line overrides of single components, for one of ``component_placement`` with joined names.
+
+    Hydra's grammar has no commas in names: ``{actor,rollout: 0-3, env: 4,5}`` becomes three overrides. Any other
+    argument is returned as it is.
+    """
+    match = _WRITTEN.fullmatch(argument)
+    if not match or (match[1] is not None and "," not in match[1]):
+        return [argument]
+    lines = {match[1]: match[2]} if match[1] is not None else _lines(match[2])
+    return [
+        f'cluster.component_placement.{name.strip()}="{text}"'
+        if "," in text
+        else f"cluster.component_placement.{name.strip()}={text}"
+        for names, text in lines.items()
+        for name in names.split(",")
+    ] or [argument]
+
+
+def _lines(text: str) -> dict[str, str]:
+    """The lines of ``{actor,rollout: 0,1, env: 2}``; none where it is written otherwise, which Hydra tells better."""
+    text = text.strip()
+    if not (text.startswith("{") and text.endswith("}")):
+        return {}
+    lines: dict[str, str] = {}
+    names: list[str] = []
+    last = ""
+    for part in (part.strip(" \"'") for part in text[1:-1].split(",")):
+        name, colon, ranks = part.partition(":")
+        if colon:
+            last = ",".join([*names, name.strip(" \"'")])
+            lines[last], names = ranks.strip(" \"'"), []
+        elif _NAME.fullmatch(part):
+            names.append(part)
+        elif last and not names:
+            lines[last] += f",{part}"
+        else:
+            return {}
+    return {} if names else lines
+
+
+def later_lines_win(lines: Mapping[str, str | int], chosen: Collection[str] = ()) -> dict[str, str | int]:
+    """Merged lines of several files without those that a joined line of a later file replaces.
+
+    Merging keeps ``actor: 0`` of the defaults beside ``actor,rollout: 0-3`` of a user's file, since the names differ. A
+    joined line wins over those of its components, other than the ``chosen`` ones of the command line, which come last.
+    """
+    joined = {name.strip() for names in lines if "," in names for name in names.split(",")}
+    kept: dict[str, str | int] = {}
+    for names, ranks in lines.items():
+        if "," in names:
+            left = [name.strip() for name in names.split(",") if name.strip() not in chosen]
+            if left:
+                kept[",".join(left)] = ranks
+        elif names in chosen or names not in joined:
+            kept[names] = ranks
+    return kept

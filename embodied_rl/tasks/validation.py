@@ -18,7 +18,7 @@ from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import backend_problems
 from embodied_rl.params import describe
-from embodied_rl.runtime.placement import Placement, PlacementError, parse_placement
+from embodied_rl.runtime.placement import Placement, PlacementError, later_lines_win, parse_placement
 from embodied_rl.schema import (
     TASKS,
     CollectConfig,
@@ -66,6 +66,8 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     if misfit := _model_misfit(raw, schema):  # its section differs, and so would every further finding
         raise ConfigError([*problems, misfit])
     own = {name: section for name, section in raw.items() if name not in _sections() - _sections(schema)}
+    if "cluster" in own:
+        own["cluster"] = _with_later_lines(own["cluster"], overridden)
     try:
         config = TypeAdapter(schema).validate_json(json.dumps(own))
     except ValidationError as error:
@@ -74,6 +76,15 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _with_later_lines(cluster: Any, overridden: Sequence[str]) -> Any:
+    """The section ``cluster``, each component in one line of the placement. What is no section stays for pydantic."""
+    lines = cluster.get("component_placement") if isinstance(cluster, Mapping) else None
+    if not isinstance(lines, Mapping):
+        return cluster
+    chosen = [key.removeprefix("cluster.component_placement.") for key in overridden]
+    return {**cluster, "component_placement": later_lines_win(lines, chosen)}
 
 
 def placement_of(config: Config) -> Placement:

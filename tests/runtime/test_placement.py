@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embodied_rl.runtime.placement import PlacementError, count_accelerators, parse_placement, parse_ranks
+from embodied_rl.cli import config_of
+from embodied_rl.runtime.placement import (
+    PlacementError,
+    count_accelerators,
+    later_lines_win,
+    parse_placement,
+    parse_ranks,
+    separate_overrides,
+)
+from embodied_rl.tasks.validation import placement_of
 
 COMPONENTS = ("actor", "rollout", "env")
 
@@ -119,3 +128,70 @@ def test_the_visible_devices_are_the_accelerators(monkeypatch: pytest.MonkeyPatc
 def test_otherwise_the_device_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert count_accelerators() == sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "separate"),
+    [
+        ("{actor,rollout: 0-3}", ["actor=0-3", "rollout=0-3"]),
+        ("{actor,rollout: 0-3, env: 4-7}", ["actor=0-3", "rollout=0-3", "env=4-7"]),
+        ("{ actor , rollout : 0,2,3 , env: all }", ['actor="0,2,3"', 'rollout="0,2,3"', "env=all"]),
+        ('{"actor,rollout": "0,1", env: 2}', ['actor="0,1"', 'rollout="0,1"', "env=2"]),
+        ("{actor: 1}", ["actor=1"]),
+    ],
+)
+def test_joined_names_on_the_command_line(argument: str, separate: list[str]) -> None:
+    """Hydra's grammar has no commas in names."""
+    key = "cluster.component_placement"
+    for plus in ("", "+", "++"):
+        assert separate_overrides(f"{plus}{key}={argument}") == [f"{key}.{override}" for override in separate]
+
+
+def test_a_joined_key_on_the_command_line() -> None:
+    key = "cluster.component_placement"
+    assert separate_overrides(f"{key}.actor,rollout=0-3") == [f"{key}.actor=0-3", f"{key}.rollout=0-3"]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "cluster.component_placement.actor=0,1",  # a sweep
+        "cluster.component_placement={actor,rollout}",
+        "cluster.component_placement={0: actor}x",
+        "cluster.component_placement=3",
+        "cluster.num_threads={actor: 1}",
+        "env=dummy",
+    ],
+)
+def test_what_else_is_on_the_command_line_stays(argument: str) -> None:
+    assert separate_overrides(argument) == [argument]
+
+
+def test_a_joined_line_wins_over_the_defaults() -> None:
+    defaults: dict[str, str | int] = {"actor": 0, "rollout": 0, "env": "0-1"}
+    assert later_lines_win(defaults) == defaults
+    assert later_lines_win({**defaults, "actor,rollout": "0-3"}) == {"env": "0-1", "actor,rollout": "0-3"}
+    assert later_lines_win({**defaults, "actor, rollout": "0-3"}, ["actor"]) == {
+        "actor": 0,
+        "env": "0-1",
+        "rollout": "0-3",
+    }
+    assert later_lines_win({**defaults, "actor,rollout,env": "all"}, ["actor", "rollout", "env"]) == defaults
+
+
+def test_rlinfs_placement_over_the_defaults(tmp_path: Path) -> None:
+    """On the command line, in a file of one's own, and the one over the other."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/joined.yaml").write_text(
+        "# @package _global_\ncluster:\n  component_placement:\n    actor,rollout: 0-1\n"
+    )
+    own = (f"hydra.searchpath=[{tmp_path}]", "experiment=joined")
+    for overrides, ranks in (
+        (("cluster.component_placement={actor,rollout: 0-1}",), (2, 2, 2)),
+        (("cluster.component_placement={actor,rollout,env: 0-3}",), (4, 4, 4)),
+        (own, (2, 2, 2)),
+        ((*own, "cluster.component_placement.actor=0"), (1, 2, 2)),
+        ((*own, "cluster.component_placement={rollout,actor: 0}"), (1, 1, 2)),
+    ):
+        placement = placement_of(config_of("env=dummy", *overrides))
+        assert tuple(placement.world_size(name) for name in COMPONENTS) == ranks, overrides
