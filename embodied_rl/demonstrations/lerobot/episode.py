@@ -1,24 +1,34 @@
 """Finished episodes on disk, each in a folder of its own, until the writer puts them into the data set's files.
 
-A folder with an episode's name is whole, whenever the process was killed. Workers write theirs side by side.
+A folder with an episode's name is whole, whenever the process was killed. Workers write theirs side by side. Its images
+are MP4 files that can be joined without encoding again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
+import av
 import numpy as np
+from av.error import FFmpegError
 from numpy.typing import NDArray
 
-from embodied_rl.demonstrations.lerobot import metadata, video
+from embodied_rl.demonstrations.lerobot import metadata
+from embodied_rl.errors import UserError
+from embodied_rl.evaluation.video import write_h264
 from embodied_rl.files import atomic, write_json
 
 STAGING: Final = ".staging"
 _FACTS, _STEPS = "episode.json", "steps.npz"
+_ENCODER = {"crf": "10", "preset": "medium", "g": "10", "bf": "0", "mbtree": "0"}
+"""Nearly without loss; a key frame every 10 frames, so that single frames are found quickly; no frame refers to a later
+one, so that the order of storage is that of time and files can be joined; no macroblock tree, whose lookahead makes
+other files of the same small images now and then (one of 100 at 16x16 pixels, one of 1,000 at 48x48)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +118,7 @@ def stage(root: Path, facts: EpisodeFacts, steps: Steps | None, *, fps: float, v
             np.savez(scratch / _STEPS, **arrays)
             for camera, images in steps.images.items():
                 if videos:
-                    video.encode(scratch / f"{camera}.mp4", images, fps)
+                    encode_video(scratch / f"{camera}.mp4", images, fps)
                 else:
                     np.save(scratch / f"{camera}.npy", images)
         write_json(scratch / _FACTS, asdict(facts) | {"kept": steps is not None})
@@ -137,3 +147,55 @@ def count_staged(root: Path) -> Count:
     names = [path.name for path in (root / STAGING).glob("[!.]*")]
     successes = sum(name.endswith("success") for name in names)
     return Count(successes=successes, failures=len(names) - successes)
+
+
+def encode_video(path: Path, images: NDArray[np.uint8], fps: float) -> None:
+    """Write ``images`` [T,H,W,3] as H.264, yuv420p.
+
+    Raises:
+        UserError: an odd height or width, which yuv420p cannot have.
+    """
+    height, width = images.shape[1:3]
+    if height % 2 or width % 2:
+        raise UserError(
+            f"images of {height}x{width} pixels cannot become a video, which needs even sides; use "
+            "collect.image_format=png, or other image sizes in env.init_params"
+        )
+    write_h264(path, images, fps, _ENCODER, threads=1)  # equal images give equal files, and workers share the cores
+
+
+def join_videos(path: Path, parts: Iterable[Path], fps: float) -> None:
+    """Put videos that :func:`encode_video` wrote, all of one size, one behind the other."""
+    with av.open(str(path), "w", format="mp4") as target:
+        stream, done = None, 0
+        for part in parts:
+            with av.open(str(part)) as source:
+                video = source.streams.video[0]
+                if stream is None:
+                    stream = target.add_stream_from_template(video)
+                assert video.time_base is not None  # an MP4 file has one
+                ticks = 1 / (Fraction(fps).limit_denominator(1001) * video.time_base)
+                for packet in source.demux(video):
+                    if packet.size == 0:  # marks the end
+                        continue
+                    packet.pts = packet.dts = round(done * ticks)
+                    packet.duration = round(ticks)
+                    packet.stream = stream
+                    target.mux(packet)
+                    done += 1
+
+
+def decode_video(path: Path) -> Iterator[tuple[float, NDArray[np.uint8]]]:
+    """Each frame as (seconds since the file's start, [H,W,3] RGB), in the order of time.
+
+    Raises:
+        UserError: no video, or a damaged one.
+    """
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            stream.codec_context.thread_count = 1
+            for frame in container.decode(stream):
+                yield float(frame.time or 0.0), np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+    except (FFmpegError, IndexError, OSError) as error:
+        raise UserError(f"{path}: not a readable video ({error}); the data set is damaged: copy it anew") from error

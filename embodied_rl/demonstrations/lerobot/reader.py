@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from embodied_rl.demonstrations.lerobot import metadata, video
-from embodied_rl.demonstrations.lerobot.episode import STAGING
+from embodied_rl.demonstrations.lerobot import metadata
+from embodied_rl.demonstrations.lerobot.episode import STAGING, decode_video
 from embodied_rl.errors import UserError, first_line, suggestion
 from embodied_rl.files import atomic, locked, remove
 
@@ -195,7 +195,7 @@ class DataSet:
             path = self.root / self.info["video_path"].format(video_key=key, chunk_index=chunk, file_index=file)
             if not path.is_file():
                 raise damaged(path, "no such file")
-            for seconds, image in video.decode(path):
+            for seconds, image in decode_video(path):
                 episode = inside[max(int(np.searchsorted(starts, seconds + 0.5 / fps)) - 1, 0)]
                 step = round((seconds - episode[f"{prefix}/from_timestamp"]) * fps)
                 if 0 <= step < episode["length"]:

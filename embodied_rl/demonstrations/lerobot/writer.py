@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied_rl.demonstrations.lerobot import metadata, video
-from embodied_rl.demonstrations.lerobot.episode import StagedEpisode
+from embodied_rl.demonstrations.lerobot import metadata
+from embodied_rl.demonstrations.lerobot.episode import StagedEpisode, join_videos
 from embodied_rl.demonstrations.lerobot.metadata import IMAGES, Shapes
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.files import atomic, write_json
@@ -118,7 +118,7 @@ def _write_files(
     for camera in shapes.cameras if shapes.videos else ():
         path = root / metadata.numbered(metadata.VIDEOS, file, video_key=IMAGES + camera)
         path.parent.mkdir(parents=True, exist_ok=True)
-        video.join(path, [episode.video(camera) for episode in episodes], shapes.fps)
+        join_videos(path, [episode.video(camera) for episode in episodes], shapes.fps)
     schema = _schema(shapes)
     merged = {name: [row for part in columns for row in part[name]] for name in schema.names}
     _write(root / metadata.numbered(metadata.DATA, file), pa.table(merged, schema=schema))

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embodied_rl.demonstrations.dataset import Demonstrations
-from embodied_rl.demonstrations.lerobot import metadata, video, writer
+from embodied_rl.demonstrations.lerobot import episode, metadata, writer
 from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged, staged
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.errors import UserError
@@ -97,8 +97,8 @@ def test_what_a_killed_writer_left_is_no_part_of_the_data(tmp_path: Path, monkey
 
 
 def test_large_videos_are_split_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for episode in range(3):
-        put(tmp_path, 2 * episode, 5)
+    for number in range(3):
+        put(tmp_path, 2 * number, 5)
     size = max(p.stat().st_size for p in tmp_path.rglob("*.mp4"))
     monkeypatch.setattr(metadata, "VIDEO_FILE_MB", 2.5 * size / 2**20)
     writer.append(tmp_path, staged(tmp_path), shapes(), robot_type="test")
@@ -134,7 +134,7 @@ def test_an_episode_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(video, "encode", die)
+        patch.setattr(episode, "encode_video", die)
         with pytest.raises(KeyboardInterrupt):
             put(tmp_path, 0, 3)
     assert staged(tmp_path) == [] and count_staged(tmp_path).successes == 0
@@ -147,9 +147,9 @@ def test_an_episode_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 def test_joined_videos_play_at_the_right_times(tmp_path: Path) -> None:
     for part, first in (("a", 10), ("b", 100)):
         images = np.stack([np.full((HEIGHT, WIDTH, 3), first + 20 * t, np.uint8) for t in range(3)])
-        video.encode(tmp_path / f"{part}.mp4", images, FPS)
-    video.join(tmp_path / "both.mp4", [tmp_path / "a.mp4", tmp_path / "b.mp4"], FPS)
-    frames = list(video.decode(tmp_path / "both.mp4"))
+        episode.encode_video(tmp_path / f"{part}.mp4", images, FPS)
+    episode.join_videos(tmp_path / "both.mp4", [tmp_path / "a.mp4", tmp_path / "b.mp4"], FPS)
+    frames = list(episode.decode_video(tmp_path / "both.mp4"))
     assert [seconds for seconds, _ in frames] == pytest.approx([0.05 * i for i in range(6)], abs=1e-6)
     assert [int(image[8, 8, 1]) for _, image in frames] == pytest.approx([10, 30, 50, 100, 120, 140], abs=2)
 
@@ -157,11 +157,11 @@ def test_joined_videos_play_at_the_right_times(tmp_path: Path) -> None:
 def test_noise_survives_the_video_nearly_as_it_was(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     grey = rng.integers(0, 256, (4, 32, 32, 1)).repeat(3, axis=3).astype(np.uint8)
-    video.encode(tmp_path / "v.mp4", grey, FPS)
-    got = np.stack([image for _, image in video.decode(tmp_path / "v.mp4")])
+    episode.encode_video(tmp_path / "v.mp4", grey, FPS)
+    got = np.stack([image for _, image in episode.decode_video(tmp_path / "v.mp4")])
     assert np.abs(got.astype(int) - grey).mean() < 3
 
 
 def test_odd_sizes_need_png(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"15x24 pixels cannot become a video.*collect.image_format=png"):
-        video.encode(tmp_path / "v.mp4", np.zeros((1, 15, 24, 3), np.uint8), FPS)
+        episode.encode_video(tmp_path / "v.mp4", np.zeros((1, 15, 24, 3), np.uint8), FPS)
