@@ -41,8 +41,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
 from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
-from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, load_head, write_tensors
-from embodied_rl.models.weights.hugging_face import LOADING_ERRORS, load_model
+from embodied_rl.models.weights.folder import LOADING_ERRORS, VALUE_HEAD_FILE, load_head, load_model, write_tensors
 
 _FAMILIES: Mapping[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),

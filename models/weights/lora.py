@@ -1,29 +1,92 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) in any policy, with peft: the base stays, small matrices are trained.
 
 They are put into the policy in place, so that acting, evaluating, sharding, saving and weight sync need not know.
-``adapter_folder.py`` has them on the disk.
+
+Folders of adapters have peft's format: ``adapter_config.json`` and ``adapter_model.safetensors``, whose tensors are
+named ``base_model.model.<layer>.lora_A.weight`` and ``...lora_B.weight``. A value head, which peft knows nothing of, is
+in a file of its own beside them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import check_target_module_exists
 from torch import Tensor, nn
 
 from embodied_rl.errors import UserError, listed
 from embodied_rl.models.base import Policy
-from embodied_rl.models.weights.adapters import KEY, AdapterFolder, copy_into, read_folder, write_folder
-from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit
+from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, read_json, read_tensors, write_tensors
 from embodied_rl.schema import LoraSettings
 
-ADAPTER = "default"
-_VALUE_HEAD = "value_head."
+ADAPTER: Final = "default"
+CONFIG_FILE: Final = "adapter_config.json"
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+KEY: Final = "model.lora.path"
+_PREFIX: Final = "base_model.model."
+_VALUE_HEAD: Final = "value_head."
+_PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    # The others are relative to a base that the initialisation changed.
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+}
+"""What a field must be where the folder has it."""
+_OFF: Final = (
+    "rank_pattern",
+    "alpha_pattern",
+    "use_dora",
+    "lora_bias",
+    "modules_to_save",
+    "layer_replication",
+    "trainable_token_indices",
+    "target_parameters",
+    "fan_in_fan_out",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
+)
+"""Fields that must be false or empty: each makes another computation of the same tensors, or has tensors of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFolder:
+    """Adapters as they are on the disk."""
+
+    path: Path
+    rank: int
+    alpha: int
+    use_rslora: bool
+    targets: Mapping[str, Any]
+    """The fields that say which layers are adapted."""
+    weights: Mapping[str, Tensor]
+    """``<layer>.lora_A`` [rank, in], ``<layer>.lora_B`` [out, rank]."""
+    value_head: Mapping[str, Tensor]
+    """Empty where there is none."""
+
+    @property
+    def layers(self) -> list[str]:
+        """Those that are adapted, by their full names."""
+        return sorted({name.rpartition(".")[0] for name in self.weights})
+
+    def lacking(self, linear: Iterable[str]) -> list[str]:
+        """Of a model's linear layers those that should be adapted, by the folder's configuration, and are not."""
+        wanted = self.targets.get("target_modules")
+        if not wanted or wanted == "all-linear":
+            return []
+        config, adapted = LoraConfig(**self.targets), set(self.layers)
+        return sorted(n for n in linear if n not in adapted and check_target_module_exists(config, n) is True)
 
 
 def add_adapters(policy: Policy, settings: LoraSettings) -> None:
@@ -41,38 +104,25 @@ def add_adapters(policy: Policy, settings: LoraSettings) -> None:
         _check_layers(policy, root, folder)
         settings = _as_in(folder, settings)
     targets = _targets(policy, root, settings)
-    config = _peft_config(settings, targets)
-    unread = {id(p) for module in policy.unread_modules() for p in module.parameters()}
     policy.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")  # the head is no target
-        inject_adapter_in_model(config, root, adapter_name=ADAPTER)
-    for parameter in policy.value_parameters():
+        inject_adapter_in_model(_peft_config(settings, targets), root, adapter_name=ADAPTER)
+    for parameter in [*policy.value_parameters(), *_saved_whole(policy, root, settings.modules_to_save)]:
         parameter.requires_grad_(True)
-    for name in settings.modules_to_save:
-        found = [p for key, p in root.named_parameters() if name in key.split(".") and ".lora_" not in key]
-        if not found:
-            raise UserError(f"model.lora.modules_to_save: got {name!r}, which is no part of {_parts(root)}")
-        read = [p for p in found if id(p) not in unread]
-        if not read:
-            raise UserError(
-                f"model.lora.modules_to_save: got {name!r}, which nothing reads in this model: leave it out"
-            )
-        for parameter in read:
-            parameter.requires_grad_(True)
     if folder is not None:
         weights = {name: tensor for name, tensor in folder.weights.items() if name.rpartition(".")[0] in targets}
-        copy_into(lambda name: root.get_parameter(f"{name}.{ADAPTER}.weight"), weights, folder.path)
-        if folder.value_head and (own := _value_head(policy)):
-            check_fit(own, folder.value_head, f"{KEY}={folder.path}: {VALUE_HEAD_FILE}")
-            copy_into(own.__getitem__, folder.value_head, folder.path)
+        own = {name: root.get_parameter(f"{name}.{ADAPTER}.weight") for name in weights}
+        _copy(own, weights, f"{KEY}={folder.path}")
+        if folder.value_head and (head := _value_head(policy)):
+            _copy(head, folder.value_head, f"{KEY}={folder.path}: {VALUE_HEAD_FILE}")
 
 
 def described(settings: LoraSettings) -> LoraSettings:
     """The same without ``path``: rank, scale and layers are those of its folder.
 
     Raises:
-        UserError: as :func:`~embodied_rl.models.weights.adapters.read_folder`.
+        UserError: as :func:`read_folder`.
     """
     return settings if settings.path is None else _as_in(read_folder(settings.path), settings)
 
@@ -104,7 +154,7 @@ def save_adapters(policy: Policy, settings: LoraSettings, base: str, directory: 
 
 def base_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     """The policy's tensors under and beside the adapters, with the names that they have without adapters."""
-    own = {id(p) for p in policy.value_parameters()}
+    own = _ids(policy.value_parameters())
     for name, tensor in policy.state_dict(keep_vars=True).items():
         if ".lora_" not in name and id(tensor) not in own:
             yield name.replace(".base_layer.", "."), tensor.detach()
@@ -116,7 +166,7 @@ def has_adapters(policy: Policy) -> bool:
 
 def trains_base_weights(policy: Policy) -> bool:
     """Whether anything beside adapters and value head is trained."""
-    own = {id(p) for p in policy.value_parameters()}
+    own = _ids(policy.value_parameters())
     return any(p.requires_grad and id(p) not in own and ".lora_" not in name for name, p in policy.named_parameters())
 
 
@@ -134,10 +184,93 @@ def adapters_off(policy: Policy) -> Iterator[None]:
             layer.set_scale(ADAPTER, 1.0)
 
 
+def read_folder(directory: str) -> AdapterFolder:
+    """Read adapters.
+
+    Raises:
+        UserError: not such a folder, or one of adapters that are computed in another way.
+    """
+    path = Path(directory)
+    config = read_json(path / CONFIG_FILE, key=KEY)
+    problems = [
+        f"{name} is {config[name]!r}" for name, known in _PLAIN.items() if config.get(name, known[0]) not in known
+    ]
+    problems += [f"{name} is {config[name]!r}" for name in _OFF if config.get(name)]
+    problems += [f"{name} is missing" for name in ("r", "lora_alpha") if name not in config]
+    if problems:
+        raise UserError(
+            f"{KEY}={path}: its {CONFIG_FILE} describes no plain LoRA adapters: {'; '.join(problems)}. Merge them into "
+            "their base with peft (PeftModel.merge_and_unload), and use that with model.path"
+        )
+    weights = {_own_name(name, path): tensor for name, tensor in read_tensors(path / WEIGHTS_FILE, key=KEY).items()}
+    head = path / VALUE_HEAD_FILE
+    names = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
+    return AdapterFolder(
+        path=path,
+        rank=config["r"],
+        alpha=config["lora_alpha"],
+        use_rslora=bool(config.get("use_rslora")),
+        targets={name: config[name] for name in names if config.get(name) is not None},
+        weights=weights,
+        value_head=read_tensors(head, key=KEY) if head.exists() else {},
+    )
+
+
+def write_folder(
+    directory: Path, config: LoraConfig, weights: Mapping[str, Tensor], value_head: Mapping[str, Tensor]
+) -> None:
+    """Write adapters; ``weights`` and ``value_head`` as in :class:`AdapterFolder`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(str(directory))
+    write_tensors(directory / WEIGHTS_FILE, {f"{_PREFIX}{name}.weight": tensor for name, tensor in weights.items()})
+    if value_head:
+        write_tensors(directory / VALUE_HEAD_FILE, value_head)
+
+
+def _own_name(name: str, path: Path) -> str:
+    layer = name.removeprefix(_PREFIX).removesuffix(".weight")
+    if name != f"{_PREFIX}{layer}.weight" or not layer.endswith((".lora_A", ".lora_B")):
+        raise UserError(
+            f"{KEY}={path}: {WEIGHTS_FILE} has the tensor {name}, expected {_PREFIX}<layer>.lora_A.weight and "
+            "...lora_B.weight alone"
+        )
+    return layer
+
+
+def _copy(own: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
+    check_fit(own, found, where)
+    for name, tensor in found.items():
+        own[name].data.copy_(tensor)
+
+
+def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
+    return {id(parameter) for parameter in parameters}
+
+
+def _unread(policy: Policy) -> set[int]:
+    return _ids(p for module in policy.unread_modules() for p in module.parameters())
+
+
 def _value_head(policy: Policy) -> dict[str, nn.Parameter]:
     """Parameters by their names in the head."""
-    own = {id(p) for p in policy.value_parameters()}
+    own = _ids(policy.value_parameters())
     return {name.removeprefix(_VALUE_HEAD): p for name, p in policy.named_parameters() if id(p) in own}
+
+
+def _saved_whole(policy: Policy, root: nn.Module, modules: Iterable[str]) -> list[nn.Parameter]:
+    """Parameters of ``modules_to_save`` that are read."""
+    unread, parameters = _unread(policy), list[nn.Parameter]()
+    for name in modules:
+        found = [p for key, p in root.named_parameters() if name in key.split(".") and ".lora_" not in key]
+        if not found:
+            raise UserError(f"model.lora.modules_to_save: got {name!r}, which is no part of {_parts(root)}")
+        read = [p for p in found if id(p) not in unread]
+        if not read:
+            raise UserError(
+                f"model.lora.modules_to_save: got {name!r}, which nothing reads in this model: leave it out"
+            )
+        parameters += read
+    return parameters
 
 
 def _peft_config(settings: LoraSettings, targets: list[str]) -> LoraConfig:
@@ -165,7 +298,8 @@ def _as_in(folder: AdapterFolder, settings: LoraSettings) -> LoraSettings:
 
 def _check_layers(policy: Policy, root: nn.Module, folder: AdapterFolder) -> None:
     """Refuse adapters of another model, or not whole, saying how they differ."""
-    linear, left_out = _linear_layers(policy, root), _left_out(policy, root, head=True)
+    linear = _linear_layers(policy, root)
+    lacking = folder.lacking(linear.keys() - _left_out(policy, linear, head=True))
     problems = [f"{name} is no linear layer of this model" for name in folder.layers if name not in linear]
     problems += [
         f"{name}.{part} is missing"
@@ -173,29 +307,24 @@ def _check_layers(policy: Policy, root: nn.Module, folder: AdapterFolder) -> Non
         for part in ("lora_A", "lora_B")
         if f"{name}.{part}" not in folder.weights
     ]
-    problems += [
-        f"{name} has no adapter, which its configuration asks for" for name in folder.lacking(linear - left_out)
-    ]
+    problems += [f"{name} has no adapter, which its configuration asks for" for name in lacking]
     if problems:
         raise UserError(
             f"model.lora.path={folder.path}: the adapters do not fit the model: {listed(problems, 3, '; ')}"
         )
 
 
-def _linear_layers(policy: Policy, root: nn.Module) -> set[str]:
+def _linear_layers(policy: Policy, root: nn.Module) -> dict[str, nn.Linear]:
     """Those that may have adapters."""
-    value_head = {id(p) for p in policy.value_parameters()}
-    return {
-        name
-        for name, module in root.named_modules()
-        if isinstance(module, nn.Linear) and id(module.weight) not in value_head
-    }
+    value_head = _ids(policy.value_parameters())
+    linear = {name: module for name, module in root.named_modules() if isinstance(module, nn.Linear)}
+    return {name: module for name, module in linear.items() if id(module.weight) not in value_head}
 
 
 def _targets(policy: Policy, root: nn.Module, settings: LoraSettings) -> list[str]:
     linear = _linear_layers(policy, root)
     if settings.target_modules == "all-linear":
-        return sorted(linear - _left_out(policy, root, head=True))
+        return sorted(linear.keys() - _left_out(policy, linear, head=True))
     wanted = [settings.target_modules] if isinstance(settings.target_modules, str) else settings.target_modules
     targets: set[str] = set()
     for pattern in wanted:
@@ -206,7 +335,7 @@ def _targets(policy: Policy, root: nn.Module, settings: LoraSettings) -> list[st
                 f"all-linear or some of {_parts(root, linear)}"
             )
         targets |= found
-    read = targets - _left_out(policy, root, head=False)
+    read = targets - _left_out(policy, linear, head=False)
     if not read:
         raise UserError(
             f"model.lora.target_modules: got {', '.join(wanted)}, layers that nothing reads in this model, so adapters "
@@ -215,14 +344,13 @@ def _targets(policy: Policy, root: nn.Module, settings: LoraSettings) -> list[st
     return sorted(read)
 
 
-def _left_out(policy: Policy, root: nn.Module, *, head: bool) -> set[str]:
+def _left_out(policy: Policy, linear: Mapping[str, nn.Linear], *, head: bool) -> set[str]:
     """Names of the linear layers that nothing reads, and with ``head`` that of the output head."""
-    parameters = [p for module in policy.unread_modules() for p in module.parameters()]
-    own = {id(p) for p in [*parameters, *(policy.head_parameters() if head else [])]}
-    return {name for name in _linear_layers(policy, root) if id(root.get_submodule(name).weight) in own}
+    own = _unread(policy) | (_ids(policy.head_parameters()) if head else set())
+    return {name for name, layer in linear.items() if id(layer.weight) in own}
 
 
-def _parts(root: nn.Module, names: set[str] | None = None) -> str:
+def _parts(root: nn.Module, names: Iterable[str] | None = None) -> str:
     """The last parts of modules' names, for a message."""
     names = {name for name, _ in root.named_modules() if name} if names is None else names
     return ", ".join(sorted({name.rsplit(".", 1)[-1] for name in names}))

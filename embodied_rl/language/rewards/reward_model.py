@@ -11,7 +11,7 @@ from pydantic import Field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from embodied_rl.errors import UserError, first_line
-from embodied_rl.models.weights.hugging_face import LOADING_ERRORS, load_model
+from embodied_rl.models.weights.folder import LOADING_ERRORS, load_model
 from embodied_rl.params import parse_params
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy
 from embodied_rl.models.openvla.oft import OpenVlaOftPolicy
 from embodied_rl.models.registry import build_policy
-from embodied_rl.models.weights.adapters import read_folder, write_folder
-from embodied_rl.models.weights.lora import add_adapters, merge_adapters, save_adapters
+from embodied_rl.models.weights.lora import add_adapters, merge_adapters, read_folder, save_adapters, write_folder
 from tests.models.openvla.published import layout, observe, spec, weights_of, write_checkpoint
 from tests.models.small import settings
 

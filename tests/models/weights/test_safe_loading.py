@@ -17,7 +17,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.language.rewards.reward_model import RewardModel
 from embodied_rl.models.openvla.files import read_part
 from embodied_rl.models.registry import build_policy, policy_of
-from embodied_rl.models.weights.adapters import read_folder
+from embodied_rl.models.weights.lora import read_folder
 from tests.exploding import Exploding
 from tests.models.small import IMAGES, MODELS, model_config
 

@@ -15,7 +15,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.launch import run
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm.policy import CausalLMParams, CausalLMPolicy
-from embodied_rl.models.weights import smollm2
+from embodied_rl.models.weights import shipped
 from embodied_rl.models.weights.shipped import cached, provide
 from tests.configs import small_math, tiny_math_run
 
@@ -33,14 +33,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where a conversion wrote to; a file takes the place of the weights."""
-    monkeypatch.setattr(smollm2, "_weights_file", lambda: Path("weights.gguf"))
+    monkeypatch.setattr(shipped, "_weights_file", lambda: Path("weights.gguf"))
     folders: list[Path] = []
 
     def convert(source: Path, folder: Path) -> None:
         folders.append(folder)
         (folder / "model.safetensors").write_text(source.name)
 
-    monkeypatch.setattr(smollm2, "convert", convert)
+    monkeypatch.setattr(shipped, "convert", convert)
     return folders
 
 
@@ -76,7 +76,7 @@ def test_what_fails_half_way_leaves_nothing(
         (folder / "model.safetensors").write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(smollm2, "convert", full)
+    monkeypatch.setattr(shipped, "convert", full)
     with pytest.raises(UserError, match=r"smollm2_135m: cannot be written: .*No space left.* set XDG_CACHE_HOME"):
         provide(str(cache))
     assert not list(cache.parent.iterdir())
@@ -88,7 +88,7 @@ def test_a_run_unpacks_them_before_anything_else(
     def full(source: Path, folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(smollm2, "convert", full)
+    monkeypatch.setattr(shipped, "convert", full)
     config = tiny_math_run(tmp_path, *OURS)
     with pytest.raises(UserError, match=r"smollm2_135m: cannot be written"):
         run(config)
@@ -103,7 +103,7 @@ def test_another_run_that_was_faster_is_no_harm(
         (cache / "model.safetensors").write_text("theirs")
         (folder / "model.safetensors").write_text("ours")
 
-    monkeypatch.setattr(smollm2, "convert", convert)
+    monkeypatch.setattr(shipped, "convert", convert)
     provide(str(cache))
     assert (cache / "model.safetensors").read_text() == "theirs"
     assert [entry.name for entry in cache.parent.iterdir()] == [cache.name]

@@ -24,7 +24,7 @@ from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
 from embodied_rl.models.causal_lm.policy import CausalLMPolicy
 from embodied_rl.models.openvla.oft import OpenVlaOftPolicy
 from embodied_rl.models.registry import build_policy
-from embodied_rl.models.weights import smollm2
+from embodied_rl.models.weights import shipped
 from embodied_rl.models.weights.lora import add_adapters, save_adapters
 from tests.configs import tiny_math_run
 from tests.models.flow.flow_models import flow_spec
@@ -442,8 +442,8 @@ def test_a_gguf_file_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
         writer.write_tensors_to_file()
         writer.close()
         if missing is None:
-            smollm2.convert(path, tmp_path / "converted")
+            shipped.convert(path, tmp_path / "converted")
             continue
         with pytest.raises(UserError, match=r"the weights do not fit the model: .* is missing"):
-            smollm2.convert(path, tmp_path / "refused")
+            shipped.convert(path, tmp_path / "refused")
         assert not (tmp_path / "refused").exists()
