@@ -29,7 +29,7 @@ from embodied_rl.channel.base import run_blocking
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.cli import config_of
 from embodied_rl.models.base import Policy
-from embodied_rl.tasks.task import BUCKETS_IN_FLIGHT
+from embodied_rl.tasks.wiring import BUCKETS_IN_FLIGHT
 from embodied_rl.training.sharding import init_process_group
 from embodied_rl.workers.weight_sync import WeightReceiver, WeightSender
 

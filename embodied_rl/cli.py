@@ -20,7 +20,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from embodied_rl.checkpoints.store import find_checkpoint, find_initial
 from embodied_rl.commands import COMMANDS
 from embodied_rl.config import CONFIG_MODULE, GROUPS
 from embodied_rl.errors import ConfigError, UserError, suggestion
@@ -29,7 +28,8 @@ from embodied_rl.params import unknown_key
 from embodied_rl.registry import load_function
 from embodied_rl.runtime.placement import separate_overrides
 from embodied_rl.runtime.worker import WorkerError
-from embodied_rl.schema import TASKS, Config
+from embodied_rl.schema import Config
+from embodied_rl.tasks.planning import plan_of
 from embodied_rl.tasks.validation import build_config, foreign_section
 
 FREE_FORM = (
@@ -96,11 +96,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
 def _hydra_main(composed: DictConfig) -> None:
     try:
         config = from_hydra(composed, _value_keys(HydraConfig.get().overrides.task))
-        find_checkpoint(config)  # a wrong path is known at once, too
-        find_initial(config)
-        from embodied_rl.launch import run  # imports torch, so only once the configuration is known to be right
+        plan = plan_of(config)
+        from embodied_rl.launch import carry_out  # imports torch, so only once the configuration is known to be right
 
-        run(config)
+        carry_out(plan)
     except UserError as error:  # here and not only in main: Hydra would wrap it in a traceback of its own
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
@@ -207,8 +206,10 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                 added = override.is_add() or override.is_force_add()
                 plain = override not in choices and not added and "@" not in key and "/" not in key
                 if plain and not _has_key(groups_only, key):
-                    task = TASKS[groups_only.runner.task_type]
-                    problems.append(foreign_section(key, task) or unknown_key(key, [*_all_keys(groups_only), *GROUPS]))
+                    problems.append(
+                        foreign_section(key, groups_only.runner.task_type)
+                        or unknown_key(key, [*_all_keys(groups_only), *GROUPS])
+                    )
                 elif override.input_line:
                     known.append(override.input_line)
             from_hydra(compose("train", overrides=[*folders, *known]), _value_keys(known))

@@ -17,38 +17,23 @@ import yaml
 from rich.console import Console
 
 from embodied_rl.checkpoints import resume
-from embodied_rl.checkpoints.store import (
-    experiment_dir,
-    find_checkpoint,
-    initial_weights,
-    later_checkpoints,
-    read_state,
-    verify,
-)
+from embodied_rl.checkpoints.store import experiment_dir, later_checkpoints, verify
 from embodied_rl.errors import UserError
-from embodied_rl.models.registry import policy_class
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
-from embodied_rl.params import parse_params
+from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.registry import load_class
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
+from embodied_rl.tasks.planning import plan_of
 from embodied_rl.tasks.saving import CheckpointSaver
-from embodied_rl.tasks.task import RunContext, Wiring
+from embodied_rl.tasks.table import TASKS
+from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
-
-WIRINGS: dict[str, str] = {
-    "collect": "embodied_rl.tasks.collect.run:CollectWiring",
-    "embodied": "embodied_rl.tasks.embodied.wiring:EmbodiedWiring",
-    "embodied_sft": "embodied_rl.tasks.embodied_sft.wiring:EmbodiedSftWiring",
-    "math": "embodied_rl.tasks.math.wiring:MathWiring",
-    "sft": "embodied_rl.tasks.math.wiring:SftWiring",
-}
-"""``runner.task_type`` -> "module:Class"."""
 
 
 class Terminated(SystemExit):
@@ -57,55 +42,28 @@ class Terminated(SystemExit):
 
 def run(config: Config) -> None:
     """Run a whole job: workers, training or evaluation, shutdown. The run directory is printed first."""
-    console = rich.get_console()
-    parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params")
+    carry_out(plan_of(config))
+
+
+def carry_out(plan: RunPlan[Any]) -> None:
+    """As :func:`run`, with a plan that was made before."""
+    config, start, console = plan.config, plan.start, rich.get_console()
     provide(config.model.path)
-    resumed = find_checkpoint(config)
-    initial = initial_weights(config)
-    state = read_state(resumed) if resumed else None
-    first_step = state.step if state else 0
-    if not config.runner.only_eval and first_step >= config.runner.max_steps > 0:
-        raise UserError(
-            f"runner.max_steps={config.runner.max_steps}: {resumed} has {first_step} steps already; "
-            "raise runner.max_steps to go on, or evaluate it with runner.only_eval=true"
-        )
-    changes = resume.compare(resumed, config) if resumed and not config.runner.only_eval else []
-    resume.check(resumed or Path(), changes or [])
-    for checkpoint in filter(None, (resumed, initial)):
-        console.print(f"comparing with its checksums: {checkpoint}", highlight=False, soft_wrap=True)
-        verify(checkpoint)
-    run_dir = _run_directory(config, resumed)
-    (run_dir / resume.CONFIG_FILE).write_text(yaml.safe_dump(asdict(config), sort_keys=False))
-    console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
-    loaded = resumed or initial
-    if loaded:
-        console.print(f"weights of: {loaded}", highlight=False, soft_wrap=True)
-    if changes:
-        console.print(resume.table(changes))
-    elif changes is None:
-        console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
-    if resumed and not config.runner.only_eval and (later := later_checkpoints(resumed)):
-        console.print(
-            f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
-            "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
-        )
+    run_dir = _prepare(plan, console)
     total = 0 if config.runner.only_eval else config.runner.max_steps
     with _full_disk(run_dir), _terminable(), contextlib.ExitStack() as stack:
         backend = make_backend(config)
         stack.callback(backend.shutdown)
         progress = stack.enter_context(
-            Progress(total_steps=total, initial_step=0 if config.runner.only_eval else min(first_step, total))
+            Progress(total_steps=total, initial_step=0 if config.runner.only_eval else min(start.step, total))
         )
         backend.on_progress(progress.report)
         progress.describe("starting workers")
-        wiring = wiring_of(config)
-        groups = wiring.connect(config, backend)
-        console.print(f"{config.cluster.backend} backend: {wiring.describe(config, groups)}", highlight=False)
-        if resumed:
-            groups[-1].call(ActorWorker.load, resumed, weights_only=config.runner.only_eval).wait()
+        wiring = wiring_of(plan, backend)
+        groups = wiring.connect()
+        console.print(f"{config.cluster.backend} backend: {wiring.describe()}", highlight=False)
+        if start.resumed:
+            groups[-1].call(ActorWorker.load, start.resumed, weights_only=config.runner.only_eval).wait()
         logger = stack.enter_context(
             MetricLogger(
                 config.runner.logger.logger_backends,
@@ -115,27 +73,26 @@ def run(config: Config) -> None:
                     experiment_name=config.runner.experiment_name,
                     config=asdict(config),
                     wandb_options=config.runner.logger.wandb,
-                    first_step=first_step + 1,  # metrics are numbered by finished steps
+                    first_step=start.step + 1,  # metrics are numbered by finished steps
                     console=console,
                 ),
                 config.runner.logger.params,
             )
         )
-        run_context = RunContext(
+        loaded = start.resumed or start.initial
+        context = RunContext(
             run_dir=run_dir,
-            first_step=first_step,
             checkpoint=loaded.name if loaded else None,
-            resumed=None if config.runner.only_eval else resumed,
             logger=logger,
             progress=progress,
             console=console,
         )
-        runner = wiring.runner(config, groups, run_context)
+        runner = wiring.runner(groups, context)
         try:
             runner.run()
         except Terminated:
             if runner.saver is not None:
-                _save_at_termination(runner.saver, wiring, groups[-1], backend, console)
+                _save_at_termination(runner.saver, wiring, groups[-1], console)
             raise
 
 
@@ -146,14 +103,54 @@ def make_backend(config: Config) -> Backend:
     return ProcessBackend(config.cluster.stall_timeout)
 
 
-def wiring_of(config: Config) -> Wiring[Any]:
-    """How the run's task is wired. Its workers' modules are imported here: a run needs those of one task only."""
-    return load_class("runner.task_type", WIRINGS, config.runner.task_type)()
+def wiring_of(plan: RunPlan[Any], backend: Backend) -> Wiring[Any]:
+    """The task's wiring. Its workers' modules are imported here: a run needs those of one task only."""
+    name = plan.config.runner.task_type
+    return load_class("runner.task_type", {name: TASKS[name].wiring}, name)(plan, backend)
 
 
 def connect(config: Config, backend: Backend) -> tuple[WorkerGroup, ...]:
     """Start the run's worker groups, joined by channels, each set up and ready; the actor is the last."""
-    return wiring_of(config).connect(config, backend)
+    return wiring_of(plan_of(config), backend).connect()
+
+
+def _prepare(plan: RunPlan[Any], console: Console) -> Path:
+    """Check that the run can begin where it is to, and make its directory.
+
+    Raises:
+        UserError: it has no step left to do.
+        CheckpointError: a checkpoint is damaged, or the run cannot go on from it with this configuration.
+    """
+    config, start = plan.config, plan.start
+    resumed, only_eval = start.resumed, config.runner.only_eval
+    if not only_eval and start.step >= config.runner.max_steps > 0:
+        raise UserError(
+            f"runner.max_steps={config.runner.max_steps}: {resumed} has {start.step} steps already; "
+            "raise runner.max_steps to go on, or evaluate it with runner.only_eval=true"
+        )
+    changes = resume.compare(resumed, config) if resumed and not only_eval else []
+    resume.check(resumed or Path(), changes or [])
+    for checkpoint in filter(None, (resumed, start.initial)):
+        console.print(f"comparing with its checksums: {checkpoint}", highlight=False, soft_wrap=True)
+        verify(checkpoint)
+    run_dir = _run_directory(config, resumed)
+    (run_dir / resume.CONFIG_FILE).write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+    console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
+    if loaded := resumed or start.initial:
+        console.print(f"weights of: {loaded}", highlight=False, soft_wrap=True)
+    if changes:
+        console.print(resume.table(changes))
+    elif changes is None:
+        console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
+    if resumed and not only_eval and (later := later_checkpoints(resumed)):
+        console.print(
+            f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
+            "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return run_dir
 
 
 def _run_directory(config: Config, resumed: Path | None) -> Path:
@@ -170,13 +167,11 @@ def _run_directory(config: Config, resumed: Path | None) -> Path:
     raise FileExistsError(base)
 
 
-def _save_at_termination(
-    saver: CheckpointSaver, wiring: Wiring[Any], actor: WorkerGroup, backend: Backend, console: Console
-) -> None:
+def _save_at_termination(saver: CheckpointSaver, wiring: Wiring[Any], actor: WorkerGroup, console: Console) -> None:
     """Save what has not been, where the workers are still able to. A second SIGTERM ends this at once."""
     try:
         if not saver.updating:
-            backend.abandon(wiring.trajectories, range(actor.world_size))
+            wiring.backend.abandon(Channels.need(wiring.channels.trajectories), range(actor.world_size))
         outcome = saver.save_at_termination()
     except Exception as error:
         outcome = f"no checkpoint of step {saver.finished}: {str(error).strip() or type(error).__name__}"

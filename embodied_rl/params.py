@@ -14,8 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 from embodied_rl.errors import ConfigError, suggestion
 
 
-def parse_params(schema: type, params: Mapping[str, Any], where: str) -> Any:
-    """Build an adapter's or model's own ``Params`` dataclass from the free-form section ``where`` of the config."""
+def parse_params(schema: type, params: Mapping[str, Any] | Any, where: str) -> Any:
+    """Build an adapter's or model's own ``Params`` dataclass from the free-form section ``where`` of the config.
+
+    One that is built already is returned as it is.
+    """
+    if isinstance(params, schema):
+        return params
     try:
         return TypeAdapter(schema).validate_json(json.dumps(dict(params)), strict=True, extra="forbid")
     except ValidationError as error:

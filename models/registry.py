@@ -40,16 +40,23 @@ def policy_class(model_type: str) -> type[Policy]:
     return MODELS.load(model_type)
 
 
-def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Policy], None] | None = None) -> Policy:
+def policy_of(
+    config: ModelConfig,
+    spec: PolicySpec,
+    initialize: Callable[[Policy], None] | None = None,
+    *,
+    params: Any = None,
+) -> Policy:
     """The policy that the configuration asks for, with fresh weights or those of ``model.path``, and its adapters.
 
     Args:
         initialize: gives the policy other weights, before there are adapters.
+        params: ``config.params`` that were parsed already.
 
     Raises:
         UserError: as :func:`build_policy`, or adapters that do not fit the model.
     """
-    policy = build_policy(config.model_type, spec, config.params, config.path)
+    policy = build_policy(config.model_type, spec, config.params if params is None else params, config.path)
     if initialize is not None:
         initialize(policy)
     if config.lora.used:
@@ -59,9 +66,9 @@ def policy_of(config: ModelConfig, spec: PolicySpec, initialize: Callable[[Polic
     return policy
 
 
-def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any], path: str | None = None) -> Policy:
+def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any] | Any, path: str | None = None) -> Policy:
     """Construct a policy with fresh weights, or with those of the folder ``path``; ``params`` is the config's
-    ``model.params``.
+    ``model.params``, or what was parsed of it.
 
     Raises:
         UserError: an unknown model or parameter, a parameter of the wrong type or out of range, a spec that the model

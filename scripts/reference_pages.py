@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embodied_rl.explain.catalog import STATUSES, SYSTEMS, Entry, load_entries
 from embodied_rl.explain.own import OwnKey, own_keys, task_keys
-from embodied_rl.schema import TASKS
+from embodied_rl.tasks.table import TASKS
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIRST_TASK = "embodied"

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from embodied_rl.config import CONFIG_MODULE, GROUPS
-from embodied_rl.schema import TASKS
+from embodied_rl.tasks.table import TASKS
 
 SHOWN_WITH: Final = {"embodied": ("task=embodied", "env=libero_10")}
 """Task -> the command line whose values are shown as defaults, where it is not ``task=<name>`` alone."""
@@ -65,7 +65,7 @@ def task_keys(task: str) -> dict[str, OwnKey]:
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
         composed = compose("train", overrides=list(SHOWN_WITH.get(task, (f"task={task}",))))
     values = OmegaConf.to_container(composed, resolve=False)  # interpolations as they are written
-    return {about.key: about for about in _leaves(task, TASKS[task], values)}
+    return {about.key: about for about in _leaves(task, TASKS[task].config, values)}
 
 
 @cache

@@ -13,15 +13,12 @@ from embodied_rl.schema.model import ActionModelConfig, LoraSettings, ModelConfi
 from embodied_rl.schema.rollout import GenerationConfig, RolloutConfig
 from embodied_rl.schema.runner import ClusterConfig, LoggerConfig, RunnerConfig
 from embodied_rl.schema.tasks import (
-    TASKS,
     CollectConfig,
     Config,
     EmbodiedConfig,
     EmbodiedSftConfig,
     MathConfig,
     SftConfig,
-    chunks_per_rollout,
-    groups_per_step,
 )
 from embodied_rl.schema.types import (
     STRICT,
@@ -38,7 +35,6 @@ from embodied_rl.schema.types import (
 
 __all__ = [
     "STRICT",
-    "TASKS",
     "ActionModelConfig",
     "ActorConfig",
     "AlgorithmConfig",
@@ -80,6 +76,4 @@ __all__ = [
     "SamplingConfig",
     "SftConfig",
     "VideoConfig",
-    "chunks_per_rollout",
-    "groups_per_step",
 ]

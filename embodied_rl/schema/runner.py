@@ -28,8 +28,8 @@ class LoggerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    task_type: Literal["collect", "embodied", "embodied_sft", "math", "sft"]
-    """Which training loop runs; set by ``task=``."""
+    task_type: str
+    """Task: a name in ``tasks/table.py``; set by ``task=``."""
     experiment_name: str
     """First part of the run directory's name."""
     output_dir: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from pydantic import ConfigDict
 
@@ -21,7 +21,7 @@ from embodied_rl.schema.types import STRICT
 class Config:
     """A whole run, resolved and checked: what all tasks share. Nothing below the command line sees anything but this.
 
-    A run has one of the subclasses in :data:`TASKS`.
+    A run has the subclass of its task.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -75,24 +75,3 @@ class CollectConfig(Config):
     model: ActionModelConfig
     env: EnvConfig
     collect: CollectSection
-
-
-TASKS: Final[dict[str, type[Config]]] = {
-    "collect": CollectConfig,
-    "embodied": EmbodiedConfig,
-    "math": MathConfig,
-    "sft": SftConfig,
-    "embodied_sft": EmbodiedSftConfig,
-}
-"""``runner.task_type`` -> the run's configuration."""
-
-
-def groups_per_step(config: EmbodiedConfig) -> int:
-    """Groups of envs that a training step is made for."""
-    return config.env.train.total_num_envs // config.algorithm.group_size * config.algorithm.rollout_epoch
-
-
-def chunks_per_rollout(config: EmbodiedConfig) -> int:
-    """Chunks in which a rollout's simulator steps are decided."""
-    steps = config.env.train.max_steps_per_rollout_epoch or config.env.train.max_episode_steps
-    return -(-steps // config.model.num_action_chunks)

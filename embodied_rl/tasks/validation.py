@@ -18,36 +18,21 @@ from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import backend_problems
 from embodied_rl.params import describe
-from embodied_rl.runtime.placement import Placement, PlacementError, later_lines_win, parse_placement
+from embodied_rl.runtime.placement import PlacementError, later_lines_win
 from embodied_rl.schema import (
-    TASKS,
     CollectConfig,
     Config,
-    EmbodiedConfig,
-    EmbodiedSftConfig,
     LoraSettings,
     MathConfig,
     RunnerConfig,
 )
-from embodied_rl.tasks.collect.rules import collect_problems
-from embodied_rl.tasks.embodied.rules import embodied_problems
-from embodied_rl.tasks.embodied_sft.rules import embodied_sft_problems
-from embodied_rl.tasks.math.rules import math_problems
+from embodied_rl.tasks.planning import placement_of
 from embodied_rl.tasks.rules.actor import actor_problems
 from embodied_rl.tasks.rules.algorithm import algorithm_problems
 from embodied_rl.tasks.rules.runner import runner_problems, saves_checkpoints
 from embodied_rl.tasks.rules.staleness import staleness_problems
-
-COMPONENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "collect": ("env",),
-    "embodied": ("actor", "rollout", "env"),
-    "embodied_sft": ("actor", "rollout", "env"),
-    "math": ("actor", "rollout"),
-    "sft": ("actor", "rollout"),
-}
-"""Each task's worker groups."""
-SHARING: Final = ("env",)
-"""Those whose workers may outnumber the accelerators."""
+from embodied_rl.tasks.table import TASKS
+from embodied_rl.tasks.task import Task
 
 
 def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Config:
@@ -60,18 +45,19 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     Raises:
         ConfigError: naming every problem found.
     """
-    schema = _schema(raw)
-    foreign = _sections() - _sections(schema)
-    problems = [foreign_section(name, schema) for name in raw if name in foreign and raw[name] is not None]
-    if misfit := _model_misfit(raw, schema):  # its section differs, and so would every further finding
+    name = _task_name(raw)
+    task = TASKS[name]
+    foreign = set[str]().union(*map(_sections, TASKS)) - _sections(name)
+    problems = [foreign_section(section, name) for section in raw if section in foreign and raw[section] is not None]
+    if misfit := _model_misfit(raw, task):  # its section differs, and so would every further finding
         raise ConfigError([*problems, misfit])
-    own = {name: section for name, section in raw.items() if name not in _sections() - _sections(schema)}
+    own = {section: content for section, content in raw.items() if section not in foreign}
     if "cluster" in own:
         own["cluster"] = _with_later_lines(own["cluster"], overridden)
     try:
-        config = TypeAdapter(schema).validate_json(json.dumps(own))
+        config = TypeAdapter(task.config).validate_json(json.dumps(own))
     except ValidationError as error:
-        raise ConfigError([*problems, *describe(error, known_keys(schema))]) from None
+        raise ConfigError([*problems, *describe(error, known_keys(task.config))]) from None
     problems += [*_rule_problems(config), *_unread_keys(config, overridden)]
     if problems:
         raise ConfigError(problems)
@@ -87,47 +73,42 @@ def _with_later_lines(cluster: Any, overridden: Sequence[str]) -> Any:
     return {**cluster, "component_placement": later_lines_win(lines, chosen)}
 
 
-def placement_of(config: Config) -> Placement:
-    """Where the run's workers go.
+def _task_name(raw: Mapping[str, Any]) -> str:
+    """The run's task.
 
     Raises:
-        PlacementError: as :func:`parse_placement`.
+        ConfigError: there is no such task.
     """
-    components = COMPONENTS[config.runner.task_type]
-    return parse_placement(config.cluster.component_placement, components, sharing=SHARING)
-
-
-def _schema(raw: Mapping[str, Any]) -> type[Config]:
-    """The run's configuration class. A task that does not exist is left for pydantic to refuse."""
     runner = raw.get("runner")
     name = runner.get("task_type") if isinstance(runner, Mapping) else None
-    return TASKS.get(str(name), EmbodiedConfig)
+    if name not in TASKS:
+        near = suggestion(str(name), TASKS)
+        raise ConfigError([f"runner.task_type: got {name!r}, expected one of {', '.join(TASKS)}.{near}"])
+    return str(name)
 
 
-def _model_misfit(raw: Mapping[str, Any], schema: type[Config]) -> str:
+def _model_misfit(raw: Mapping[str, Any], task: Task) -> str:
     """The message for a model of another task."""
     model = raw.get("model")
     name = model.get("model_type") if isinstance(model, Mapping) else None
-    language = issubclass(schema, MathConfig)
-    if name not in MODELS or (name in LANGUAGE_MODELS) == language:
+    if name not in MODELS or (name in LANGUAGE_MODELS) == task.language:
         return ""
-    if language:
+    if task.language:
         return f"model.model_type: got {name!r}, which acts in an env; use a language model, such as model=tiny_lm"
     return f"model.model_type: got {name!r}, a language model, which does not act in an env; use another, or task=math"
 
 
-def _sections(schema: type[Config] | None = None) -> set[str]:
-    """The top-level sections of a task, or of all tasks."""
-    return {field.name for kind in ([schema] if schema else TASKS.values()) for field in dataclasses.fields(kind)}
+def _sections(task: str) -> set[str]:
+    """The top-level sections of a task."""
+    return {field.name for field in dataclasses.fields(TASKS[task].config)}
 
 
-def foreign_section(key: str, schema: type[Config]) -> str:
-    """The message for a key or group of another task than ``schema``'s; empty where it is of no other task."""
+def foreign_section(key: str, task: str) -> str:
+    """The message for a key or group of another task than ``task``; empty where it is of no other task."""
     section = key.split(".")[0]
-    others = [name for name, kind in TASKS.items() if section in _sections(kind) and kind is not schema]
-    if section in _sections(schema) or not others:
+    others = [name for name in TASKS if section in _sections(name) and name != task]
+    if section in _sections(task) or not others:
         return ""
-    task = next(name for name, kind in TASKS.items() if kind is schema)
     return f"{key}: task={task} has no {section} and would not read it; leave it out, or use task={others[0]}"
 
 
@@ -149,29 +130,22 @@ def _annotations(schema: type) -> dict[str, Any]:
 
 def _rule_problems(c: Config) -> Iterator[str]:
     yield from _name_problems(c)
-    placement = None
+    task, placement = TASKS[c.runner.task_type], None
     try:
         placement = placement_of(c)
     except PlacementError as error:
         yield f"cluster.component_placement: {error}"
-    if isinstance(c, CollectConfig):
-        yield from collect_problems(c)
-        return
-    if placement and c.cluster.backend == "serial" and placement.world_size("actor") > 1:
-        yield (
-            f"cluster.backend=serial: got {placement.world_size('actor')} actor ranks, but one process is one rank; "
-            "use cluster=process, or cluster.component_placement.actor=0"
-        )
-    yield from actor_problems(c, placement)
-    yield from runner_problems(c)
-    yield from staleness_problems(c)
-    yield from algorithm_problems(c)
-    if isinstance(c, EmbodiedSftConfig):
-        yield from embodied_sft_problems(c, placement)
-    elif isinstance(c, EmbodiedConfig):
-        yield from embodied_problems(c, placement)
-    elif isinstance(c, MathConfig):
-        yield from math_problems(c, placement)
+    if task.arithmetic is not None:
+        if placement and c.cluster.backend == "serial" and placement.world_size("actor") > 1:
+            yield (
+                f"cluster.backend=serial: got {placement.world_size('actor')} actor ranks, but one process is one "
+                "rank; use cluster=process, or cluster.component_placement.actor=0"
+            )
+        yield from actor_problems(c, placement)
+        yield from runner_problems(c)
+        yield from staleness_problems(c)
+        yield from algorithm_problems(c)
+    yield from task.rules(c, placement)
 
 
 def _name_problems(c: Config) -> Iterator[str]:
@@ -184,7 +158,7 @@ def _name_problems(c: Config) -> Iterator[str]:
             f"model.lora.path: got {adapters}, which has no adapter_config.json; expected a folder of adapters in "
             "peft's format"
         )
-    components = COMPONENTS[c.runner.task_type]
+    components = TASKS[c.runner.task_type].components
     if missing := set(components) - set(c.cluster.num_threads):
         yield f"cluster.num_threads: no entry for {', '.join(sorted(missing))}; add cluster.num_threads.<component>=1"
     for name in set(c.cluster.num_threads) - set(components):
@@ -196,7 +170,7 @@ def _estimator(c: Config) -> Entry:
 
 
 def _imitates(c: Config) -> bool:
-    return c.runner.task_type in ("sft", "embodied_sft")
+    return TASKS[c.runner.task_type].imitates
 
 
 def _strategy(c: Config) -> str:

@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.algorithms.losses import KLController
 from embodied_rl.algorithms.statistics import Diagnostics, explained_variance, masked_moments, mean_and_variance
-from embodied_rl.channel.base import Channel
 from embodied_rl.checkpoints import shards as checkpoint
 from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.checkpoints.shards import AsyncWriter
@@ -26,8 +25,9 @@ from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import require_accelerator
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
-from embodied_rl.schema import ActorConfig, AlgorithmConfig, ModelConfig
+from embodied_rl.schema import EmbodiedConfig, MathConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.training.batch import build_train_batch, passing_members
 from embodied_rl.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rates
@@ -58,45 +58,16 @@ class UpdateReport:
 
 
 class ActorWorker(Worker):
-    """One rank of the actor.
-
-    Args:
-        model, algorithm, actor: the config's sections.
-        expected: trajectory messages to receive in a rollout: lanes x rollout epochs.
-        groups: how many a training step is made for, over all ranks.
-        longest_sequence: chunks that a sequence can have.
-        total_steps: training steps of the run.
-        staleness_bound: how many updates older than the present weights those may be that made a trajectory; None:
-            no policy made it.
-        initial: a checkpoint whose weights the run starts from instead of fresh ones.
-        rollout_workers: how many get each version of the weights.
-        trajectories: keyed by actor rank.
-        weights: keyed by rollout rank.
-    """
+    """One rank of the actor."""
 
     def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        model: ModelConfig,
-        algorithm: AlgorithmConfig,
-        actor: ActorConfig,
-        expected: int,
-        groups: int,
-        longest_sequence: int,
-        total_steps: int,
-        staleness_bound: int | None,
-        initial: Path | None,
-        rollout_workers: int,
-        trajectories: Channel,
-        weights: Channel,
+        self, context: WorkerContext, plan: RunPlan[EmbodiedConfig] | RunPlan[MathConfig], channels: Channels
     ) -> None:
         super().__init__(context)
-        self._model_config, self._algorithm, self._config = model, algorithm, actor
-        self._expected, self._groups, self._rollout_workers = expected, groups, rollout_workers
-        self._longest_sequence, self._total_steps, self._initial = longest_sequence, total_steps, initial
-        self._staleness_bound = staleness_bound
-        self._trajectories, self._weights = trajectories, weights
+        config = plan.config
+        self._plan, self._numbers, self._initial = plan, plan.arithmetic, plan.start.initial
+        self._model_config, self._algorithm, self._config = config.model, config.algorithm, config.actor
+        self._trajectories, self._weights = Channels.need(channels.trajectories), Channels.need(channels.weights)
         self._timer = PhaseTimer()
         self._received: list[Trajectory] = []
         self._early: list[Delivery] = []
@@ -138,7 +109,7 @@ class ActorWorker(Worker):
             actor=self._config,
             algorithm=algorithm,
             device=context.device,
-            longest_sequence=self._longest_sequence,
+            longest_sequence=self._numbers.chunks,
             report_progress=context.report_progress,
         )
         self._scorer, self._updater = Scorer(training), Updater(training, self._optimizer)
@@ -151,7 +122,7 @@ class ActorWorker(Worker):
         self._sender = WeightSender(
             self._policy,
             self._weights,
-            range(self._rollout_workers) if context.rank == 0 else (),
+            range(self._plan.world_size("rollout")) if context.rank == 0 else (),
             bucket_bytes=self._config.sync_bucket_mb * 2**20,
             dtype=None if sync_dtype is None else getattr(torch, sync_dtype),
             verify=self._config.verify_weight_sync,
@@ -169,7 +140,7 @@ class ActorWorker(Worker):
             if initial is not None:
                 checkpoint.load_weights(policy, initial)
 
-        policy = policy_of(self._model_config, spec, None if with_adapters else load)
+        policy = policy_of(self._model_config, spec, None if with_adapters else load, params=self._plan.model_params)
         if self._action_statistics is not None and initial is None and self._model_config.path is None:
             policy.set_action_statistics(self._action_statistics)
         if with_adapters:
@@ -226,7 +197,7 @@ class ActorWorker(Worker):
             self._received = []
         arrived = [delivery for delivery in self._early if delivery.step == step]
         self._early = [delivery for delivery in self._early if delivery.step != step]
-        while len(arrived) < self._expected:
+        while len(arrived) < self._numbers.messages:
             delivery: Delivery | Abandoned = await self._trajectories.get(key=self.context.rank)
             if isinstance(delivery, Abandoned):
                 self._received = []
@@ -248,7 +219,7 @@ class ActorWorker(Worker):
         # In one order however the messages came in: floating-point sums depend on it.
         self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
         passing = gather_values(self._passing_groups()).sort().values
-        last_group = int(passing[self._groups - 1]) if len(passing) > self._groups else None
+        last_group = int(passing[self._numbers.groups - 1]) if len(passing) > self._numbers.groups else None
         staleness = self._staleness(step)
         algorithm, scores = self._algorithm, Diagnostics()
         with self._timer.phase("scoring"):
@@ -264,8 +235,8 @@ class ActorWorker(Worker):
             totals = {name: reduce(pair) for name, pair in pairs.items()}
             metrics |= self._statistics(batch) | {name: _ratio(pair) for name, pair in totals.items()}
             metrics |= staleness
-            metrics["groups"] = float(min(len(passing), self._groups))
-        factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._total_steps)
+            metrics["groups"] = float(min(len(passing), self._numbers.groups))
+        factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._plan.config.runner.max_steps)
         set_learning_rates(self._optimizer, factor)
         # Draws in a pass (dropout in adapters) depend on the step alone, as all randomness does.
         torch.manual_seed(derived_seed(self._config.seed, step, self.context.rank, bits=32))
@@ -339,14 +310,14 @@ class ActorWorker(Worker):
         Raises:
             RuntimeError: it is more than the bound, so nothing is trained on it.
         """
-        if not self._staleness_bound:
+        if not self._plan.staleness_bound:
             return {}
         own = max((step - int(t.policy_versions.min()) for t in self._received), default=0)
         oldest = int(max_over_ranks(self.context.device)(torch.tensor([own], dtype=torch.float64)))
-        if oldest > self._staleness_bound:
+        if oldest > self._plan.staleness_bound:
             raise RuntimeError(
                 f"training step {step + 1}: got a sample made {oldest} updates ago, expected at most "
-                f"{self._staleness_bound} (rollout.max_staleness)"
+                f"{self._plan.staleness_bound} (rollout.max_staleness)"
             )
         return {"staleness": float(oldest)}
 

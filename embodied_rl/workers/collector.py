@@ -23,9 +23,9 @@ from embodied_rl.envs.reset_states import task_ranges
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy, PolicySpec
 from embodied_rl.models.registry import policy_of
-from embodied_rl.params import parse_params
+from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
-from embodied_rl.schema import ActionModelConfig, CollectSection, EnvConfig
+from embodied_rl.schema import CollectConfig
 
 _REPORT_EVERY = 5
 """Control steps between two reports of progress."""
@@ -41,31 +41,19 @@ class CollectSpaces:
 
 
 class CollectWorker(Worker):
-    """Plays in one env slot, one episode after the other.
+    """Plays in one env slot, one episode after the other."""
 
-    Args:
-        env, collect, model: the config's sections.
-        initial: a checkpoint with the model's weights, instead of ``model.path``.
-    """
-
-    def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        env: EnvConfig,
-        collect: CollectSection,
-        model: ActionModelConfig,
-        initial: Path | None,
-    ) -> None:
+    def __init__(self, context: WorkerContext, plan: RunPlan[CollectConfig], channels: Channels) -> None:
         super().__init__(context)
-        self._env, self._collect, self._model, self._initial = env, collect, model, initial
+        del channels  # it writes files
+        self._plan, self._initial = plan, plan.start.initial
+        self._env, self._collect, self._model = plan.config.env, plan.config.collect, plan.config.model
         self._sim: SimEnv | None = None
 
     def setup(self) -> CollectSpaces:
         """Build the env, and the expert or policy that plays in it."""
         adapter = adapter_class(self._env.env_type)
-        params = parse_params(adapter.Params, self._env.init_params, "env.init_params")
-        self._sim = sim = adapter(1, params, self._env.seed)  # type: ignore[call-arg]  # every adapter's signature
+        self._sim = sim = adapter(1, self._plan.env_params, self._env.seed)  # type: ignore[call-arg]  # every adapter's signature
         self._shapes = Shapes(
             cameras=dict(sim.image_shapes),
             state_dim=sim.state_dim,

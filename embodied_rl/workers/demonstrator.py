@@ -14,8 +14,9 @@ from embodied_rl.demonstrations.lerobot.metadata import IMAGES
 from embodied_rl.demonstrations.samples import augment, demonstration_trajectory, frames_of_step
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.models.base import ActionStatistics, PolicySpec
+from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import WorkerContext
-from embodied_rl.schema import DemonstrationConfig
+from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.workers.rollout import RolloutWorker
 from embodied_rl.workers.trajectory import split_by_rank
@@ -43,21 +44,11 @@ class DemonstrationReport:
 class ImitationWorker(RolloutWorker):
     """Each worker sends to every ``world_size``-th actor rank, so each rank gets one message a training step, and its
     messages come in the order of the steps however far ahead the workers read.
-
-    Args:
-        data: the config's section.
-        serving: the arguments of :class:`RolloutWorker`.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        data: DemonstrationConfig,
-        **serving: Any,
-    ) -> None:
-        super().__init__(context, **serving)
-        self._data = data
+    def __init__(self, context: WorkerContext, plan: RunPlan[EmbodiedSftConfig], channels: Channels) -> None:
+        super().__init__(context, plan, channels)
+        self._data = plan.config.data
 
     def open(self, spec: PolicySpec) -> DemonstrationSummary:
         """Open the data set and see that it fits the env.

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import ActionChunk, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
@@ -22,10 +21,9 @@ from embodied_rl.envs.registry import adapter_class
 from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.evaluation.video import VideoRecorder
 from embodied_rl.monitoring.timers import PhaseTimer
-from embodied_rl.params import parse_params
+from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
-from embodied_rl.schema import EnvConfig, VideoConfig
-from embodied_rl.workers.lanes import Lane, Lanes
+from embodied_rl.schema import EmbodiedConfig, VideoConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,34 +70,16 @@ class _Stage:
 class EnvWorker(Worker):
     """Owns ``stages`` groups of envs; while the policy infers for one, the simulators step another.
 
-    Args:
-        env: the config's section.
-        group_size: envs per GRPO group.
-        rollout_epochs: rollouts per training step.
-        num_action_chunks: C.
-        needs_values: send the observations after the last chunk of a rollout, too, to be valued.
-        lanes: all lanes of the run; this worker has those of its rank.
-        turns, answers: keyed by lane.
+    Only with a value head are observations sent after the last chunk of a rollout, to be valued.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        env: EnvConfig,
-        group_size: int,
-        rollout_epochs: int,
-        num_action_chunks: int,
-        needs_values: bool,
-        lanes: Lanes,
-        turns: Channel,
-        answers: Channel,
-    ) -> None:
+    def __init__(self, context: WorkerContext, plan: RunPlan[EmbodiedConfig], channels: Channels) -> None:
         super().__init__(context)
-        self._config, self._lanes = env, lanes
-        self._group_size, self._rollout_epochs, self._chunk = group_size, rollout_epochs, num_action_chunks
-        self._needs_values = needs_values
-        self._turns, self._answers = turns, answers
+        config = plan.config
+        self._config, self._lanes, self._params = config.env, plan.lanes, plan.env_params
+        self._group_size, self._rollout_epochs = config.algorithm.group_size, config.algorithm.rollout_epoch
+        self._chunk, self._needs_values = config.model.num_action_chunks, plan.values_per_chunk > 0
+        self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
         self._timer = PhaseTimer()
         self._env_steps = 0
         self._train: list[_Stage] = []
@@ -313,12 +293,11 @@ class EnvWorker(Worker):
 
     def _build(self, total_num_envs: int, max_episode_steps: int, *, auto_reset: bool, ignore: bool) -> list[_Stage]:
         adapter = adapter_class(self._config.env_type)
-        params = parse_params(adapter.Params, self._config.init_params, "env.init_params")
         stages = []
         for stage in range(self._lanes.stages):
             lane = (self.context.rank, stage)
             env_ids = self._lanes.env_ids(lane, total_num_envs)
-            sim = adapter(len(env_ids), params, self._config.seed)  # type: ignore[call-arg]  # every adapter's signature
+            sim = adapter(len(env_ids), self._params, self._config.seed)  # type: ignore[call-arg]  # every adapter's signature
             env = ChunkedEnv(
                 sim,
                 env_ids=env_ids,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from embodied_rl.channel.base import Channel, run_blocking
+from embodied_rl.channel.base import run_blocking
 from embodied_rl.contracts import Delivery
 from embodied_rl.errors import UserError
 from embodied_rl.language.accuracy import CompletionRecord
@@ -18,8 +18,9 @@ from embodied_rl.language.rewards.functions import overlong_penalty
 from embodied_rl.language.rewards.scoring import Item, Scorer
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
-from embodied_rl.schema import DataConfig, GenerationConfig, ModelConfig, RewardConfig, SamplingConfig
+from embodied_rl.schema import MathConfig
 from embodied_rl.workers.trajectory import split_by_rank
 from embodied_rl.workers.weight_sync import WeightReceiver
 
@@ -60,36 +61,16 @@ class GenerationWorker(Worker):
 
     A prompt's completions depend on the weights, the seed, the step and the prompt's number, not on the other prompts:
     any number of workers gives the same ones.
-
-    Args:
-        model, rollout, data, reward: the config's sections.
-        sampling: temperatures of training and evaluation.
-        group_size: completions of each prompt in training.
-        seed: of the sampled tokens.
-        actor_ranks: how many share the completions.
-        trajectories: keyed by actor rank.
-        weights: keyed by generation rank.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        model: ModelConfig,
-        rollout: GenerationConfig,
-        data: DataConfig,
-        reward: RewardConfig,
-        sampling: SamplingConfig,
-        group_size: int,
-        seed: int,
-        actor_ranks: int,
-        trajectories: Channel,
-        weights: Channel,
-    ) -> None:
+    def __init__(self, context: WorkerContext, plan: RunPlan[MathConfig], channels: Channels) -> None:
         super().__init__(context)
-        self._model, self._rollout, self._data, self._reward_config = model, rollout, data, reward
-        self._sampling, self._group_size, self._seed = sampling, group_size, seed
-        self._actor_ranks, self._trajectories, self._channel = actor_ranks, trajectories, weights
+        config = plan.config
+        self._model, self._rollout = config.model, config.rollout
+        self._data, self._reward_config = config.data, config.reward
+        self._sampling, self._group_size = config.algorithm.sampling_params, config.algorithm.group_size
+        self._seed, self._actor_ranks = config.actor.seed, plan.world_size("actor")
+        self._trajectories, self._channel = Channels.need(channels.trajectories), Channels.need(channels.weights)
         self._timer = PhaseTimer()
         self._interruptions = 0
         self._open = ExitStack()

@@ -9,16 +9,15 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import ActionChunk, ChunkResult, Delivery, EnvObs, RolloutEnd, RolloutStart
 from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
-from embodied_rl.schema import ModelConfig, SamplingConfig
+from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.seeding import derived_seed
-from embodied_rl.workers.lanes import Lane, Lanes
 from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.workers.weight_sync import WeightReceiver
 
@@ -43,43 +42,18 @@ class RolloutWorker(Worker):
 
     While it infers for one stage, the simulators step the others. It takes one message from every running lane of a
     stage before it answers, so which turns share a batch, and with it every result, is the same in each run.
-
-    Args:
-        model: the config's section.
-        sampling: temperatures of training and evaluation.
-        seed: of the sampled actions.
-        lanes: all lanes of the run; this worker serves those of every ``world_size``-th env worker.
-        turns, answers: keyed by lane.
-        trajectories: keyed by actor rank; every rank gets one message for each lane and rollout epoch.
-        actor_ranks: how many ranks share the trajectories.
-        weights: keyed by rollout rank.
-        enable_offload: keep the weights in host memory but while serving.
-        interruptible: take new weights in the middle of a training rollout, between two chunks.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        model: ModelConfig,
-        sampling: SamplingConfig,
-        seed: int,
-        lanes: Lanes,
-        turns: Channel,
-        answers: Channel,
-        trajectories: Channel,
-        actor_ranks: int,
-        weights: Channel,
-        enable_offload: bool = False,
-        interruptible: bool = False,
-    ) -> None:
+    def __init__(self, context: WorkerContext, plan: RunPlan[EmbodiedConfig], channels: Channels) -> None:
         super().__init__(context)
-        self._model_config, self._sampling, self._seed = model, sampling, seed
-        self._enable_offload, self._interruptible = enable_offload, interruptible
+        config = plan.config
+        self._plan, self._sampling, self._seed = plan, config.algorithm.sampling_params, config.actor.seed
+        self._enable_offload, self._interruptible = config.rollout.enable_offload, config.rollout.interruptible
         self._resident: HostWeights | None = None
-        self._stages = lanes.served_by(context.rank, context.world_size)
-        self._turns, self._answers, self._trajectories, self._channel = turns, answers, trajectories, weights
-        self._actor_ranks = actor_ranks
+        self._stages = plan.lanes.served_by(context.rank, context.world_size)
+        self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
+        self._trajectories, self._channel = Channels.need(channels.trajectories), Channels.need(channels.weights)
+        self._actor_ranks = plan.world_size("actor")
         self._recording: dict[Lane, TrajectoryBuilder] = {}
         self._timer = PhaseTimer()
         self._policy: Policy | None = None
@@ -87,7 +61,8 @@ class RolloutWorker(Worker):
 
     def setup(self, spec: PolicySpec) -> None:
         """Build the policy; its weights come with the first :meth:`load_weights`."""
-        self._policy = policy_of(self._model_config, spec).eval().requires_grad_(False)
+        policy = policy_of(self._plan.config.model, spec, params=self._plan.model_params)
+        self._policy = policy.eval().requires_grad_(False)
         if self._enable_offload:
             require_accelerator("rollout.enable_offload", self.context.device)
             self._resident = HostWeights(self._policy, self.context.device)

@@ -14,7 +14,7 @@ from embodied_rl.config import GROUPS
 from embodied_rl.envs.registry import ADAPTERS, adapter_class
 from embodied_rl.explain.catalog import STATUSES, SYSTEMS, _entry, expand_braces, load_entries
 from embodied_rl.models.registry import MODELS, policy_class
-from embodied_rl.schema import TASKS
+from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.validation import known_keys
 
 COUNTS = {"verl": 235, "roll": 159, "areal": 654, "cosmos_rl": 162, "rlinf": 289}
@@ -22,7 +22,7 @@ COUNTS = {"verl": 235, "roll": 159, "areal": 654, "cosmos_rl": 162, "rlinf": 289
 
 
 def test_every_key_of_ours_exists() -> None:
-    known = {key for schema in TASKS.values() for key in known_keys(schema)} | set(GROUPS)
+    known = {key for task in TASKS.values() for key in known_keys(task.config)} | set(GROUPS)
     unknown = {(entry.capability, key) for entry in load_entries() for key in entry.ours if key not in known}
     assert not unknown
 
@@ -56,7 +56,7 @@ def test_every_entry_says_something() -> None:
 
 def test_notes_name_only_keys_of_ours_that_exist() -> None:
     """A note that sends the user to a key which is no more would be worse than none."""
-    known = {key for schema in TASKS.values() for key in known_keys(schema)}
+    known = {key for task in TASKS.values() for key in known_keys(task.config)}
     sections = {key.partition(".")[0] for key in known}
     for entry in load_entries():
         for word in re.split(r"[\s()]", entry.note):
@@ -84,7 +84,7 @@ def test_notes_name_only_options_that_exist() -> None:
 
 def test_what_is_planned_does_not_exist() -> None:
     """A key of the same section and name, or a model's option, would be it."""
-    ours = {".".join(key.split(".")[-2:]) for schema in TASKS.values() for key in known_keys(schema) if "." in key}
+    ours = {".".join(key.split(".")[-2:]) for task in TASKS.values() for key in known_keys(task.config) if "." in key}
     for entry in load_entries():
         if entry.status == "planned":
             for key in (key for system in SYSTEMS for key in entry.keys(system)):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embodied_rl.workers.lanes import Lanes
+from embodied_rl.plan import Lanes
 
 
 def test_order_and_env_ids() -> None:

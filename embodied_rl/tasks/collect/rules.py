@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from embodied_rl.demonstrations.expert import expert_class, expert_options
 from embodied_rl.demonstrations.plan import conflicts
 from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import CollectConfig
 from embodied_rl.tasks.embodied.rules import adapter_problems
+from embodied_rl.tasks.task import Task
 
 
-def collect_problems(c: CollectConfig) -> Iterator[str]:
+def collect_problems(c: CollectConfig, placement: Placement | None) -> Iterator[str]:
     """Each problem: what was got, why it cannot be, and what to do."""
     unknown = list(adapter_problems(c))
     yield from unknown
@@ -36,3 +38,12 @@ def collect_problems(c: CollectConfig) -> Iterator[str]:
     if c.runner.only_eval:
         yield "runner.only_eval: got true, but task=collect evaluates nothing; use task=embodied"
     yield from conflicts(c)
+
+
+TASK = Task(
+    config=CollectConfig,
+    components=("env",),
+    rules=collect_problems,
+    arithmetic=None,
+    wiring="embodied_rl.tasks.collect.run:CollectWiring",
+)

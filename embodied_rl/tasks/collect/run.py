@@ -17,7 +17,6 @@ from typing import Final
 import yaml
 from rich.console import Console
 
-from embodied_rl.checkpoints.store import find_initial
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.lerobot import metadata, writer
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, StagedEpisode, count_staged, staged
@@ -30,8 +29,7 @@ from embodied_rl.files import locked, write_json, write_text
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import CollectConfig
-from embodied_rl.tasks.task import RunContext, Wiring, group
-from embodied_rl.tasks.validation import placement_of
+from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.collector import CollectSpaces, CollectWorker
 
 _PROVENANCE: Final = "meta/provenance.json"
@@ -191,41 +189,26 @@ def _hidden(path: Path) -> bool:
 class CollectWiring(Wiring[CollectConfig]):
     """The env group alone."""
 
-    def connect(self, config: CollectConfig, backend: Backend) -> tuple[WorkerGroup, ...]:
-        self._backend = backend
-        [env] = backend.launch(
-            [
-                group(
-                    "env",
-                    CollectWorker,
-                    placement_of(config),
-                    config,
-                    env=config.env,
-                    collect=config.collect,
-                    model=config.model,
-                    initial=find_initial(config),
-                )
-            ]
-        )
+    def connect(self) -> tuple[WorkerGroup, ...]:
+        [env] = self.backend.launch([self.group("env", CollectWorker)])
         self._spaces: CollectSpaces = env.call(CollectWorker.setup).wait()[0]
         return (env,)
 
-    def describe(self, config: CollectConfig, groups: tuple[WorkerGroup, ...]) -> str:
-        [env] = groups
-        player = "the scripted expert" if config.collect.policy == "expert" else f"model={config.model.model_type}"
-        tasks = len(self._spaces.tasks)
+    def describe(self) -> str:
+        collect, tasks = self.config.collect, len(self._spaces.tasks)
+        player = "the scripted expert" if collect.policy == "expert" else f"model={self.config.model.model_type}"
         return (
-            f"{env.world_size} env worker(s); {player} plays {tasks} task(s) x {config.collect.episodes_per_task} "
-            f"demonstrations = {tasks * config.collect.episodes_per_task}"
+            f"{self.plan.world_size('env')} env worker(s); {player} plays {tasks} task(s) x "
+            f"{collect.episodes_per_task} demonstrations = {tasks * collect.episodes_per_task}"
         )
 
-    def runner(self, config: CollectConfig, groups: tuple[WorkerGroup, ...], context: RunContext) -> CollectRunner:
+    def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> CollectRunner:
         [env] = groups
         return CollectRunner(
-            config=config,
+            config=self.config,
             run_dir=context.run_dir,
             env=env,
-            backend=self._backend,
+            backend=self.backend,
             spaces=self._spaces,
             progress=context.progress,
             console=context.console,

@@ -1,4 +1,4 @@
-"""What cannot be in a configuration of ``task=embodied``."""
+"""Rules and arithmetic of ``task=embodied``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.params import parse_params
+from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
-from embodied_rl.schema import CollectConfig, EmbodiedConfig, groups_per_step
+from embodied_rl.schema import CollectConfig, EmbodiedConfig
+from embodied_rl.tasks.task import Task, trajectory_capacity
 
 
 def embodied_problems(c: EmbodiedConfig, placement: Placement | None) -> Iterator[str]:
@@ -54,7 +56,7 @@ def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
             f"algorithm.group_size: got {group}, but each of {where} has {per_lane} envs, and a group is never split; "
             f"use a divisor of {per_lane}, or env.train.total_num_envs={lanes * group}"
         )
-    groups = groups_per_step(c)
+    groups = arithmetic(c, placement).groups
     if placement.world_size("actor") > groups:
         yield (
             f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for {groups} groups of envs "
@@ -116,3 +118,27 @@ def _episode_problems(c: EmbodiedConfig) -> Iterator[str]:
             f"env.train.max_steps_per_rollout_epoch: got {steps}, which is not a multiple of "
             f"model.num_action_chunks={c.model.num_action_chunks}"
         )
+
+
+def arithmetic(c: EmbodiedConfig, placement: Placement) -> Arithmetic:
+    """The numbers of a training step: each lane sends its envs' rollout."""
+    train, senders = c.env.train, placement.world_size("env") * c.rollout.pipeline_stage_num
+    steps = train.max_steps_per_rollout_epoch or train.max_episode_steps
+    return Arithmetic(
+        groups=train.total_num_envs // c.algorithm.group_size * c.algorithm.rollout_epoch,
+        group_size=c.algorithm.group_size,
+        chunks=-(-steps // c.model.num_action_chunks),
+        num_action_chunks=c.model.num_action_chunks,
+        senders=senders,
+        rollout_epochs=c.algorithm.rollout_epoch,
+        capacity=trajectory_capacity(c, senders),
+    )
+
+
+TASK = Task(
+    config=EmbodiedConfig,
+    components=("actor", "rollout", "env"),
+    rules=embodied_problems,
+    arithmetic=arithmetic,
+    wiring="embodied_rl.tasks.embodied.run:EmbodiedWiring",
+)

@@ -1,4 +1,4 @@
-"""The embodied training loop.
+"""The loop of ``task=embodied``, and its wiring.
 
 One step; ``=>`` is a message, a column waits where it has nothing to do:
 
@@ -14,6 +14,15 @@ save                                                                      => che
 ====================  =====================  ===========================  ==========================
 
 With ``rollout.max_staleness`` 0 nobody acts while the actor updates.
+
+============  ===============  ===============  ==============================================
+channel       from             to               key
+============  ===============  ===============  ==============================================
+turns         env worker       rollout worker   lane: (env worker, stage)
+answers       rollout worker   env worker       lane
+trajectories  rollout workers  actor rank       actor rank
+weights       actor rank 0     rollout worker   rollout worker
+============  ===============  ===============  ==============================================
 """
 
 from __future__ import annotations
@@ -22,12 +31,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.contracts import EpisodeRecord, Spaces
 from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.evaluation.success import success_table
+from embodied_rl.monitoring.builtin import logged_before
+from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Handle, WorkerGroup
-from embodied_rl.schema import EmbodiedConfig, groups_per_step
+from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.embodied.episodes import changes, reportable, settings_of
 from embodied_rl.tasks.embodied.reporting import (
     TOTAL_STEPS,
@@ -40,6 +52,7 @@ from embodied_rl.tasks.embodied.reporting import (
     warning,
 )
 from embodied_rl.tasks.loop import TrainingLoop
+from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker, EvalReport
 from embodied_rl.workers.rollout import RolloutWorker
@@ -63,6 +76,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     rollout_worker = RolloutWorker
 
     env: WorkerGroup
+    groups: int
+    """That a training step is made for."""
     video_dir: Path
     """Of evaluations."""
     train_video_dir: Path
@@ -158,7 +173,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         rollouts = [rolling.wait()]
         kept = sum(received.wait())
         for number in range(1, 1 + self.config.algorithm.max_resample_rounds):
-            if kept >= groups_per_step(self.config):
+            if kept >= self.groups:
                 break
             self.progress.describe(f"rollout, again ({number})")
             received = self.actor.call(ActorWorker.receive, step=step, more=True)
@@ -195,3 +210,69 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         return warning(metrics, self.config)
+
+
+class EmbodiedWiring(Wiring[EmbodiedConfig]):
+    """Env, rollout and actor groups, in this order."""
+
+    def connect(self) -> tuple[WorkerGroup, ...]:
+        self.make_channels(lanes=True)
+        env, rollout, actor = self.backend.launch(
+            [self.group("env", EnvWorker), self.group("rollout", RolloutWorker), self.group("actor", ActorWorker)]
+        )
+        spaces: Spaces = env.call(EnvWorker.setup, train=not self.config.runner.only_eval).wait()[0]
+        spec = self.spec(spaces)
+        ready = [rollout.call(RolloutWorker.setup, spec), actor.call(ActorWorker.setup, spec)]
+        for handle in ready:
+            handle.wait()
+        return env, rollout, actor
+
+    def describe(self) -> str:
+        train, size = self.config.env.train, self.config.algorithm.group_size
+        lanes = self.plan.lanes
+        return (
+            f"{show_workers(self.plan)}; {train.total_num_envs} envs = {lanes.env_workers} workers x {lanes.stages} "
+            f"stages x {train.total_num_envs // len(lanes.all())}, in {train.total_num_envs // size} groups of {size}"
+        )
+
+    def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> EmbodiedRunner:
+        return EmbodiedRunner(config=self.config, **loop_arguments(self.plan, groups, context))
+
+
+def show_workers(plan: RunPlan[Any]) -> str:
+    """How many workers there are of each component."""
+    counts = [f"{plan.world_size(component)} {component}" for component in ("env", "rollout", "actor")]
+    return f"{', '.join(counts)} worker(s)"
+
+
+def loop_arguments(
+    plan: RunPlan[EmbodiedConfig], groups: tuple[WorkerGroup, ...], context: RunContext
+) -> dict[str, Any]:
+    """Those of :class:`EmbodiedRunner` beside the configuration."""
+    config, start = plan.config, plan.start
+    env, rollout, actor = groups
+    run = f"{config.runner.experiment_name}_{context.run_dir.name}"
+    video_dir = Path(config.env.eval.video_cfg.video_base_dir) / run
+    return {
+        "groups": plan.arithmetic.groups,
+        "run_dir": context.run_dir,
+        "video_dir": video_dir,
+        "train_video_dir": Path(config.env.train.video_cfg.video_base_dir) / run,
+        "env": env,
+        "rollout": rollout,
+        "actor": actor,
+        "logger": context.logger,
+        "progress": context.progress,
+        "console": context.console,
+        "reporter": EvalReporter(
+            config=config,
+            run_dir=context.run_dir,
+            video_dir=video_dir,
+            console=context.console,
+            checkpoint=context.checkpoint,
+            first_step=start.step,
+        ),
+        "env_steps": logged_before(context.run_dir, TOTAL_STEPS, start.step) if start.step else 0.0,
+        "first_step": start.step,
+        "resumed": None if config.runner.only_eval else start.resumed,
+    }

@@ -1,13 +1,15 @@
-"""What cannot be in a configuration of ``task=embodied_sft``."""
+"""Rules and arithmetic of ``task=embodied_sft``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.tasks.embodied.rules import adapter_problems, lane_problems
 from embodied_rl.tasks.rules.imitation import imitation_problems
+from embodied_rl.tasks.task import Task
 
 
 def embodied_sft_problems(c: EmbodiedSftConfig, placement: Placement | None) -> Iterator[str]:
@@ -31,3 +33,27 @@ def embodied_sft_problems(c: EmbodiedSftConfig, placement: Placement | None) -> 
             f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for data.batch_size="
             f"{c.data.batch_size} samples a step; use fewer ranks or more samples"
         )
+
+
+def arithmetic(c: EmbodiedSftConfig, placement: Placement) -> Arithmetic:
+    """The numbers of a training step: each sample a group of its own, and each actor rank's in one message."""
+    del placement
+    return Arithmetic(
+        groups=c.data.batch_size,
+        group_size=1,
+        chunks=1,
+        num_action_chunks=c.model.num_action_chunks,
+        senders=1,
+        # Room for all that is read ahead: no worker waits here, so it can serve an evaluation at any time.
+        capacity=c.data.prefetch + 1,
+    )
+
+
+TASK = Task(
+    config=EmbodiedSftConfig,
+    components=("actor", "rollout", "env"),
+    rules=embodied_sft_problems,
+    arithmetic=arithmetic,
+    wiring="embodied_rl.tasks.embodied_sft.run:EmbodiedSftWiring",
+    imitates=True,
+)

@@ -1,4 +1,4 @@
-"""The training loop that imitates recorded episodes.
+"""The loop of ``task=embodied_sft``, which imitates recorded episodes, and its wiring.
 
 One step; ``=>`` is a message, a column waits where it has nothing to do:
 
@@ -11,7 +11,8 @@ update                reads on                          update
 save                                                    => checkpoint
 ====================  ================================  ==========================
 
-Evaluations are those of :mod:`embodied_rl.tasks.embodied.run`; only they need the weights.
+Evaluations are those of :mod:`embodied_rl.tasks.embodied.run`; only they need the weights, and
+the channels of turns and answers. Rollout workers send trajectories made of demonstrations.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embodied_rl.runtime.worker import Handle
+from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.tasks.embodied.reporting import longest
-from embodied_rl.tasks.embodied.run import EmbodiedRunner
+from embodied_rl.tasks.embodied.run import EmbodiedRunner, loop_arguments, show_workers
+from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.demonstrator import DemonstrationReport, DemonstrationSummary, ImitationWorker
+from embodied_rl.workers.env import EnvWorker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,3 +75,40 @@ class EmbodiedSftRunner(EmbodiedRunner):
 
     def warning(self, metrics: Mapping[str, float]) -> None:
         """Every demonstration teaches something."""
+
+
+class EmbodiedSftWiring(Wiring[EmbodiedSftConfig]):
+    """Env, rollout and actor groups, in this order."""
+
+    _demonstrations: DemonstrationSummary | None = None
+
+    def connect(self) -> tuple[WorkerGroup, ...]:
+        self.make_channels(lanes=True)
+        env, rollout, actor = self.backend.launch(
+            [self.group("env", EnvWorker), self.group("rollout", ImitationWorker), self.group("actor", ActorWorker)]
+        )
+        spec = self.spec(env.call(EnvWorker.setup, train=False).wait()[0])
+        if not self.config.runner.only_eval:
+            self._demonstrations = rollout.call(ImitationWorker.open, spec).wait()[0]
+        statistics = self._demonstrations.action_statistics if self._demonstrations else None
+        ready = [
+            rollout.call(ImitationWorker.setup, spec),
+            actor.call(ActorWorker.setup, spec, action_statistics=statistics),
+        ]
+        for handle in ready:
+            handle.wait()
+        return env, rollout, actor
+
+    def describe(self) -> str:
+        found, steps, batch_size = self._demonstrations, self.config.runner.max_steps, self.config.data.batch_size
+        if found is None:
+            return show_workers(self.plan)
+        return (
+            f"{show_workers(self.plan)}; {found.num_episodes} demonstrations of {found.num_frames} frames; {steps} "
+            f"steps x {batch_size} frames = {steps * batch_size / found.num_frames:.1f} passes"
+        )
+
+    def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> EmbodiedSftRunner:
+        return EmbodiedSftRunner(
+            config=self.config, demonstrations=self._demonstrations, **loop_arguments(self.plan, groups, context)
+        )

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.language.datasets.registry import dataset_params
 from embodied_rl.language.rewards.functions import REWARD_MODEL, bind_reward, parts_of
+from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import MathConfig, SftConfig
 from embodied_rl.tasks.rules.imitation import imitation_problems
+from embodied_rl.tasks.task import Task, trajectory_capacity
 
 
 def math_problems(c: MathConfig, placement: Placement | None) -> Iterator[str]:
@@ -89,3 +91,26 @@ def _loss_problems(c: MathConfig) -> Iterator[str]:
             yield "algorithm.loss_type: nll imitates demonstrations; use task=sft, or another loss for task=math"
         return
     yield from imitation_problems(c)
+
+
+def arithmetic(c: MathConfig, placement: Placement) -> Arithmetic:
+    """The numbers of a training step: each generation worker sends its prompts' completions."""
+    senders = placement.world_size("rollout")
+    return Arithmetic(
+        groups=c.data.rollout_batch_size,
+        group_size=c.algorithm.group_size,
+        chunks=1,
+        num_action_chunks=c.rollout.max_new_tokens,
+        senders=senders,
+        capacity=trajectory_capacity(c, senders),
+    )
+
+
+TASK = Task(
+    config=MathConfig,
+    components=("actor", "rollout"),
+    rules=math_problems,
+    arithmetic=arithmetic,
+    wiring="embodied_rl.tasks.math.run:MathWiring",
+    language=True,
+)

@@ -1,4 +1,4 @@
-"""The training loop of language models.
+"""The loop of ``task=math``, and its wiring.
 
 One step; ``=>`` is a message, a column waits where it has nothing to do:
 
@@ -13,6 +13,13 @@ save                                               => checkpoint
 ====================  ===========================  ==========================
 
 With ``rollout.max_staleness`` 0 nothing is generated while the actor updates.
+
+============  =================  =================  ==================
+channel       from               to                 key
+============  =================  =================  ==================
+trajectories  generation worker  actor rank         actor rank
+weights       actor rank 0       generation worker  generation worker
+============  =================  =================  ==================
 """
 
 from __future__ import annotations
@@ -21,8 +28,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from embodied_rl.contracts import Spaces
 from embodied_rl.language.accuracy import evaluation_of
-from embodied_rl.runtime.worker import Handle
+from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.loop import TrainingLoop
 from embodied_rl.tasks.math.reporting import (
@@ -33,6 +41,7 @@ from embodied_rl.tasks.math.reporting import (
     train_metrics,
     warning,
 )
+from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationReport, GenerationWorker
 
@@ -100,3 +109,49 @@ class MathRunner(TrainingLoop[MathConfig]):
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         return warning(metrics, self.config)
+
+
+class MathWiring(Wiring[MathConfig]):
+    """Generation (component ``rollout``) and actor groups, in this order."""
+
+    loop: type[MathRunner] = MathRunner
+
+    def connect(self) -> tuple[WorkerGroup, ...]:
+        self.make_channels()
+        rollout, actor = self.backend.launch(
+            [self.group("rollout", GenerationWorker), self.group("actor", ActorWorker)]
+        )
+        spec = self.spec(Spaces(action_dim=1, state_dim=0, image_shapes={}))
+        ready = [rollout.call(GenerationWorker.setup, spec), actor.call(ActorWorker.setup, spec)]
+        for handle in ready:
+            handle.wait()
+        return rollout, actor
+
+    def describe(self) -> str:
+        plan, rollout = self.plan, self.config.rollout
+        prompts, size = plan.arithmetic.groups, plan.arithmetic.group_size
+        return (
+            f"{plan.world_size('rollout')} rollout ({rollout.backend}), {plan.world_size('actor')} actor worker(s); "
+            f"{prompts} prompts x {size} completions = {prompts * size} of at most {rollout.max_new_tokens} tokens a "
+            "step"
+        )
+
+    def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> MathRunner:
+        rollout, actor = groups
+        return self.loop(
+            config=self.config,
+            run_dir=context.run_dir,
+            rollout=rollout,
+            actor=actor,
+            logger=context.logger,
+            progress=context.progress,
+            console=context.console,
+            reporter=MathReporter(
+                config=self.config,
+                run_dir=context.run_dir,
+                console=context.console,
+                checkpoint=context.checkpoint,
+                first_step=self.plan.start.step,
+            ),
+            first_step=self.plan.start.step,
+        )

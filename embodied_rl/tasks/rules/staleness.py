@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from embodied_rl.schema import Config, EmbodiedConfig, MathConfig
 
 
-def staleness_bound(c: Config) -> int | None:
-    """The most updates that a training step's rollout may be behind; None where no policy makes the samples.
+def staleness_bound(c: EmbodiedConfig | MathConfig) -> int:
+    """The most updates that the weights of a training step's rollout may be behind.
 
     The last step before a weight sync has weights of the sync before.
     """
-    if c.runner.task_type not in ("embodied", "math") or not isinstance(c, EmbodiedConfig | MathConfig):
-        return None
     return max(c.rollout.max_staleness, c.runner.weight_sync_interval - 1)
 
 

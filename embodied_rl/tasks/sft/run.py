@@ -1,4 +1,4 @@
-"""The training loop that imitates demonstrations of language.
+"""The loop of ``task=sft``, which imitates demonstrations of language, and its wiring.
 
 As :mod:`embodied_rl.tasks.math.run`, but the generation workers send demonstrations instead of completions of their
 own, so they need the weights only to evaluate.
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from embodied_rl.tasks.embodied.reporting import longest
-from embodied_rl.tasks.math.run import MathRunner
+from embodied_rl.tasks.math.run import MathRunner, MathWiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
 
@@ -36,3 +36,9 @@ class SftRunner(MathRunner):
 
     def warning(self, metrics: Mapping[str, float]) -> None:
         """Every demonstration teaches something."""
+
+
+class SftWiring(MathWiring):
+    """The groups of ``task=math`` with another loop."""
+
+    loop = SftRunner

@@ -1,0 +1,75 @@
+"""From a checked configuration to the plan of its run. Starts no worker and builds no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.checkpoints.store import find_checkpoint, find_initial, read_state
+from embodied_rl.envs.registry import adapter_class
+from embodied_rl.models.registry import policy_class
+from embodied_rl.params import parse_params
+from embodied_rl.plan import Lanes, RunPlan, Start
+from embodied_rl.runtime.placement import Placement, parse_placement
+from embodied_rl.schema import Config, EmbodiedConfig, MathConfig
+from embodied_rl.tasks.rules.staleness import staleness_bound
+from embodied_rl.tasks.table import TASKS
+
+SHARING = ("env",)
+"""Components whose workers may outnumber the accelerators."""
+
+
+def placement_of(config: Config) -> Placement:
+    """Where the run's workers go.
+
+    Raises:
+        PlacementError: as :func:`parse_placement`.
+    """
+    components = TASKS[config.runner.task_type].components
+    return parse_placement(config.cluster.component_placement, components, sharing=SHARING)
+
+
+def plan_of(config: Config) -> RunPlan[Any]:
+    """Work out the run.
+
+    Raises:
+        CheckpointError: there is no checkpoint where the configuration says.
+        ConfigError: ``model.params`` or ``env.init_params`` are not what the model or the env takes.
+        UserError: there is no such model or env.
+    """
+    start = _start(config)  # first: a wrong path is known before torch is imported
+    task, placement = TASKS[config.runner.task_type], placement_of(config)
+    env, rollout = getattr(config, "env", None), getattr(config, "rollout", None)
+    env_params = None
+    if env is not None:
+        env_params = parse_params(adapter_class(env.env_type).Params, env.init_params, "env.init_params")
+    training = task.arithmetic(config, placement) if task.arithmetic else None
+    values = 0
+    if training and ADVANTAGES[config.algorithm.adv_type].needs_values:
+        values = 1 if config.algorithm.reward_type == "chunk_level" else training.num_action_chunks
+    bound = None
+    if isinstance(config, EmbodiedConfig | MathConfig) and not task.imitates:
+        bound = staleness_bound(config)
+    return RunPlan(
+        config=config,
+        start=start,
+        placement=placement,
+        lanes=Lanes(
+            env_workers=placement.world_size("env") if env is not None else 0,
+            stages=getattr(rollout, "pipeline_stage_num", 1),
+        ),
+        training=training,
+        staleness_bound=bound,
+        values_per_chunk=values,
+        model_params=parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params"),
+        env_params=env_params,
+    )
+
+
+def _start(config: Config) -> Start:
+    """Where the run begins. A checkpoint is looked for once: with ``auto`` the newest may be another one later."""
+    resumed = find_checkpoint(config)
+    initial = find_initial(config)
+    if resumed is not None and config.algorithm.kl_beta == 0:
+        initial = None  # only a reference policy would still be made of it
+    return Start(step=read_state(resumed).step if resumed else 0, resumed=resumed, initial=initial)

@@ -1,0 +1,103 @@
+"""Base of every task's wiring: who talks to whom, and which loop drives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from rich.console import Console
+
+from embodied_rl.contracts import Spaces
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.monitoring.metrics import MetricLogger
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.plan import Channels, RunPlan
+from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
+from embodied_rl.schema import Config
+from embodied_rl.tasks.saving import CheckpointSaver
+
+LANE_CAPACITY = 4
+"""A lane has at most a turn and the marks of its rollouts' ends in flight."""
+BUCKETS_IN_FLIGHT = 2
+"""Of the weights, to each receiver: one is written while another is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What a training loop is given beside its configuration and its workers."""
+
+    run_dir: Path
+    checkpoint: str | None
+    """Name of the checkpoint that the weights came from; None: trained here or initialised."""
+    logger: MetricLogger
+    progress: Progress
+    console: Console
+
+
+class Runner(Protocol):
+    """The loop of a task."""
+
+    @property
+    def saver(self) -> CheckpointSaver | None:
+        """None where nothing is trained."""
+        ...
+
+    def run(self) -> None:
+        """Do the whole job: train, evaluate only, or what the task is."""
+        ...
+
+
+C = TypeVar("C", bound=Config)
+
+
+class Wiring(Generic[C]):
+    """One task: its worker groups, the channels between them, and its loop."""
+
+    def __init__(self, plan: RunPlan[C], backend: Backend) -> None:
+        self.plan, self.config, self.backend = plan, plan.config, backend
+        self.channels = Channels()
+        """From :meth:`connect` on."""
+
+    def connect(self) -> tuple[WorkerGroup, ...]:
+        """Start the groups, joined by channels, each set up and ready. The actor is the last."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """One line for the console: the arithmetic of the run that was derived and not asked for."""
+        raise NotImplementedError
+
+    def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> Runner:
+        """The loop that drives the groups."""
+        raise NotImplementedError
+
+    def group(self, component: str, worker: type) -> GroupSpec:
+        """One component's workers where the configuration places them."""
+        placement = self.plan.placement
+        return GroupSpec(
+            name=f"{component.capitalize()}Group",
+            worker=worker,
+            arguments={"plan": self.plan, "channels": self.channels},
+            devices=[placement.device(component, rank) for rank in range(placement.world_size(component))],
+            num_threads=self.config.cluster.num_threads[component],
+        )
+
+    def make_channels(self, *, lanes: bool = False) -> None:
+        """Make the channels to and from the actor and, with ``lanes``, those between envs and policy."""
+        plan, make = self.plan, self.backend.channel
+        self.channels = Channels(
+            turns=make("turns", plan.lanes.all(), LANE_CAPACITY) if lanes else None,
+            answers=make("answers", plan.lanes.all(), LANE_CAPACITY) if lanes else None,
+            trajectories=make("trajectories", range(plan.world_size("actor")), plan.arithmetic.capacity),
+            weights=make("weights", range(plan.world_size("rollout")), BUCKETS_IN_FLIGHT),
+        )
+
+    def spec(self, spaces: Spaces) -> PolicySpec:
+        """What the policy must fit."""
+        return PolicySpec(
+            action_dim=spaces.action_dim,
+            num_action_chunks=self.plan.arithmetic.num_action_chunks,
+            state_dim=spaces.state_dim,
+            image_shapes=spaces.image_shapes,
+            values_per_chunk=self.plan.values_per_chunk,
+        )
