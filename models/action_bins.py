@@ -12,11 +12,11 @@ from embodied_rl.models.base import ActionStatistics
 
 NUM_BINS = 256
 _MARGIN = 0.05
-"""Of the demonstrated range, added at both ends."""
+"""Part of the demonstrated range that is added at both ends."""
 _NARROWEST = 0.02
-"""A dimension that hardly moves still gets so wide a range."""
+"""Range of a dimension that hardly moves."""
 _TWO_VALUED = 0.95
-"""Of the largest variance that a range and a mean allow; only actions at the range's ends have all of it."""
+"""Share of the largest variance that a range and a mean allow; only actions at the range's ends have all of it."""
 
 
 def actions_to_bins(actions: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -34,27 +34,27 @@ def bins_to_actions(bins: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return low + (bins.float() + 0.5) * ((high - low) / NUM_BINS)
 
 
-def places_among_bins(actions: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def positions_among_bins(actions: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Where actions are, float32: b at the centre of bin b, and between centres in between; ends as above."""
     return ((actions - low) * (NUM_BINS / (high - low)) - 0.5).clamp(0.0, NUM_BINS - 1.0)
 
 
-def imitation_score(log_probabilities: Tensor, places: Tensor, *, sigma: float, l1_weight: float) -> Tensor:
-    """How well a distribution over bins fits demonstrated actions: 0 is perfect, all else is negative.
+def imitation_score(log_probabilities: Tensor, positions: Tensor, *, sigma: float, l1_weight: float) -> Tensor:
+    """Fit of a distribution over bins to demonstrated actions: 0 is perfect, all else is negative.
 
-    ``-KL(q || p) - l1_weight |E_p[a] - a|``, where q is a Gaussian about the demonstrated place, and distances are in
+    ``-KL(q || p) - l1_weight |E_p[a] - a|``, where q is a Gaussian about the demonstrated position. Distances are in
     halves of the range. Unlike the demonstrated bin's log-probability, both terms tell a near miss from a far one.
 
     Args:
         log_probabilities: [...,256], of p.
-        places: [...], as :func:`places_among_bins` gives them.
+        positions: [...], as :func:`positions_among_bins` gives them.
         sigma: q's standard deviation, in bins.
     """
-    bins = torch.arange(NUM_BINS, dtype=places.dtype, device=places.device)
-    log_target = (-0.5 * ((bins - places.unsqueeze(-1)) / sigma).square()).log_softmax(-1)
+    bins = torch.arange(NUM_BINS, dtype=positions.dtype, device=positions.device)
+    log_target = (-0.5 * ((bins - positions.unsqueeze(-1)) / sigma).square()).log_softmax(-1)
     divergence = (log_target.exp() * (log_target - log_probabilities)).sum(-1)
     expected = (log_probabilities.exp() * bins).sum(-1)
-    return -divergence - l1_weight * (2.0 / NUM_BINS) * (expected - places).abs()
+    return -divergence - l1_weight * (2.0 / NUM_BINS) * (expected - positions).abs()
 
 
 def median_bins(log_probabilities: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from embodied_rl.models.weights import folder as pretrained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """What a policy must fit: the env's spaces and the run's chunking. Derived at launch, never asked of the user."""
+    """Requirements on a policy: the env's spaces and the run's chunking. Derived at launch, never asked of the user."""
 
     action_dim: int
     num_action_chunks: int
@@ -32,7 +32,7 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionStatistics:
-    """Of demonstrated actions, A numbers each."""
+    """Statistics of demonstrated actions, A numbers each."""
 
     min: tuple[float, ...]
     max: tuple[float, ...]
@@ -45,7 +45,7 @@ class ActionStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOutput:
-    """What ``act`` decides for N observations."""
+    """Decisions of ``act`` for N observations."""
 
     actions: Tensor
     """[N,C,A] float32 in [-1, 1]."""
@@ -61,7 +61,7 @@ class PolicyOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What ``evaluate`` says of N recorded decisions, with gradients."""
+    """Results of ``evaluate`` for N recorded decisions, with gradients."""
 
     logprobs: Tensor
     """[N,C,A] float32."""
@@ -83,14 +83,14 @@ class Policy(nn.Module):
 
     Params: ClassVar[type]
     distribution_type: ClassVar[type[Distribution] | None] = None
-    """What an action (token) is drawn from, for the exact divergence between two policies. None: it has no closed
-    form."""
+    """Distribution that an action (token) is drawn from, for the exact divergence between two policies. None: it has
+    no closed form."""
     float32_root: ClassVar[bool] = False
     """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
     log-probabilities directly."""
     spec: PolicySpec
     params: Any
-    """Of the class's ``Params``."""
+    """Instance of the class's ``Params``."""
 
     @classmethod
     def from_pretrained(cls, path: str, spec: PolicySpec, params: Any) -> Self:
@@ -135,20 +135,20 @@ class Policy(nn.Module):
     ) -> dict[str, Tensor]:
         """``replay_inputs`` of demonstrated chunks, whose log-probabilities in ``evaluate`` imitation maximises.
 
-        A policy without a density gives what its usual imitation loss is the negative of: the absolute error of a
-        deterministic head (a Laplace density up to a constant), the squared velocity error of a flow.
+        A policy without a density gives the negative of its usual imitation loss: of the absolute error of a
+        deterministic head (a Laplace density up to a constant), or the squared velocity error of a flow.
 
         Args:
             actions: [N,C,A] float32 in [-1, 1].
-            generator: of what the loss draws, such as a flow's noise and time.
+            generator: for the draws of the loss, such as a flow's noise and time.
         """
         raise UserError(f"{type(self).__name__} does not learn from demonstrations; use another model")
 
     def set_action_statistics(self, statistics: ActionStatistics) -> None:
-        """Take notice of what is going to be imitated, before training starts from fresh weights.
+        """Take notice of the actions that will be imitated, before training starts from fresh weights.
 
-        What a policy makes of it belongs into buffers, so that it is saved and sent with the weights. The default does
-        nothing: actions are in [-1, 1] anyway.
+        A policy keeps the result in buffers, so that it is saved and sent with the weights. The default does nothing:
+        actions are in [-1, 1] anyway.
         """
         del statistics
 
@@ -167,7 +167,7 @@ class Policy(nn.Module):
         return [p for name, p in self.named_parameters() if name.startswith("value_head.")]
 
     def undecayed_parameters(self) -> list[nn.Parameter]:
-        """Those that weight decay leaves alone: of norms, biases, and all others with fewer than two dimensions."""
+        """Parameters that weight decay leaves alone: norms, biases, and all others with fewer than two dimensions."""
         norms = [module for module in self.modules() if "norm" in type(module).__name__.lower()]
         of_norms = {id(p) for norm in norms for p in norm.parameters(recurse=False)}
         return [

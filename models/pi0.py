@@ -37,7 +37,7 @@ _VOCABULARY = 257152
 PROCESSOR_FILE = "processor_config.json"
 """transformers' processor."""
 CAMERAS = ("image", "image2")
-"""Of transformers' folders, which name none."""
+"""Cameras of transformers' folders, which name none."""
 _SETTINGS = ("chunk_size", "max_state_dim", "max_action_dim", "num_inference_steps", "min_period", "max_period")
 
 _TO_TRANSFORMERS = (
@@ -247,7 +247,7 @@ def lerobot_config(config: Any, features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _statistics(directory: Path) -> dict[str, Tensor]:
-    """Those that transformers' processor was saved with, by lerobot's names."""
+    """Statistics that transformers' processor was saved with, by lerobot's names."""
     path = directory / PROCESSOR_FILE
     saved = read_json(path) if path.exists() else {}
     names = {"state": STATE, "actions": ACTION}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MODELS: Final = Registry(
     "model.model_type",
     {
-        "causal_lm": "embodied_rl.models.causal_lm.policy:CausalLMPolicy",
+        "causal_lm": "embodied_rl.models.causal_lm:CausalLMPolicy",
         "mlp": "embodied_rl.models.mlp:MlpPolicy",
         "openvla": "embodied_rl.models.openvla.policy:OpenVlaPolicy",
         "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",

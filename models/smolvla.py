@@ -58,14 +58,14 @@ _WORDS = "vlm_with_expert.vlm.model.text_model.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the network is built from."""
+    """Sizes of the network."""
 
     vlm: Any
     """transformers' ``SmolVLMConfig``, whose types its type checker does not follow."""
     expert: Any
     """``LlamaConfig``."""
     self_attention_every: int
-    """Of the expert's layers each such one attends to itself and the prefix, the others to the prefix alone."""
+    """Period of the expert's layers that attend to themselves and the prefix; the others attend to the prefix alone."""
     image_size: tuple[int, int]
     """(height, width)."""
     chunk_size: int

@@ -15,7 +15,9 @@ each is its distribution's median.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
@@ -34,19 +36,20 @@ from embodied_rl.models.action_bins import (
     bins_to_actions,
     imitation_score,
     median_bins,
-    places_among_bins,
+    positions_among_bins,
 )
 from embodied_rl.models.base import ActionStatistics, Evaluation, Policy, PolicyOutput, PolicySpec
-from embodied_rl.models.causal_lm.text import PADDING, hash_words
 
 WORD_BUCKETS = 8192
 """Rows of the word table: LIBERO's words do not collide in it."""
 WORD_SIZE = 64
+PADDING = 0
+"""The id behind the last word."""
 STEM_CHANNELS = (48, 96)
 """Output channels of the convolutions before the last: the first makes a quarter of the resolution, each other a half,
 so a token covers 16×16 pixels."""
 FREQUENCIES = (1.0, 4.0, 16.0)
-"""Of the sines and cosines of proprioception, in half turns a unit: a gripper's fingers move by centimetres."""
+"""Frequencies of proprioception's sines and cosines, in half turns a unit: a gripper's fingers move by centimetres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,19 +162,19 @@ class TinyVlaPolicy(Policy):
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """With ``places`` instead of ``bins``, for which :meth:`evaluate` gives :func:`imitation_score`."""
+        """With ``positions`` instead of ``bins``, for which :meth:`evaluate` gives :func:`imitation_score`."""
         low, high = self.action_low, self.action_high
-        return {**self._inputs(obs), "places": places_among_bins(actions.to(low.device), low, high)}
+        return {**self._inputs(obs), "positions": positions_among_bins(actions.to(low.device), low, high)}
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
         slots = self._encode(replay_inputs)
         log_probabilities = self._log_probabilities(slots, temperature)
-        if "places" in replay_inputs:
+        if "positions" in replay_inputs:
             logprobs = imitation_score(
                 log_probabilities,
-                replay_inputs["places"].to(slots.device),
+                replay_inputs["positions"].to(slots.device),
                 sigma=self.params.target_sigma,
                 l1_weight=self.params.l1_weight,
             )
@@ -185,7 +188,7 @@ class TinyVlaPolicy(Policy):
         )
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
-        """What the network sees, small and exact enough to be recorded: images stay uint8."""
+        """Inputs of the network, small and exact enough to be recorded: images stay uint8."""
         inputs = {"words": hash_words(obs.instructions, num_buckets=WORD_BUCKETS, max_words=self.params.max_words)}
         if self.proprio is not None:
             inputs["proprio"] = obs.state
@@ -239,7 +242,7 @@ class _ImageStem(nn.Module):
     """uint8 images [N,H,W,3] -> tokens [N, about H/16·W/16 + 1, D]; the last says where features are."""
 
     grid: Tensor
-    places: Tensor
+    centres: Tensor
 
     def __init__(self, shape: tuple[int, int], width: int) -> None:
         super().__init__()
@@ -256,9 +259,9 @@ class _ImageStem(nn.Module):
         # The instruction scales and shifts the features of every layer but the first (FiLM, arXiv:1709.07871).
         self.films = nn.ModuleList(nn.Linear(width, 2 * o) for o in widths[1:])
         rows, columns = (torch.linspace(-1.0, 1.0, self._tokens(size)) for size in shape)
-        places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
-        self.register_buffer("places", places, persistent=False)
-        self.positions = nn.Parameter(_sinusoids(places, width))
+        centres = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
+        self.register_buffer("centres", centres, persistent=False)
+        self.positions = nn.Parameter(_sinusoids(centres, width))
         self.sharpness = nn.Parameter(torch.full((1,), 2.0))
         self.keypoints = nn.Linear(2 * width, width)
 
@@ -272,7 +275,7 @@ class _ImageStem(nn.Module):
         x = x + functional.relu(self._modulated(-1, self.last(x), sentence))
         features = x.flatten(2)
         # Where each feature is (spatial softmax, arXiv:1504.00702), finer than a token's size.
-        where = (self.sharpness * features).softmax(-1) @ self.places.to(dtype)
+        where = (self.sharpness * features).softmax(-1) @ self.centres.to(dtype)
         point = self.keypoints(where.flatten(1)).unsqueeze(1)
         return torch.cat((features.transpose(1, 2) + self.positions, point), 1)
 
@@ -314,17 +317,38 @@ class _Block(nn.Module):
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
+def hash_words(instructions: Sequence[str], *, num_buckets: int, max_words: int) -> Tensor:
+    """[N,max_words] int64: each lower-cased word's CRC-32 in 1 .. num_buckets - 1, then :data:`PADDING`.
+
+    The same in every process and on every machine (Python's own ``hash`` is not).
+
+    Raises:
+        ValueError: an instruction without a word, or with more than ``max_words``.
+    """
+    ids = torch.full((len(instructions), max_words), PADDING, dtype=torch.int64)
+    for row, instruction in enumerate(instructions):
+        words = re.findall(r"[a-z0-9]+", instruction.lower())
+        if not 1 <= len(words) <= max_words:
+            raise UserError(
+                f"instruction {instruction!r} has {len(words)} words, expected 1 to {max_words}; "
+                "for longer ones raise model.params.max_words"
+            )
+        buckets = [1 + zlib.crc32(word.encode()) % (num_buckets - 1) for word in words]
+        ids[row, : len(words)] = torch.tensor(buckets)
+    return ids
+
+
 def _waves(state: Tensor) -> Tensor:
     """[N,S] -> [N,7S]: the numbers, and sines and cosines of several frequencies that tell small differences."""
     turns = [math.pi * frequency * state for frequency in FREQUENCIES]
     return torch.cat((state, *(wave for turn in turns for wave in (turn.sin(), turn.cos()))), -1)
 
 
-def _sinusoids(places: Tensor, width: int) -> Tensor:
+def _sinusoids(points: Tensor, width: int) -> Tensor:
     """[P,2] in [-1, 1] -> [P,width]: sines and cosines of rows and columns, from a quarter of a turn to four turns
     over the image."""
     frequencies = 0.5 * math.pi * 2.0 ** torch.linspace(-1.0, 3.0, width // 4)
-    turns = [places[:, axis, None] * frequencies for axis in (0, 1)]
+    turns = [points[:, axis, None] * frequencies for axis in (0, 1)]
     return 0.5 * torch.cat([wave for turn in turns for wave in (turn.sin(), turn.cos())], -1)
 
 

@@ -12,7 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from embodied_rl.cli import config_of
 from embodied_rl.errors import UserError
 from embodied_rl.launch import run
-from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
+from embodied_rl.models.causal_lm import character_tokenizer
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker

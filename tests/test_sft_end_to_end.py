@@ -10,7 +10,7 @@ import torch
 
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker

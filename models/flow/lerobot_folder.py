@@ -383,7 +383,7 @@ def _require_plain_images(modes: Mapping[str, str], directory: Path) -> None:
 
 
 def _old_statistics(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that lerobot until 0.3 kept with the weights, by their present names."""
+    """Statistics that lerobot until 0.3 kept with the weights, by their present names."""
     names = {f"buffer_{feature.replace('.', '_')}.": f"{feature}." for feature in (STATE, ACTION)}
     return {
         new + name.rpartition(".")[2]: tensor

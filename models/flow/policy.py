@@ -74,7 +74,7 @@ class FlowPolicyParams(flow.FlowParams):
     invert_gripper: bool = False
     """The last action has the opposite sign in the policy's training data: there -1 closes the gripper."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Type of the weights."""
 
 
 class FlowPolicy(Policy):
@@ -222,7 +222,7 @@ class FlowPolicy(Policy):
         raise NotImplementedError
 
     def frozen_modules(self) -> list[nn.Module]:
-        """Those that ``train_expert_only`` leaves as they are; they compute the prefix."""
+        """Modules that ``train_expert_only`` leaves as they are; they compute the prefix."""
         return [self.vision_language_model()]
 
     def prefix(self, pixels: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
@@ -377,7 +377,7 @@ class FlowPolicy(Policy):
         return _apply(self.value_head, mean).float()
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
-        """What the network sees, as it is recorded."""
+        """Inputs of the network, as they are recorded."""
         inputs = {"state": obs.state, "tokens": self._tokens(obs.instructions)}
         for camera in self.cameras.values():
             if camera is not None:

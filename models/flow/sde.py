@@ -33,7 +33,7 @@ Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(x [N,H,D], t [N]) -> velocity [N,H,D], and the logarithm of the learned deviation [N,H,D] for Flow-Noise."""
 
 STD_RANGE = (0.08, 0.16)
-"""Of Flow-Noise's learned deviation."""
+"""Range of Flow-Noise's learned deviation."""
 TIME_ALPHA, TIME_SCALE, TIME_OFFSET = 1.5, 0.999, 0.001
 """Flow matching draws t = 0.001 + 0.999 Beta(1.5, 1) (π0, arXiv:2410.24164)."""
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)

@@ -53,7 +53,7 @@ class ActionCodec:
 
     @property
     def state_dim(self) -> int | None:
-        """Of the proprioception; None: the statistics have none."""
+        """Dimensions of the proprioception; None: the statistics have none."""
         return None if self._proprio is None else len(self._proprio[0])
 
     def tokens(self, normalized: Tensor) -> Tensor:

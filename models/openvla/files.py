@@ -47,7 +47,7 @@ class Folder:
     config: Mapping[str, Any]
     norm_stats: Mapping[str, Any]
     means: tuple[tuple[float, ...], ...]
-    """Of red, green and blue, for DINOv2 and for SigLIP."""
+    """Means of red, green and blue, for DINOv2 and for SigLIP."""
     stds: tuple[tuple[float, ...], ...]
     tokenizer: Tokenizer
     companions: Mapping[str, bytes]
@@ -163,13 +163,13 @@ def write_shards(directory: Path, weights: Mapping[str, Tensor], shard_bytes: in
     if len(shards) == 1:
         write_tensors(directory / WEIGHTS_FILE, shards[0])
         return
-    places = {}
+    weight_map = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_tensors(directory / name, shard)
-        places |= dict.fromkeys(shard, name)
+        weight_map |= dict.fromkeys(shard, name)
     total = sum(tensor.nbytes for tensor in weights.values())
-    write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
+    write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def _with_known_code(config: Mapping[str, Any], companions: Mapping[str, bytes]) -> dict[str, Any]:

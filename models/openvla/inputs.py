@@ -31,7 +31,7 @@ SPACE = 29871
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageProfile:
-    """What is done to the images."""
+    """Processing of the images."""
 
     size: int
     """Height and width that the network sees."""
@@ -83,8 +83,8 @@ def crop_matrix(size: int, area: float) -> Tensor:
     """[size,size] float32: the middle part of a side, √area of it, stretched to the whole, linearly between pixels and
     from corner to corner (TensorFlow's ``crop_and_resize``)."""
     part = math.sqrt(area)
-    places = (1.0 - part) / 2.0 * (size - 1) + torch.arange(size, dtype=torch.float64) * part
-    distances = (torch.arange(size, dtype=torch.float64) - places[:, None]).abs()
+    sources = (1.0 - part) / 2.0 * (size - 1) + torch.arange(size, dtype=torch.float64) * part
+    distances = (torch.arange(size, dtype=torch.float64) - sources[:, None]).abs()
     return (1.0 - distances).clamp(min=0.0).float()
 
 

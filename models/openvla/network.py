@@ -22,9 +22,9 @@ from embodied_rl.errors import UserError, suggestion
 
 NUM_ACTION_TOKENS = 256
 RESIDUAL_BLOCKS = 2
-"""Of the L1 head."""
+"""Residual blocks of the L1 head."""
 EPS = 1e-6
-"""Of timm's LayerNorms."""
+"""Epsilon of timm's LayerNorms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class OpenVlaNetwork(nn.Module):
     def sequence(
         self, images: Tensor, prompt_ids: Tensor, prompt_mask: Tensor, extra: Tensor | None, tail: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the language model reads.
+        """Build the language model's input.
 
         Args:
             images: [N,I,6,H,W].

@@ -173,7 +173,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
             tail = torch.cat([tail.to(stop), stop], 1)
         embeddings, mask = self._sequence(inputs, extra=extra, tail=tail)
         hidden = self.network.hidden(embeddings, mask, causal=False)
-        # The model was made to predict the next token: what fills a slot is read one place before it.
+        # The model was made to predict the next token: what fills a slot is read one position before it.
         first = hidden.shape[1] - tail.shape[1] - 1
         return hidden[:, first : first + self.num_slots]
 

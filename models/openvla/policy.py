@@ -39,7 +39,7 @@ class OpenVlaParams:
     evaluations; they must be those of the checkpoint's training."""
 
     unnorm_key: str | None = None
-    """Which of the checkpoint's action statistics; null: those of ``suite``, with ``_no_noops`` or without, else the
+    """Name of the checkpoint's action statistics; null: those of ``suite``, with ``_no_noops`` or without, else the
     only ones."""
     suite: str | None = None
     """The env's suite; the config fills it in."""
@@ -52,7 +52,7 @@ class OpenVlaParams:
     max_prompt_tokens: Annotated[int, Field(ge=2)] = 64
     """Prompts are recorded with so many tokens; a longer one is an error. The padding is not computed on."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Type of the weights."""
 
 
 class OpenVlaBase(Policy):
@@ -142,11 +142,11 @@ class OpenVlaBase(Policy):
         raise NotImplementedError
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
-        """What the folder holds beside the network."""
+        """State dicts that the folder holds beside the network's."""
         return {}
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
-        """What the network sees, exact and small enough to be recorded."""
+        """Inputs of the network, exact and small enough to be recorded."""
         device = self.network.device
         images = []
         for camera in self._cameras:

@@ -40,7 +40,7 @@ _SENTENCES = (
     "move the point to the goal in the upper right quadrant",
 )
 _PIECES = 600
-"""Of words that are learned."""
+"""Size of the learned vocabulary."""
 _BYTES = 256
 _STDS = ((0.228515625, 0.2236328125, 0.224609375), (0.5, 0.5, 0.5))
 
@@ -141,7 +141,7 @@ def _libero() -> dict[str, Any]:
 
 
 def _point() -> dict[str, Any]:
-    """Of the dummy env: a point moves in a square."""
+    """Statistics of the dummy env: a point moves in a square."""
     return {"action": {"q01": [-1.0] * 2, "q99": [1.0] * 2}, "proprio": {"q01": [-1.0] * 4, "q99": [1.0] * 4}}
 
 

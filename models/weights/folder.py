@@ -29,7 +29,7 @@ INDEX_FILE = "model.safetensors.index.json"
 VALUE_HEAD_FILE = "value_head.safetensors"
 """Beside published layouts, which have no value head."""
 LOADING_ERRORS: Final = (OSError, ValueError, SafetensorError)
-"""What :func:`load_model` raises where there is no such model, or a file is damaged."""
+"""Errors of :func:`load_model` where there is no such model, or a file is damaged."""
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _VALUE_HEAD = "value_head."
 _SHOWN = 5
@@ -91,10 +91,10 @@ def weight_files(directory: Path, *, key: str = "model.path") -> list[str]:
     index = directory / INDEX_FILE
     if not index.exists():
         return [WEIGHTS_FILE]
-    places = read_json(index, key=key).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    weight_map = read_json(index, key=key).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{key}: {index} has no weight_map, which says where each tensor is; copy it again")
-    return sorted(set(places.values()))
+    return sorted(set(weight_map.values()))
 
 
 def read_tensors(path: Path, *, key: str = "model.path") -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ _PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
     # The others are relative to a base that the initialisation changed.
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
-"""What a field must be where the folder has it."""
+"""Values that a field may have, where the folder has it."""
 _OFF: Final = (
     "rank_pattern",
     "alpha_pattern",
@@ -77,11 +77,11 @@ class AdapterFolder:
 
     @property
     def layers(self) -> list[str]:
-        """Those that are adapted, by their full names."""
+        """Full names of the adapted layers."""
         return sorted({name.rpartition(".")[0] for name in self.weights})
 
     def lacking(self, linear: Iterable[str]) -> list[str]:
-        """Of a model's linear layers those that should be adapted, by the folder's configuration, and are not."""
+        """Linear layers of a model that should be adapted, by the folder's configuration, and are not."""
         wanted = self.targets.get("target_modules")
         if not wanted or wanted == "all-linear":
             return []
@@ -315,7 +315,7 @@ def _check_layers(policy: Policy, root: nn.Module, folder: AdapterFolder) -> Non
 
 
 def _linear_layers(policy: Policy, root: nn.Module) -> dict[str, nn.Linear]:
-    """Those that may have adapters."""
+    """Linear layers that may have adapters."""
     value_head = _ids(policy.value_parameters())
     linear = {name: module for name, module in root.named_modules() if isinstance(module, nn.Linear)}
     return {name: module for name, module in linear.items() if id(module.weight) not in value_head}

@@ -21,7 +21,7 @@ from embodied_rl.commands.export import export, use_of
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
 from embodied_rl.models.base import Policy
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.lora import merge_adapters
 from embodied_rl.schema import ModelConfig

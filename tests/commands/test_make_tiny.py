@@ -8,7 +8,7 @@ import torch
 from embodied_rl.cli import main
 from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.errors import UserError
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.registry import build_policy
 from tests.models.small import LANGUAGE, inputs
 

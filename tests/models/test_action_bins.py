@@ -11,7 +11,7 @@ from embodied_rl.models.action_bins import (
     bins_to_actions,
     imitation_score,
     median_bins,
-    places_among_bins,
+    positions_among_bins,
 )
 from embodied_rl.models.base import ActionStatistics
 
@@ -24,14 +24,14 @@ def test_bins_are_centres_of_256_equal_parts_of_each_dimensions_range() -> None:
     assert centres[0].tolist() == pytest.approx([-1 + 1 / 256, 0.25 / 256])
     assert centres[255].tolist() == pytest.approx([1 - 1 / 256, 0.5 - 0.25 / 256])
     assert torch.equal(actions_to_bins(centres, LOW, HIGH), bins)
-    assert torch.allclose(places_among_bins(centres, LOW, HIGH), bins.float(), atol=1e-4)
+    assert torch.allclose(positions_among_bins(centres, LOW, HIGH), bins.float(), atol=1e-4)
     beyond = torch.tensor([[-2.0, -1.0], [3.0, 0.6]])
     assert actions_to_bins(beyond, LOW, HIGH).tolist() == [[0, 0], [255, 255]]
-    assert places_among_bins(beyond, LOW, HIGH).tolist() == [[0.0, 0.0], [255.0, 255.0]]
+    assert positions_among_bins(beyond, LOW, HIGH).tolist() == [[0.0, 0.0], [255.0, 255.0]]
 
 
 def test_between_two_bins() -> None:
-    assert places_among_bins(torch.tensor([0.0, 0.25]), LOW, HIGH).tolist() == [127.5, 127.5]
+    assert positions_among_bins(torch.tensor([0.0, 0.25]), LOW, HIGH).tolist() == [127.5, 127.5]
 
 
 def test_imitation_score_by_hand() -> None:

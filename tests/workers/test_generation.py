@@ -13,7 +13,7 @@ from embodied_rl.contracts import Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.language.accuracy import CompletionRecord
 from embodied_rl.launch import connect, make_backend
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.runtime.serial import SerialGroup
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.math.reporting import all_records

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.registry import policy_of
 from embodied_rl.registry import Registry
 from embodied_rl.schema import GenerationConfig, ModelConfig

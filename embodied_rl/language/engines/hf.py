@@ -14,7 +14,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, StopStrings, causal_lm
 from embodied_rl.language.engines.sampling import draw_uniforms, next_tokens
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.causal_lm.policy import position_ids
+from embodied_rl.models.causal_lm import position_ids
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.schema import GenerationConfig, ModelConfig
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, StopStrings, causal_lm
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.weights.host import require_accelerator
 from embodied_rl.models.weights.lora import ADAPTER
 from embodied_rl.schema import GenerationConfig, ModelConfig

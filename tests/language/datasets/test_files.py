@@ -24,7 +24,7 @@ from embodied_rl.language.datasets.registry import (
     build_dataset,
     dataset_params,
 )
-from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
+from embodied_rl.models.causal_lm import character_tokenizer
 from tests.configs import small_math
 from tests.language.chat import CHAT_TEMPLATE
 

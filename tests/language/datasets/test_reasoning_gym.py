@@ -18,7 +18,7 @@ from embodied_rl.language.datasets.registry import (
     dataset_params,
 )
 from embodied_rl.language.rewards.functions import build_reward
-from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
+from embodied_rl.models.causal_lm import character_tokenizer
 from tests.configs import small_math
 from tests.language.chat import CHAT_TEMPLATE
 

@@ -14,7 +14,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from embodied_rl.errors import UserError
 from embodied_rl.language.engines.base import Completion, Sampling
 from embodied_rl.language.engines.hf import HfBackend
-from embodied_rl.models.causal_lm.policy import CausalLMParams, CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMParams, CausalLMPolicy
 from tests.configs import small_math
 from tests.models.causal_lm.language import SMALL, language_policy, language_spec, replay_inputs
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from embodied_rl.language.engines.vllm_backend import merged_weights
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.lora import merge_adapters
 from tests.configs import small_math

@@ -20,8 +20,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling
 from embodied_rl.language.engines.hf import HfBackend
 from embodied_rl.language.engines.vllm_backend import VllmBackend
-from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy, character_tokenizer
 from embodied_rl.models.registry import policy_of
 from embodied_rl.schema import ModelConfig
 from tests.configs import small_math

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.language.rewards.scoring import Item, Scorer
-from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
+from embodied_rl.models.causal_lm import character_tokenizer
 from tests.configs import small_math
 from tests.language.rewards.test_scoring import config
 

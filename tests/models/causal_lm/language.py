@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.registry import build_policy
 
 SMALL = {"type": "qwen2", "hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_length": 64}

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy, character_tokenizer
 from embodied_rl.models.registry import build_policy
 from tests.models.causal_lm.language import SMALL, language_policy, language_spec, replay_inputs
 

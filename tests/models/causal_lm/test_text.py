@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.causal_lm.text import hash_words
+from embodied_rl.models.tiny_vla import hash_words
 
 ROOT = Path(__file__).parents[3]
 # CRC-32 of the standard check string is 0xCBF43926.
@@ -22,7 +22,7 @@ def test_known_ids() -> None:
 
 def test_the_same_in_another_process() -> None:
     code = (
-        "from embodied_rl.models.causal_lm.text import hash_words;"
+        "from embodied_rl.models.tiny_vla import hash_words;"
         "print(hash_words(['open the top drawer'], num_buckets=8192, max_words=6).tolist())"
     )
     # Another hash seed: Python's own hash() would differ.

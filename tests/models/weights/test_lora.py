@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.models.base import Policy
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.weights.lora import (
     adapters_off,
     add_adapters,

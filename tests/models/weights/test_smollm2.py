@@ -14,7 +14,7 @@ import torch
 from embodied_rl.errors import UserError
 from embodied_rl.launch import run
 from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.causal_lm.policy import CausalLMParams, CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMParams, CausalLMPolicy
 from embodied_rl.models.weights import shipped
 from embodied_rl.models.weights.shipped import cached, provide
 from tests.configs import small_math, tiny_math_run

@@ -20,8 +20,7 @@ from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.errors import UserError
 from embodied_rl.language.rewards.reward_model import RewardModel
 from embodied_rl.launch import run
-from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
-from embodied_rl.models.causal_lm.policy import CausalLMPolicy
+from embodied_rl.models.causal_lm import CausalLMPolicy, character_tokenizer
 from embodied_rl.models.openvla.oft import OpenVlaOftPolicy
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.weights import shipped

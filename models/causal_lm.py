@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import ConfigDict, Field
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.nn import functional
@@ -40,13 +41,13 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
-from embodied_rl.models.causal_lm.character_tokenizer import character_tokenizer
 from embodied_rl.models.weights.folder import LOADING_ERRORS, VALUE_HEAD_FILE, load_head, load_model, write_tensors
 
 _FAMILIES: Mapping[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
 }
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names under which a tokenizer is saved that is all in its ``tokenizer.json``."""
 Size = Annotated[int, Field(ge=1)]
@@ -76,9 +77,9 @@ class CausalLMParams:
     """``model.params`` of ``causal_lm``."""
 
     architecture: Architecture | None = None
-    """Of a fresh small model; beside ``model.path`` the folder's model must have it."""
+    """Architecture of a fresh small model; beside ``model.path`` the folder's model must have it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Type of the weights."""
 
 
 class CausalLMPolicy(Policy):
@@ -208,8 +209,29 @@ class CausalLMPolicy(Policy):
         return list(decoder.layers)
 
 
+def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
+    """Tokens 0, 1, 2 are padding, end and unknown; then the distinct ``characters`` in their order.
+
+    ``save_pretrained`` works on it, and ``PreTrainedTokenizerFast.from_pretrained`` reads it back; ``AutoTokenizer``
+    may take the tokenizer class of a model that is saved beside it.
+    """
+    tokens = [PAD, EOS, UNKNOWN, *dict.fromkeys(characters)]
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
+    # `.` would drop line ends.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def position_ids(mask: Tensor) -> Tensor:
-    """[N,L] int64: places in the text, counted from its first token, from the attention mask [N,L]."""
+    """[N,L] int64: positions in the text, counted from its first token, from the attention mask [N,L]."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
