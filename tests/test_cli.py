@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.cli import _problems as problems_of
+from embodied_rl.composition import _problems as problems_of
 from tests.configs import embodied as config_of
 
 REPOSITORY = Path(__file__).parents[1]

@@ -10,5 +10,6 @@ COMMANDS: Final[dict[str, str]] = {
     "explain": "embodied_rl.explain.show:main",
     "export": "embodied_rl.commands.export:main",
     "make-tiny": "embodied_rl.commands.make_tiny:main",
+    "plan": "embodied_rl.commands.plan:main",
 }
 """First argument -> "module:function", which takes the arguments after it. It may return an exit status."""

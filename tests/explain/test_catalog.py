@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import yaml
 
-from embodied_rl.cli import FREE_FORM
+from embodied_rl.composition import FREE_FORM
 from embodied_rl.config import GROUPS
 from embodied_rl.envs.registry import ADAPTERS, adapter_class
 from embodied_rl.explain.catalog import STATUSES, SYSTEMS, _entry, expand_braces, load_entries

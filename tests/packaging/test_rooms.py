@@ -34,6 +34,7 @@ LAYERS: Final = (
     ("workers",),
     ("tasks",),
     ("launch",),
+    ("composition",),
     ("commands",),
     ("explain",),
     ("cli",),

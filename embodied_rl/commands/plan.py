@@ -1,0 +1,179 @@
+"""``python train.py plan ...``: the run of a command line on one page. Starts no worker and writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich import box
+from rich.table import Table
+
+from embodied_rl.commands.terminal import console
+from embodied_rl.composition import COMMAND_LINE, checked, origins
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.registry import build_policy
+from embodied_rl.plan import RunPlan
+from embodied_rl.tasks.planning import plan_of
+
+USAGE: Final = "python train.py plan [group=choice] [key=value] ..."
+GIB: Final = 2**30
+PROCESS_BYTES: Final = 0.3 * GIB
+"""A worker before it has a model: Python, torch and the project's modules, measured on Linux."""
+STATE_TENSORS: Final = 4
+"""float32 tensors that the actor has of each parameter: weight, gradient and Adam's two moments."""
+_HELP: Final = """
+The arguments are those of a run. It prints what follows from them: where the run starts, the arithmetic of a training
+step, where workers sit and what memory they need by estimate, and which file each key of the configuration comes from.
+"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the plan of a run.
+
+    Raises:
+        UserError: the configuration is wrong, or a checkpoint that it names does not exist.
+    """
+    if set(arguments) & {"-h", "--help"}:
+        print(f"usage: {USAGE}\n{_HELP}")
+        return
+    plan = plan_of(checked(arguments))
+    out = console()
+    out.print(f"task={plan.config.runner.task_type}: {_start(plan)}", highlight=False, soft_wrap=True)
+    for line in arithmetic_lines(plan):
+        out.print(line, highlight=False, soft_wrap=True)
+    out.print(placement_table(plan))
+    out.print(origins_table(arguments))
+
+
+def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:
+    """From groups to optimiser steps."""
+    if plan.training is None:
+        return ["nothing is trained"]
+    config, numbers = plan.config, plan.training
+    members = numbers.groups * numbers.group_size
+    of_epochs = f" in {numbers.rollout_epochs} rollout epochs" if numbers.rollout_epochs > 1 else ""
+    lines = [
+        f"a step: {numbers.groups} groups x {numbers.group_size}{of_epochs} = {members} sequences; x {numbers.chunks} "
+        f"decision(s) of {numbers.num_action_chunks} = at most {numbers.samples} samples"
+    ]
+    minibatches = config.algorithm.n_minibatches
+    if minibatches is None:
+        minibatches = max(1, round(numbers.samples / config.actor.global_batch_size))
+    steps = minibatches * config.algorithm.update_epoch
+    lines.append(
+        f"an update: {config.algorithm.update_epoch} epoch(s) x {minibatches} mini-batches of about "
+        f"{-(-numbers.samples // minibatches)} samples = {steps} optimiser steps, in micro-batches of "
+        f"{config.actor.micro_batch_size} a rank"
+    )
+    lines.append(
+        f"the run: {max(0, config.runner.max_steps - plan.start.step)} steps = "
+        f"{max(0, config.runner.max_steps - plan.start.step) * steps} optimiser steps"
+    )
+    if plan.staleness_bound is not None:
+        lines.append(f"weights of a rollout: at most {plan.staleness_bound} updates old")
+    return lines
+
+
+def placement_table(plan: RunPlan[Any]) -> Table:
+    """Who sits where, with how much memory by estimate."""
+    table = Table(title="workers", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("component", "workers", "devices", "threads", "memory of each, by estimate"):
+        table.add_column(name)
+    parameters = count_parameters(plan)
+    for component in plan.placement.slots:
+        count = plan.world_size(component)
+        devices = dict.fromkeys(plan.placement.device(component, rank) for rank in range(count))
+        table.add_row(
+            component,
+            str(count),
+            ", ".join(devices),
+            str(plan.config.cluster.num_threads[component]),
+            _memory(plan, component, parameters),
+        )
+    return table
+
+
+def origins_table(arguments: Sequence[str]) -> Table:
+    """Each file of the configuration, in the order in which later ones win, and the keys whose value is its.
+
+    Defaults of all tasks and algorithms are counted alone.
+    """
+    found = origins(arguments)
+    leaves = [key for key in found.keys if not any(other.startswith(f"{key}.") for other in found.keys)]
+    table = Table(title="where each key comes from", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("file", no_wrap=True)
+    table.add_column("keys")
+    for file in (*found.files, COMMAND_LINE):
+        if own := [key for key in leaves if found.keys[key] == file]:
+            is_base = file == "base" or file.endswith("/base")
+            table.add_row(file, f"{len(own)} defaults that nothing changes" if is_base else ", ".join(own))
+    return table
+
+
+def count_parameters(plan: RunPlan[Any]) -> int | None:
+    """Numbers in the policy: those of its folder, or of one built without memory; None where that cannot be known
+    before the env is built."""
+    path = plan.config.model.path
+    if path is not None and (files := sorted(Path(path).glob("*.safetensors"))):
+        return sum(_numbers_in(file) for file in files)
+    spec = _spec(plan)
+    if path is not None or spec is None:
+        return None
+    with torch.device("meta"):
+        policy = build_policy(plan.config.model.model_type, spec, plan.model_params)
+    return sum(parameter.numel() for parameter in policy.parameters())
+
+
+def _spec(plan: RunPlan[Any]) -> PolicySpec | None:
+    """The policy's shapes, where no simulator has to be asked."""
+    if plan.training is None or plan.env_params is not None:
+        return None
+    return PolicySpec(
+        action_dim=1,
+        num_action_chunks=plan.training.num_action_chunks,
+        state_dim=0,
+        image_shapes={},
+        values_per_chunk=plan.values_per_chunk,
+    )
+
+
+def _numbers_in(file: Path) -> int:
+    """Numbers in a safetensors file, from its header alone."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    total = 0
+    for name, about in header.items():
+        if name != "__metadata__":
+            size = 1
+            for length in about["shape"]:
+                size *= length
+            total += size
+    return total
+
+
+def _memory(plan: RunPlan[Any], component: str, parameters: int | None) -> str:
+    if component == "env":
+        return f"{PROCESS_BYTES / GIB:.1f} GiB and the simulator's"
+    if parameters is None:
+        return f"{PROCESS_BYTES / GIB:.1f} GiB and the policy's, whose size the env decides"
+    weights = 4 * parameters
+    if component == "actor":
+        shards = 1 if plan.config.actor.fsdp_config.sharding_strategy == "no_shard" else plan.world_size("actor")
+        trained = STATE_TENSORS if not plan.config.model.lora.used else 1
+        weights = trained * weights // shards
+    return f"{(PROCESS_BYTES + weights) / GIB:.1f} GiB ({parameters / 1e6:.1f} M parameters)"
+
+
+def _start(plan: RunPlan[Any]) -> str:
+    start = plan.start
+    if start.resumed is not None:
+        what = "evaluates" if plan.config.runner.only_eval else f"goes on after step {start.step} of"
+        return f"{what} {start.resumed}"
+    if start.initial is not None:
+        return f"starts with the weights of {start.initial}"
+    if plan.config.model.path is not None:
+        return f"starts with the weights in {plan.config.model.path}"
+    return "starts with fresh weights"

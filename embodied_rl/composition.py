@@ -1,0 +1,247 @@
+"""From the command line to a checked configuration: composed once, and again only to say what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from embodied_rl.config import CONFIG_MODULE, GROUPS
+from embodied_rl.errors import ConfigError, UserError, suggestion
+from embodied_rl.models.weights.shipped import register_resolvers
+from embodied_rl.params import unknown_key
+from embodied_rl.runtime.placement import separate_overrides
+from embodied_rl.schema import Config
+from embodied_rl.tasks.validation import build_config, foreign_section
+
+FREE_FORM = (
+    "algorithm.params.",
+    "collect.expert_params.",
+    "env.init_params.",
+    "data.params.",
+    "reward.params.",
+    "model.params.",
+    "rollout.engine_kwargs.",
+    "runner.logger.params.",
+    "runner.logger.wandb.",
+)
+"""Sections whose keys belong to an adapter, a data set, a model, ..., and are checked by their owner."""
+
+COMMAND_LINE = "command line"
+"""Where a key comes from that no file sets."""
+
+register_resolvers()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """Where the configuration comes from."""
+
+    files: tuple[str, ...]
+    """Its files in the order in which later ones win, such as ``env/base/common``."""
+    keys: dict[str, str]
+    """Dotted key -> the file that sets it last, or :data:`COMMAND_LINE`."""
+
+
+def config_of(*overrides: str) -> Config:
+    """The checked configuration of ``python train.py <overrides>``, for scripts, notebooks and tests.
+
+    Raises:
+        ConfigError: naming every problem found.
+        UserError: the folder of ``--config-dir`` does not exist.
+    """
+    given, folders = _own_folders(understood(overrides))
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        composed = compose("train", overrides=[*given, *folders])
+    return from_hydra(composed, value_keys(given))
+
+
+def checked(arguments: Sequence[str]) -> Config:
+    """As :func:`config_of`, for a user's command line: every mistake in it is named, with what may be meant.
+
+    Raises:
+        ConfigError: naming every problem found.
+        HydraException: the command line is wrong in a way that Hydra explains best.
+        UserError: the folder of ``--config-dir`` does not exist.
+    """
+    try:
+        return config_of(*arguments)
+    except (HydraException, ValueError) as error:  # the latter where a group is null
+        if isinstance(error, UserError):
+            raise
+        if problems := _problems(understood(arguments)):
+            raise ConfigError(problems) from None
+        raise
+
+
+def origins(arguments: Sequence[str]) -> Origins:
+    """Which file sets which key of a command line's configuration."""
+    given, folders = _own_folders(understood(arguments))
+    set_here = [o for o in _parse(given) if "." in o.key_or_group and "@" not in o.key_or_group]
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        listed = loader.compute_defaults_list("train", [*given, *folders], RunMode.RUN)
+        composed = compose("train", overrides=[*given, *folders])
+        used = [item for item in listed.defaults if item.config_path and not item.config_path.startswith("hydra/")]
+        found: dict[str, str] = {}
+        for item in used:
+            found |= dict.fromkeys(_keys_of(item, folders), str(item.config_path))
+    found |= dict.fromkeys((o.key_or_group for o in set_here), COMMAND_LINE)
+    known = {key: found[key] for key in _all_keys(composed) if key in found}
+    return Origins(files=tuple(str(item.config_path) for item in used), keys=known)
+
+
+def _keys_of(item: ResultDefault, folders: Sequence[str]) -> list[str]:
+    """The dotted keys that a file of the defaults list sets."""
+    roots = [Path(__file__).parent / "config"]
+    roots += [Path(folder) for text in folders for folder in json.loads(text.partition("=")[2].replace("file://", ""))]
+    path = next((file for root in roots if (file := root / f"{item.config_path}.yaml").is_file()), None)
+    if path is None:  # a file of a plugin package
+        return []
+    content = OmegaConf.load(path)
+    assert isinstance(content, DictConfig)
+    content.pop("defaults", None)
+    package = "" if item.package in (None, "", "_global_") else f"{item.package}."
+    return _all_keys(content, package)
+
+
+def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
+    """Resolve and check a composed configuration.
+
+    Raises:
+        ConfigError: naming every problem found.
+    """
+    try:
+        raw: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError([f"{error.full_key}: missing; set it with {error.full_key}=..."]) from None
+    except OmegaConfBaseException as error:
+        raise ConfigError([f"{getattr(error, 'full_key', None) or 'configuration'}: {error.args[0]}"]) from None
+    return build_config(raw, overridden)
+
+
+def _parse(arguments: Sequence[str]) -> list[Override]:
+    """The overrides among ``arguments``; flags and what Hydra itself must complain of are left to Hydra."""
+    texts = [text for text in arguments if (not text.startswith("-") and "=" in text) or text.startswith("~")]
+    try:
+        return OverridesParser.create().parse_overrides(texts)
+    except HydraException:
+        return []
+
+
+def value_keys(arguments: Sequence[str]) -> list[str]:
+    """The dotted keys that the user set, group choices left out."""
+    return [o.key_or_group for o in _parse(arguments) if "." in o.key_or_group and "@" not in o.key_or_group]
+
+
+def _own_folders(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without those that name folders of the user's own YAML, and the one override that names these.
+
+    Raises:
+        UserError: the folder of ``--config-dir`` does not exist.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    parser.add_argument("--cfg", "-c")  # unknown, -c would be taken for the beginning of -cd
+    options, rest = parser.parse_known_args(arguments)
+    searchpath = [o for o in _parse(rest) if o.key_or_group == "hydra.searchpath"]
+    values: list[Any] = [override.value() for override in searchpath]
+    folders = [folder for value in values if isinstance(value, list) for folder in value]
+    if options.config_dir is not None:
+        if not options.config_dir.is_dir():
+            raise UserError(f"--config-dir {options.config_dir}: no such directory")
+        folders.insert(0, f"file://{options.config_dir.resolve()}")
+    others = [text for text in rest if text not in [override.input_line for override in searchpath]]
+    return others, [f"hydra.searchpath={json.dumps(folders, ensure_ascii=False)}"] if folders else []
+
+
+def _problems(arguments: Sequence[str]) -> list[str]:
+    """Everything that is wrong with the command line, where Hydra would stop at the first and suggest nothing."""
+    given, folders = _own_folders(arguments)
+    overrides = [o for o in _parse(given) if not o.key_or_group.startswith("hydra")]
+    choices = [o for o in overrides if o.key_or_group in GROUPS]
+    problems: list[str] = []
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            for choice in choices:
+                options = [
+                    name for name in loader.get_group_options(choice.key_or_group, overrides=folders) if name != "base"
+                ]
+                value = choice.value()
+                if value is None and not choice.is_delete():
+                    problems.append(
+                        f"{choice.key_or_group}=null: no such choice, expected one of {', '.join(options)}; to have "
+                        f"none, choose a task that needs no {choice.key_or_group}"
+                    )
+                elif isinstance(value, str) and value not in options:
+                    problems.append(
+                        f"{choice.key_or_group}={value}: no such choice, expected one of {', '.join(options)}."
+                        f"{suggestion(value, options)}"
+                    )
+            if problems:
+                return problems
+            groups_only = compose("train", overrides=[*folders, *(o.input_line for o in choices if o.input_line)])
+            known = []
+            for override in overrides:
+                key = override.key_or_group
+                added = override.is_add() or override.is_force_add()
+                plain = override not in choices and not added and "@" not in key and "/" not in key
+                if plain and not _has_key(groups_only, key):
+                    problems.append(
+                        foreign_section(key, groups_only.runner.task_type)
+                        or unknown_key(key, [*_all_keys(groups_only), *GROUPS])
+                    )
+                elif override.input_line:
+                    known.append(override.input_line)
+            from_hydra(compose("train", overrides=[*folders, *known]), value_keys(known))
+    except HydraException:
+        return problems  # Hydra says it better, in the real run
+    except ConfigError as error:
+        problems += error.problems
+    return problems
+
+
+def understood(arguments: Sequence[str]) -> list[str]:
+    """The arguments as Hydra wants them. ``task=sft`` imitates language, and together with an env what was done in it:
+    then it means ``task=embodied_sft``."""
+    acts = any(text.startswith("env=") for text in arguments)
+    plain = [part for text in arguments for part in separate_overrides(text)]
+    return ["task=embodied_sft" if acts and text == "task=sft" else _settable(text) for text in plain]
+
+
+def _settable(argument: str) -> str:
+    """Let adapters' and models' own options be set like any other: Hydra wants ``++`` for keys not in its YAML."""
+    return f"++{argument}" if argument.startswith(FREE_FORM) and "=" in argument else argument
+
+
+def _has_key(config: DictConfig, key: str) -> bool:
+    node: Any = config
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node.keys():  # noqa: SIM118  # `in` asks for a set value
+            return False
+        node = node._get_node(part)
+    return True
+
+
+def _all_keys(config: DictConfig, prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name in config:
+        node = config._get_node(name)
+        keys.append(f"{prefix}{name}")
+        if isinstance(node, DictConfig) and not node._is_none():
+            keys.extend(_all_keys(node, f"{prefix}{name}."))
+    return keys
