@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from embodied_rl.checkpoints.resume import CONFIG_FILE, read_config
 from embodied_rl.checkpoints.store import STATE_FILE, complete_checkpoints, read_state, verify
-from embodied_rl.commands.findings import Finding, ok, problem, warning
-from embodied_rl.commands.safetensors_header import DamagedError, TensorInfo, read_header
+from embodied_rl.commands.findings import Finding, ok, problem, until_problem, warning
+from embodied_rl.commands.weights_folder import read_header
 from embodied_rl.errors import CheckpointError, listed
 
 _RECORD: Final = "policy.json"
@@ -57,7 +57,7 @@ def checkpoint_findings(checkpoint: Path) -> Iterator[Finding]:
     except CheckpointError as error:
         yield problem("checkpoint", str(error))
         return
-    yield from _contents(checkpoint / _ACTOR)
+    yield from until_problem(_contents(checkpoint / _ACTOR))
     record = _record(checkpoint)
     if isinstance(record, Finding):
         yield record
@@ -81,22 +81,17 @@ def checkpoint_findings(checkpoint: Path) -> Iterator[Finding]:
 
 
 def _contents(actor: Path) -> Iterator[Finding]:
-    """What the shards hold."""
+    """Contents of the shards."""
     files = sorted(actor.glob("*.safetensors"))
-    parts: list[tuple[str, TensorInfo]] = []
-    for file in files:
-        try:
-            parts += read_header(file).items()
-        except DamagedError as error:
-            yield problem("contents", f"{actor.name}/{file.name} is damaged: {error}", "use another one of the run")
-            return
-    model = [(name, part) for name, part in parts if name.startswith("model.")]
-    types = sorted({part.dtype for _, part in model})
-    parameters, tensors = sum(part.elements for _, part in model), {name for name, _ in model}
-    text = f"{parameters:,} numbers in {len(tensors)} tensors ({', '.join(types)}), in {len(files)} file(s)"
+    headers = [read_header(file, "contents", "use another one of the run") for file in files]
+    parts = [(name, *part) for header in headers for name, part in header.items()]
+    model = [(name, dtype, elements) for name, dtype, elements in parts if name.startswith("model.")]
+    types = ", ".join(sorted({dtype for _, dtype, _ in model}))
+    numbers, tensors = sum(elements for *_, elements in model), {name for name, *_ in model}
+    text = f"{numbers:,} numbers in {len(tensors)} tensors ({types}), in {len(files)} file(s)"
     if not model:
         yield problem("contents", "no weights", "use another checkpoint")
-    elif any(name.startswith("optimizer.") for name, _ in parts):
+    elif any(name.startswith("optimizer.") for name, *_ in parts):
         yield ok("contents", f"model and optimiser: {text}")
     else:
         yield ok("contents", f"model alone: {text}", "no run goes on from it: to evaluate, export, or runner.init_from")

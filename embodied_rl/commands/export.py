@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import rich
 
 from embodied_rl.checkpoints.store import read_state, resolve, verify
-from embodied_rl.commands.folders import new_folder, refuse_existing
-from embodied_rl.commands.terminal import CommandParser
+from embodied_rl.commands.terminal import CommandParser, new_folder, refuse_existing
 from embodied_rl.errors import CheckpointError, UserError, listed
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 
@@ -68,7 +67,7 @@ def export(source: Path, output: Path, *, adapters_only: bool = False, base: str
         The checkpoint.
 
     Raises:
-        UserError: there is no checkpoint, or none that this works for, or no place for the output.
+        UserError: there is no checkpoint, or none that this works for, or the output cannot be written.
     """
     refuse_existing(output)  # before the work
     checkpoint = resolve(str(source), source, key="checkpoint")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -32,6 +32,22 @@ class Finding:
 ok: Final = partial(Finding, "ok")
 warning: Final = partial(Finding, "warning")
 problem: Final = partial(Finding, "problem")
+
+
+class ProblemError(Exception):
+    """A problem that ends a check."""
+
+    def __init__(self, what: str, text: str, advice: str) -> None:
+        super().__init__(text)
+        self.finding = problem(what, text, advice)
+
+
+def until_problem(check: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings of a check; a :class:`ProblemError` that ends it is its last one."""
+    try:
+        yield from check
+    except ProblemError as error:
+        yield error.finding
 
 
 def show(console: Console, title: str, findings: Iterable[Finding]) -> int:

@@ -8,8 +8,7 @@ from typing import Final
 
 import rich
 
-from embodied_rl.commands.folders import new_folder, refuse_existing
-from embodied_rl.commands.terminal import CommandParser
+from embodied_rl.commands.terminal import CommandParser, new_folder, refuse_existing
 from embodied_rl.errors import UserError
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class
 
@@ -42,7 +41,7 @@ def make_tiny(model: str, output: Path) -> None:
     """Write a tiny folder of a model (a name in ``models/registry.py``, or ``module:Class``).
 
     Raises:
-        UserError: no such model, or one without published layout; or no place for the output.
+        UserError: no such model, or one without published layout; or the output cannot be written.
     """
     refuse_existing(output)
     write = getattr(policy_class(model), _METHOD, None)

@@ -1,15 +1,18 @@
-"""Arguments and output of the commands."""
+"""Arguments, output and folders of the commands."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NoReturn
 
 from rich.console import Console
 
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.files import atomic
 
 PIPED_WIDTH: Final = 120
 """Columns where there is no terminal to ask."""
@@ -61,3 +64,31 @@ class CommandParser(argparse.ArgumentParser):
 def console(piped_width: int = PIPED_WIDTH) -> Console:
     """Standard output, as wide as the terminal."""
     return Console(width=None if sys.stdout.isatty() else piped_width, highlight=False)
+
+
+@contextlib.contextmanager
+def new_folder(directory: Path) -> Iterator[Path]:
+    """A hidden neighbour to write to; it becomes ``directory`` when the block ends well, and is removed when not.
+
+    Raises:
+        UserError: ``directory`` exists already, with something in it, or cannot be made.
+    """
+    refuse_existing(directory)
+    try:
+        with atomic(directory) as scratch:
+            scratch.mkdir()
+            yield scratch
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be written: {error}") from error
+
+
+def refuse_existing(directory: Path) -> None:
+    """Go on only if ``directory`` can be made.
+
+    Raises:
+        UserError: it exists already, with something in it.
+    """
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.exists() or directory.is_symlink():
+        raise UserError(f"{directory}: exists already; give a folder that does not, or an empty one")

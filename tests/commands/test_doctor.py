@@ -17,9 +17,9 @@ from embodied_rl.cli import main
 from embodied_rl.commands import doctor
 from embodied_rl.commands.doctor import folder_findings
 from embodied_rl.commands.export import export
-from embodied_rl.commands.findings import Finding, ok
+from embodied_rl.commands.findings import Finding, ProblemError, ok
 from embodied_rl.commands.make_tiny import make_tiny
-from embodied_rl.commands.safetensors_header import DamagedError, read_header
+from embodied_rl.commands.weights_folder import read_header
 from embodied_rl.errors import UserError
 from embodied_rl.models.weights.lora import save_adapters
 from tests.commands.checkpoints import republish, save
@@ -62,15 +62,11 @@ def openvla(folder: Path, **config: Any) -> Path:
 def test_a_header_is_read_without_the_tensors(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.bfloat16)}, path, metadata={"format": "pt"})
-    header = read_header(path)
-    assert {name: (info.dtype, info.shape, info.elements) for name, info in header.items()} == {
-        "a": ("F32", (2, 3), 6),
-        "b": ("BF16", (), 1),
-    }
+    assert read_header(path) == {"a": ("F32", 6), "b": ("BF16", 1)}
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole[:20], whole[:3], b"", b"\xff" * 40, whole + b"0"):
         path.write_bytes(damaged)
-        with pytest.raises(DamagedError):
+        with pytest.raises(ProblemError, match=r"x\.safetensors is damaged"):
             read_header(path)
 
 
@@ -115,7 +111,7 @@ def test_a_shard_that_is_cut_off_is_a_problem(tmp_path: Path) -> None:
     path = folder / "model-00001-of-00002.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
     [problem] = problems(folder)
-    assert f"{path.name} is damaged: it has" in problem.text
+    assert f"{path.name} is damaged: " in problem.text
 
 
 def test_weights_in_another_format_are_a_problem(tmp_path: Path) -> None:

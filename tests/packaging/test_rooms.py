@@ -59,7 +59,7 @@ LIGHT: Final = (
     "embodied_rl.checkpoints.store",
     "embodied_rl.cli",
     "embodied_rl.commands",
-    "embodied_rl.commands.folders",
+    "embodied_rl.commands.terminal",
     "embodied_rl.envs.registry",
     "embodied_rl.errors",
     "embodied_rl.evaluation.comparison",
