@@ -8,8 +8,8 @@ One diagram for every task; the worker that has the policy records what it decid
 In ``task=math`` and ``task=sft`` generation workers, which have prompts instead of env workers, stand in the rollout
 workers' place; in ``task=embodied_sft`` rollout workers read trajectories from a data set, and envs serve evaluations.
 
-Start reading at ``tasks/embodied/wiring.py`` (who talks to whom), then ``tasks/embodied/run.py`` (the training
-loop) and ``contracts.py`` (every message on the arrows above). ``launch.py`` runs the whole job.
+Start reading at ``tasks/embodied/run.py`` (the loop, and who talks to whom), then ``contracts.py`` (every message on
+the arrows above) and ``plan.py`` (what follows from a configuration). ``launch.py`` runs the whole job.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -65,7 +65,7 @@ def files_of_package(root: Path) -> set[str]:
 
 def test_wheel_has_one_top_level_package(wheel: Path) -> None:
     top_level = {name.split("/")[0] for name in files_of_wheel(wheel)}
-    assert top_level == {"embodied_rl", "embodied_rl-0.1.0.dist-info"}
+    assert top_level == {"embodied_rl", "embodied_rl-0.2.0.dist-info"}
 
 
 def test_wheel_holds_every_module_and_config_file(wheel: Path, checkout: Path) -> None:
@@ -86,5 +86,5 @@ def test_wheel_from_sdist_equals_wheel_from_checkout(sdist: Path, wheel: Path, t
 
 def test_wheel_declares_the_console_script(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        entry_points = archive.read("embodied_rl-0.1.0.dist-info/entry_points.txt").decode()
+        entry_points = archive.read("embodied_rl-0.2.0.dist-info/entry_points.txt").decode()
     assert "embodied-rl = embodied_rl.cli:main" in entry_points

@@ -59,3 +59,12 @@ def test_readme_lists_every_choice_of_a_group(group: str) -> None:
     assert row
     listed = set(re.findall(r"`([a-z0-9_]+)`", row[1]))
     assert listed == {path.stem for path in (ROOT / "config" / group).glob("*.yaml")} - {"base"}
+
+
+def test_the_walk_through_the_architecture_is_true() -> None:
+    """Each stop's file defines its name, and there are no more than twelve files to open."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    stops = re.findall(r"^\| \d+ \| `([^`]+)` \| `([^`]+)` \|", page, re.MULTILINE)
+    assert 8 < len(stops) <= 12
+    for file, name in stops:
+        assert re.search(rf"^\s*(async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}: {name}"
