@@ -13,12 +13,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -27,7 +28,6 @@ from embodied_rl.files import write_json
 from embodied_rl.models.weights.folder import (
     CONFIG_FILE,
     INDEX_FILE,
-    WEIGHTS_FILE,
     read_json,
     write_tensors,
 )
@@ -159,17 +159,11 @@ def write_folder(
 
 def write_shards(directory: Path, weights: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> None:
     """One safetensors file, or several and their index."""
-    shards = list(_shards(weights, shard_bytes))
-    if len(shards) == 1:
-        write_tensors(directory / WEIGHTS_FILE, shards[0])
-        return
-    weight_map = {}
-    for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_tensors(directory / name, shard)
-        weight_map |= dict.fromkeys(shard, name)
-    total = sum(tensor.nbytes for tensor in weights.values())
-    write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=shard_bytes)
+    for name, tensors in split.filename_to_tensors.items():
+        write_tensors(directory / name, {tensor: weights[tensor] for tensor in tensors})
+    if split.is_sharded:
+        write_json(directory / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def _with_known_code(config: Mapping[str, Any], companions: Mapping[str, bytes]) -> dict[str, Any]:
@@ -178,15 +172,3 @@ def _with_known_code(config: Mapping[str, Any], companions: Mapping[str, bytes])
     known = {key: name for key, name in classes.items() if "--" in name or f"{name.split('.')[0]}.py" in companions}
     plain = {key: value for key, value in config.items() if key != "auto_map"}
     return {**plain, "auto_map": known} if known else plain
-
-
-def _shards(weights: Mapping[str, Tensor], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in weights.items():
-        if shard and size + tensor.nbytes > shard_bytes:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = tensor
-        size += tensor.nbytes
-    yield shard

@@ -25,7 +25,7 @@ from embodied_rl.models.base import Evaluation, PolicyOutput, PolicySpec
 from embodied_rl.models.openvla.files import find_part, read_part
 from embodied_rl.models.openvla.inputs import EOS
 from embodied_rl.models.openvla.network import L1ActionHead, Mlp
-from embodied_rl.models.openvla.policy import OpenVlaBase, OpenVlaParams, entropy_of
+from embodied_rl.models.openvla.policy import OpenVlaBase, OpenVlaParams
 from embodied_rl.models.openvla.tiny import write_tiny
 from embodied_rl.models.weights.folder import check_fit
 
@@ -101,51 +101,38 @@ class OpenVlaOftPolicy(OpenVlaBase):
                 "sample and no probability for RL; use a checkpoint with discrete actions (action_head=discrete) for "
                 "RL, and temperature 0 to evaluate this one"
             )
-        slots = self._slots(inputs)
-        values = None if self.value_head is None else self._value_of(slots[:, 0])
+        states = self._states(inputs)
+        values = self._value_of(states[:, 0, 0])
         if self.action_head is not None:
-            normalized = self._regressed(slots)
+            normalized = self._regressed(states)
             return PolicyOutput(
                 actions=self.codec.to_env(normalized),
                 logprobs=torch.zeros_like(normalized),
                 values=values,
                 replay_inputs={**inputs, "targets": normalized},
             )
-        log_probabilities = self._log_probabilities(slots, temperature).unflatten(1, (-1, self.spec.action_dim))
+        log_probabilities = self._log_probabilities(states, temperature)
         tokens = self._choose(log_probabilities, greedy=greedy, generator=generator)
-        return PolicyOutput(
-            actions=self.codec.to_env(self.codec.normalized(tokens)),
-            logprobs=self._pick(log_probabilities, tokens),
-            values=values,
-            replay_inputs={**inputs, "tokens": tokens},
-            tokens=tokens,
-        )
+        return self._output(inputs, tokens, self._pick(log_probabilities, tokens), values)
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
-        slots = self._slots(replay_inputs)
-        values = None if self.value_head is None else self._value_of(slots[:, 0])
-        if self.action_head is not None:
-            if with_distribution:
-                raise RuntimeError("openvla_oft: an L1 head has no distribution")
-            normalized = self._regressed(slots)
-            errors = (normalized - replay_inputs["targets"].to(normalized)).abs()
-            return Evaluation(logprobs=-errors, entropy=torch.zeros_like(errors), values=values)
-        log_probabilities = self._log_probabilities(slots, temperature).unflatten(1, (-1, self.spec.action_dim))
-        return Evaluation(
-            logprobs=self._pick(log_probabilities, replay_inputs["tokens"]),
-            entropy=entropy_of(log_probabilities),
-            values=values,
-            distribution={"logits": log_probabilities.clone()} if with_distribution else None,  # FSDP warns of views
-        )
+        if self.action_head is None:
+            return super().evaluate(replay_inputs, temperature=temperature, with_distribution=with_distribution)
+        if with_distribution:
+            raise RuntimeError("openvla_oft: an L1 head has no distribution")
+        states = self._states(replay_inputs)
+        normalized = self._regressed(states)
+        errors = (normalized - replay_inputs["targets"].to(normalized)).abs()
+        return Evaluation(logprobs=-errors, entropy=torch.zeros_like(errors), values=self._value_of(states[:, 0, 0]))
 
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        normalized = self.codec.from_env(actions.to(self.network.device))
-        chosen = {"tokens": self.codec.tokens(normalized)} if self.action_head is None else {"targets": normalized}
-        return {**self._inputs(obs), **chosen}
+        if self.action_head is None:
+            return super().demonstration(obs, actions)
+        return {**self._inputs(obs), "targets": self.codec.from_env(actions.to(self.network.device))}
 
     def unread_modules(self) -> list[nn.Module]:
         head = [] if self.action_head is None else [self.network.language_model.lm_head]
@@ -157,11 +144,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
             inputs["proprio"] = self.codec.normalize_state(obs.state.to(self.network.device))
         return inputs
 
-    def _first_hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        return self._slots(inputs)[:, 0]
-
-    def _slots(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[N,C·A,H]: the hidden state that each action is read from."""
+    def _states(self, inputs: Mapping[str, Tensor]) -> Tensor:
         rows, device = len(inputs["prompt_ids"]), self.network.device
         extra = None
         if self.proprio_projector is not None:
@@ -175,12 +158,12 @@ class OpenVlaOftPolicy(OpenVlaBase):
         hidden = self.network.hidden(embeddings, mask, causal=False)
         # The model was made to predict the next token: what fills a slot is read one position before it.
         first = hidden.shape[1] - tail.shape[1] - 1
-        return hidden[:, first : first + self.num_slots]
+        return hidden[:, first : first + self.num_slots].unflatten(1, (-1, self.spec.action_dim))
 
-    def _regressed(self, slots: Tensor) -> Tensor:
+    def _regressed(self, states: Tensor) -> Tensor:
         """[N,C,A] float32 normalised actions of the L1 head."""
         assert self.action_head is not None
-        return self.action_head(slots.to(self.action_head.model.fc1.weight.dtype)).float()
+        return self.action_head(states.flatten(1, 2).to(self.action_head.model.fc1.weight.dtype)).float()
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         return {name: part.state_dict() for name, part in self._modules_of_parts().items()}

@@ -122,7 +122,27 @@ class OpenVlaBase(Policy):
     def values(self, obs: EnvObs) -> Tensor:
         if self.value_head is None:
             raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
-        return self._value_of(self._first_hidden(self._inputs(obs)))
+        values = self._value_of(self._states(self._inputs(obs))[:, 0, 0])
+        assert values is not None
+        return values
+
+    def evaluate(
+        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
+    ) -> Evaluation:
+        states = self._states(replay_inputs)
+        log_probabilities = self._log_probabilities(states, temperature)
+        return Evaluation(
+            logprobs=self._pick(log_probabilities, replay_inputs["tokens"]),
+            entropy=-(log_probabilities.exp() * log_probabilities).sum(-1),
+            values=self._value_of(states[:, 0, 0]),
+            distribution={"logits": log_probabilities.clone()} if with_distribution else None,  # FSDP warns of views
+        )
+
+    def demonstration(
+        self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        normalized = self.codec.from_env(actions.to(self.network.device))
+        return {**self._inputs(obs), "tokens": self.codec.tokens(normalized)}
 
     def head_parameters(self) -> list[nn.Parameter]:
         return list(self.network.language_model.lm_head.parameters())
@@ -137,9 +157,21 @@ class OpenVlaBase(Policy):
     def shard_units(self) -> list[nn.Module]:
         return self.network.blocks()
 
-    def _first_hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[N,H]: the hidden state that decides on the first action token."""
+    def _states(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[N,C,A,H]: the hidden state that each action is read from."""
         raise NotImplementedError
+
+    def _output(
+        self, inputs: Mapping[str, Tensor], tokens: Tensor, logprobs: Tensor, values: Tensor | None
+    ) -> PolicyOutput:
+        """Decisions for ``tokens`` [N,C,A]."""
+        return PolicyOutput(
+            actions=self.codec.to_env(self.codec.normalized(tokens)),
+            logprobs=logprobs,
+            values=values,
+            replay_inputs={**inputs, "tokens": tokens},
+            tokens=tokens,
+        )
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         """State dicts that the folder holds beside the network's."""
@@ -164,10 +196,9 @@ class OpenVlaBase(Policy):
         images = normalize(inputs["images"].to(device), self.means, self.stds)
         return self.network.sequence(images, prompts, prompts != PAD, extra, tail)
 
-    def _value_of(self, hidden: Tensor) -> Tensor:
+    def _value_of(self, hidden: Tensor) -> Tensor | None:
         """[N,H] -> [N,V] float32."""
-        assert self.value_head is not None
-        return self.value_head(hidden.to(self.value_head.fc1.weight.dtype)).float()
+        return None if self.value_head is None else self.value_head(hidden.to(self.value_head.fc1.weight.dtype)).float()
 
     def _log_probabilities(self, hidden: Tensor, temperature: float) -> Tensor:
         """[...,H] -> [...,256] float32."""
@@ -220,10 +251,10 @@ class OpenVlaPolicy(OpenVlaBase):
     @torch.no_grad()
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         inputs = self._inputs(obs)
-        new, mask = self._sequence(inputs, extra=None, tail=self._embedded(None, len(obs)))
+        new, mask = self._sequence(inputs, extra=None, tail=self._embedded(inputs))
         cache = DynamicCache(config=self.network.language_model.config)
         last = self.network.hidden(new, mask, causal=True, cache=cache)[:, -1]
-        values = None if self.value_head is None else self._value_of(last)
+        values = self._value_of(last)
         tokens, logprobs = [], []
         while True:
             log_probabilities = self._log_probabilities(last, temperature)
@@ -233,53 +264,17 @@ class OpenVlaPolicy(OpenVlaBase):
                 break
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
             last = self.network.hidden(self.network.embed(tokens[-1][:, None]), mask, causal=True, cache=cache)[:, -1]
-        chosen = torch.stack(tokens, 1)[:, None]
-        return PolicyOutput(
-            actions=self.codec.to_env(self.codec.normalized(chosen)),
-            logprobs=torch.stack(logprobs, 1)[:, None],
-            values=values,
-            replay_inputs={**inputs, "tokens": chosen},
-            tokens=chosen,
-        )
+        return self._output(inputs, torch.stack(tokens, 1)[:, None], torch.stack(logprobs, 1)[:, None], values)
 
-    def evaluate(
-        self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
-    ) -> Evaluation:
-        tokens = replay_inputs["tokens"].to(self.network.device)
-        hidden = self._hidden(replay_inputs, tokens[:, 0])
-        log_probabilities = self._log_probabilities(hidden, temperature)[:, None]
-        return Evaluation(
-            logprobs=self._pick(log_probabilities, tokens),
-            entropy=entropy_of(log_probabilities),
-            values=None if self.value_head is None else self._value_of(hidden[:, 0]),
-            distribution={"logits": log_probabilities.clone()} if with_distribution else None,  # FSDP warns of views
-        )
+    def _states(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        tail = self._embedded(inputs)
+        new, mask = self._sequence(inputs, extra=None, tail=tail)
+        return self.network.hidden(new, mask, causal=True)[:, None, -1 - tail.shape[1] :]
 
-    def demonstration(
-        self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        normalized = self.codec.from_env(actions.to(self.network.device))
-        return {**self._inputs(obs), "tokens": self.codec.tokens(normalized)}
-
-    def _first_hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        new, mask = self._sequence(inputs, extra=None, tail=self._embedded(None, len(inputs["prompt_ids"])))
-        return self.network.hidden(new, mask, causal=True)[:, -1]
-
-    def _hidden(self, inputs: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-        """[N,A,H]: what each of the tokens [N,A] is decided from."""
-        new, mask = self._sequence(inputs, extra=None, tail=self._embedded(tokens[:, :-1], len(tokens)))
-        return self.network.hidden(new, mask, causal=True)[:, -self.spec.action_dim :]
-
-    def _embedded(self, tokens: Tensor | None, rows: int) -> Tensor:
-        """[N,K,H] of tokens [N,K]; None: of none."""
-        if tokens is None:
-            tokens = torch.zeros(rows, 0, dtype=torch.int64, device=self.network.device)
-        return self.network.embed(tokens)
-
-
-def entropy_of(log_probabilities: Tensor) -> Tensor:
-    """[...,256] -> [...]."""
-    return -(log_probabilities.exp() * log_probabilities).sum(-1)
+    def _embedded(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[N,K,H] of the tokens that others are decided from, if there are any."""
+        tokens = inputs["tokens"][:, 0, :-1] if "tokens" in inputs else inputs["prompt_ids"][:, :0]
+        return self.network.embed(tokens.to(self.network.device))
 
 
 def _check_cameras(name: str, spec: PolicySpec, cameras: tuple[str, ...]) -> None:

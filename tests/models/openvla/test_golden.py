@@ -206,7 +206,7 @@ def test_openvla_oft(folder: Path, cameras: int, head: str, monkeypatch: pytest.
     monkeypatch.setattr(policy, "_inputs", lambda _: {**inputs, "images": images})
     decided = policy.act(observation(OFT["states"]), greedy=True, temperature=1.0, generator=None)
     with torch.no_grad():
-        hidden = policy._slots(decided.replay_inputs)
+        hidden = policy._states(decided.replay_inputs).flatten(1, 2)
     assert torch.allclose(hidden, OFT[f"{head}_{cameras}.hidden"], rtol=0, atol=SUMMED)
     executed = OFT[f"{head}_{cameras}.executed"].clamp(-1.0, 1.0)  # upstream leaves that to the simulator
     tolerance = ROUNDED if head == "discrete" else SUMMED
