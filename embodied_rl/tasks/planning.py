@@ -12,7 +12,7 @@ from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
 from embodied_rl.runtime.placement import Placement, parse_placement
 from embodied_rl.schema import Config, EmbodiedConfig, MathConfig
-from embodied_rl.tasks.rules.staleness import staleness_bound
+from embodied_rl.tasks.rules import staleness_bound
 from embodied_rl.tasks.table import TASKS
 
 SHARING = ("env",)

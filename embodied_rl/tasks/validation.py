@@ -27,10 +27,13 @@ from embodied_rl.schema import (
     RunnerConfig,
 )
 from embodied_rl.tasks.planning import placement_of
-from embodied_rl.tasks.rules.actor import actor_problems
-from embodied_rl.tasks.rules.algorithm import algorithm_problems
-from embodied_rl.tasks.rules.runner import runner_problems, saves_checkpoints
-from embodied_rl.tasks.rules.staleness import staleness_problems
+from embodied_rl.tasks.rules import (
+    actor_problems,
+    algorithm_problems,
+    runner_problems,
+    saves_checkpoints,
+    staleness_problems,
+)
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.task import Task
 

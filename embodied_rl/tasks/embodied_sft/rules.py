@@ -8,7 +8,7 @@ from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.tasks.embodied.rules import adapter_problems, lane_problems
-from embodied_rl.tasks.rules.imitation import imitation_problems
+from embodied_rl.tasks.rules import imitation_problems
 from embodied_rl.tasks.task import Task
 
 

@@ -10,7 +10,7 @@ from embodied_rl.language.rewards.functions import REWARD_MODEL, bind_reward, pa
 from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import MathConfig, SftConfig
-from embodied_rl.tasks.rules.imitation import imitation_problems
+from embodied_rl.tasks.rules import imitation_problems
 from embodied_rl.tasks.task import Task, trajectory_capacity
 
 

@@ -1,0 +1,278 @@
+"""Rules across fields that several tasks share: each problem says what was got, why it cannot be, and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry, check_levels
+from embodied_rl.errors import ConfigError, UserError, suggestion
+from embodied_rl.language.rewards.functions import PASS_OR_FAIL, parts_of, score_range
+from embodied_rl.models.registry import LANGUAGE_MODELS
+from embodied_rl.params import unknown_key
+from embodied_rl.runtime.placement import Placement
+from embodied_rl.schema import AlgorithmConfig, Config, EmbodiedConfig, MathConfig, NormConfig
+
+
+def actor_problems(c: Config, placement: Placement | None) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do.
+
+    Args:
+        placement: None where it could not be read, which was said already.
+    """
+    fsdp = c.actor.fsdp_config
+    if fsdp.sharding_strategy == "hybrid_shard":
+        if fsdp.fsdp_size is None:
+            yield (
+                "actor.fsdp_config.fsdp_size: got null, but sharding_strategy=hybrid_shard needs the number of ranks "
+                "that share a replica; set it to a divisor of the actor's ranks"
+            )
+        elif placement and placement.world_size("actor") % fsdp.fsdp_size:
+            yield (
+                f"actor.fsdp_config.fsdp_size: got {fsdp.fsdp_size}, which does not divide the "
+                f"{placement.world_size('actor')} actor ranks into groups of equal size"
+            )
+    ranks = placement.world_size("actor") if placement else 1
+    if c.actor.micro_batch_size == "auto" and ranks > 1:
+        yield (
+            f"actor.micro_batch_size: got auto with {ranks} actor ranks, but where one runs out of memory the others "
+            "would wait for it; use a number, such as what one rank finds (actor/micro_batch_size)"
+        )
+    if c.actor.micro_batch_size == "auto" and c.actor.max_tokens_per_micro_batch is not None:
+        yield (
+            f"actor.max_tokens_per_micro_batch: got {c.actor.max_tokens_per_micro_batch} with micro_batch_size=auto; "
+            "both say how much goes through the network at once: set one of them"
+        )
+    if c.actor.enable_offload and fsdp.cpu_offload:
+        yield (
+            "actor.enable_offload: got true with actor.fsdp_config.cpu_offload=true, which keeps all in host memory at "
+            "all times; set one of them"
+        )
+    if c.actor.max_tokens_per_micro_batch is not None and c.model.model_type not in LANGUAGE_MODELS:
+        yield (
+            f"actor.max_tokens_per_micro_batch: got {c.actor.max_tokens_per_micro_batch}, but the samples of "
+            f"model_type={c.model.model_type} are all of one length; use actor.micro_batch_size"
+        )
+
+
+def algorithm_problems(c: Config) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do."""
+    a = c.algorithm
+    found: list[Entry] = []
+    for table, name in ((ADVANTAGES, a.adv_type), (POLICY_LOSSES, a.loss_type)):
+        try:
+            found.append(table[name])
+        except UserError as error:
+            yield str(error)
+    if len(found) == 2:
+        yield from _params_problems(a, found)
+    try:
+        check_levels(a.reward_type, a.logprob_type)
+    except ValueError as error:
+        yield str(error)
+    if (a.n_minibatches is None) == (c.actor.global_batch_size is None):
+        yield (
+            f"algorithm.n_minibatches={a.n_minibatches} and actor.global_batch_size={c.actor.global_batch_size}: set "
+            "exactly one of them, the other to null"
+        )
+    if estimator := ADVANTAGES.get(a.adv_type):
+        yield from _estimator_problems(a, estimator)
+    if loss := POLICY_LOSSES.get(a.loss_type):
+        yield from _loss_problems(c, loss)
+    yield from filter_problems(c)
+
+
+def _params_problems(a: AlgorithmConfig, entries: Sequence[Entry]) -> Iterator[str]:
+    keys = [field.name for entry in entries if entry.params for field in dataclasses.fields(entry.params)]
+    for name in a.params:
+        if not keys:
+            own = [f"algorithm.{field.name}" for field in dataclasses.fields(a)]
+            yield (
+                f"algorithm.params.{name}: adv_type={a.adv_type} and loss_type={a.loss_type} have no hyperparameters "
+                f"of their own; those of built-in algorithms are keys of algorithm itself."
+                f"{suggestion(f'algorithm.{name}', own, cutoff=0.8)}"
+            )
+        elif name not in keys:
+            yield unknown_key(f"algorithm.params.{name}", [f"algorithm.params.{key}" for key in keys])
+    for entry in entries:
+        try:
+            entry.own_params(a.params)
+        except ConfigError as error:
+            yield from error.problems
+
+
+def _estimator_problems(a: AlgorithmConfig, estimator: Entry) -> Iterator[str]:
+    sections = {"reward_norm": estimator.reward_normalized}
+    sections["adv_norm"] = estimator.batch_normalized and a.normalize_advantages
+    compares = f"adv_type={a.adv_type} compares the members of a group" if estimator.needs_groups else ""
+    for section, used in sections.items():
+        norm: NormConfig = getattr(a, section)
+        if used and "group" in (norm.mean_level, norm.std_level):
+            compares = compares or f"algorithm.{section} has the level group"
+        if norm.leave_one_out and norm.mean_level == "none":
+            yield f"algorithm.{section}.leave_one_out: there is no mean to leave one out of; set {section}.mean_level"
+    if compares and a.group_size < 2:
+        yield f"algorithm.group_size: got {a.group_size}; {compares}, use 2 or more"
+
+
+def _loss_problems(c: Config, loss: Entry) -> Iterator[str]:
+    a = c.algorithm
+    if "prox_logp_method" not in loss.sections:
+        return
+    if c.actor.recompute_logprobs:
+        yield (
+            f"actor.recompute_logprobs: loss_type={a.loss_type} weighs by the rollout's own log-probabilities; set it "
+            "to false"
+        )
+    for key in ("behav_imp_weight_cap", "m2_threshold"):
+        if a.prox_logp_method == "loglinear" and getattr(a, key) is not None:
+            yield (
+                f"algorithm.{key}: chooses units before the update by the proximal log-probabilities, and "
+                "prox_logp_method=loglinear has them only during it; set it to null, or use recompute"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scores:
+    """What members of a group can score."""
+
+    name: str
+    low: float
+    high: float
+    pass_or_fail: bool
+    """Nothing between ``low`` and ``high``."""
+
+
+def filter_problems(c: Config) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do."""
+    a = c.algorithm
+    if a.max_resample_rounds and not a.filter_rewards:
+        yield "algorithm.max_resample_rounds: nothing is filtered, so nothing is missing; set filter_rewards=true"
+    lower, upper, size = a.rewards_lower_bound, a.rewards_upper_bound, a.group_size
+    if lower > upper:
+        yield (
+            f"algorithm.rewards_lower_bound={lower} is above rewards_upper_bound={upper}: every group would be masked"
+        )
+    elif a.filter_rewards and (scores := _scores(c)):
+        outside = [
+            f"algorithm.{key}: got {bound:g}, but it is compared with a group's mean score, and {scores.name}; use "
+            f"{scores.low:g} to {scores.high:g}"
+            for key, bound in (("rewards_lower_bound", lower), ("rewards_upper_bound", upper))
+            if not scores.low <= bound <= scores.high
+        ]
+        yield from outside
+        means = [k / size for k in range(size + 1)]
+        if scores.pass_or_fail and not outside and not any(lower <= mean <= upper for mean in means):
+            yield (
+                f"algorithm.rewards_lower_bound={lower:g}, rewards_upper_bound={upper:g}: no group of "
+                f"group_size={size} can pass, since {scores.name}, and so means are multiples of 1/{size}; widen the "
+                "bounds, or use larger groups"
+            )
+
+
+def _scores(c: Config) -> _Scores | None:
+    """None where nothing is known of them."""
+    if isinstance(c, EmbodiedConfig):
+        name = "an episode's score is its success, 1 or 0, whatever its rewards (env.reward_coef)"
+        return _Scores(name=name, low=0.0, high=1.0, pass_or_fail=True)
+    if not isinstance(c, MathConfig):
+        return None
+    try:
+        known = score_range(parts_of(c.reward.function, c.reward.params))
+    except ConfigError:  # said where rewards are checked
+        return None
+    if known is None:
+        return None
+    low, high = known
+    pass_or_fail = c.reward.function in PASS_OR_FAIL
+    between = f"{high:g} or {low:g}" if pass_or_fail else f"{low:g} to {high:g}"
+    name = f"a completion's score is what reward.function={c.reward.function} gives, {between}, without penalties"
+    return _Scores(name=name, low=low, high=high, pass_or_fail=pass_or_fail)
+
+
+def staleness_bound(c: EmbodiedConfig | MathConfig) -> int:
+    """The most updates that the weights of a training step's rollout may be behind.
+
+    The last step before a weight sync has weights of the sync before.
+    """
+    return max(c.rollout.max_staleness, c.runner.weight_sync_interval - 1)
+
+
+def staleness_problems(c: Config) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do."""
+    if not isinstance(c, EmbodiedConfig | MathConfig):
+        return
+    bound, interval = c.rollout.max_staleness, c.runner.weight_sync_interval
+    if c.rollout.interruptible and not bound:
+        yield "rollout.interruptible: got true, but with rollout.max_staleness=0 no weights come in a rollout's middle"
+    if not bound:
+        return
+    got = f"rollout.max_staleness: got {bound}"
+    if c.cluster.backend == "serial":
+        yield f"{got}, but with cluster=serial nothing happens at the same time; use cluster=process, or 0"
+    if bound < interval - 1:
+        yield (
+            f"{got}, but with runner.weight_sync_interval={interval} weights get {interval - 1} updates old; use at "
+            f"least {interval - 1}"
+        )
+    if c.algorithm.max_resample_rounds:
+        yield (
+            f"{got} with algorithm.max_resample_rounds={c.algorithm.max_resample_rounds}, but when it is known whether "
+            "groups are missing the next rollout has begun; set one of them to 0"
+        )
+    for component in ("actor", "rollout"):
+        if getattr(c, component).enable_offload:
+            yield (
+                f"{got} with {component}.enable_offload=true, by which actor and rollout take turns, but they are to "
+                "work at the same time; set one of them to 0 or false"
+            )
+
+
+def saves_checkpoints(c: Config) -> bool:
+    """Whether the run saves any."""
+    return c.runner.save_interval > 0 or c.runner.save_interval_seconds is not None
+
+
+def runner_problems(c: Config) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do."""
+    contents = c.runner.save_contents
+    if "model" not in contents or len(set(contents)) != len(contents):
+        yield f"runner.save_contents: got {contents}, expected [model, optimizer], or [model] for weights alone"
+    if c.runner.stop_at is not None and c.runner.val_check_interval < 1:
+        yield (
+            f"runner.stop_at: got {c.runner.stop_at}, which evaluations during training are compared with, but there "
+            f"are none (runner.val_check_interval={c.runner.val_check_interval}); set both or none"
+        )
+    interval = c.runner.weight_sync_interval
+    for key in ("save_interval", "val_check_interval"):
+        period = getattr(c.runner, key)
+        if period > 0 and period % interval:
+            why = {
+                "save_interval": "a run that goes on from a checkpoint begins with the newest weights",
+                "val_check_interval": "an evaluation needs the newest weights",
+            }[key]
+            yield (
+                f"runner.{key}: got {period}, no multiple of runner.weight_sync_interval={interval}, but {why}, so the "
+                f"rollouts that follow would be others; use {period // interval * interval + interval}"
+            )
+
+
+def imitation_problems(c: Config) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do."""
+    if c.algorithm.loss_type != "nll":
+        yield (
+            f"algorithm.loss_type: got {c.algorithm.loss_type!r}, but task={c.runner.task_type} imitates; use "
+            "algorithm=sft"
+        )
+    for key, wanted in (("adv_type", "raw"), ("group_size", 1), ("filter_rewards", False)):
+        if getattr(c.algorithm, key) != wanted:
+            yield (
+                f"algorithm.{key}: got {getattr(c.algorithm, key)!r}, but demonstrations have no rewards; use "
+                f"algorithm=sft, which has {wanted!r}"
+            )
+    if c.algorithm.sampling_params.temperature != 1:
+        yield (
+            f"algorithm.sampling_params.temperature: got {c.algorithm.sampling_params.temperature}, but the likelihood "
+            "of demonstrations is that at temperature 1"
+        )

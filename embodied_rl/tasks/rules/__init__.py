@@ -1,1 +1,0 @@
-"""Rules across fields that several tasks share."""
