@@ -146,5 +146,5 @@ def test_what_was_left_out_is_said_once(model: Path, capfd: pytest.CaptureFixtur
 
 def test_a_long_prompt_ends_the_start(model: Path) -> None:
     rows = [*ROWS, {"question": "1" * 480, "answer": 1}]
-    with pytest.raises(UserError, match=r"train.jsonl, line 15: the prompt has 480 tokens"):
+    with pytest.raises(UserError, match=r"train.jsonl, line 15: the prompt '1+' has 480 tokens"):
         run(configured(model, rows=rows))

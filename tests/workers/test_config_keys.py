@@ -113,6 +113,7 @@ ELSEWHERE = {
     "algorithm.reward_norm": "a section",
     "algorithm.adv_norm": "a section",
     "algorithm.kl_ctrl": "a section",
+    "algorithm.params": "of functions from outside: tests/packaging/test_recipes.py",
     # Without a difference between the policies that act, are trained and are referred to, they change nothing.
     **dict.fromkeys(
         [
