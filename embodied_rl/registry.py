@@ -16,6 +16,7 @@ also by unpickling, finds the file again: that is why this module is a package w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -179,9 +180,16 @@ class Registry(Mapping[str, str]):
         return isinstance(value, type) if self._kind == "class" else callable(value)
 
     def _entry_points(self, name: str | None = None) -> list[EntryPoint]:
-        if not self._group:
-            return []
-        return list(entry_points(group=self._group) if name is None else entry_points(group=self._group, name=name))
+        found = _installed(self._group, tuple(sys.path)) if self._group else ()
+        return [entry for entry in found if name in (None, entry.name)]
+
+
+@functools.cache
+def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of a group on ``sys.path``: read once, since it opens a file of every installed package, and
+    training steps look names up, too."""
+    del path
+    return tuple(entry_points(group=group))
 
 
 def _owner(entry: EntryPoint) -> str:

@@ -98,7 +98,8 @@ class RolloutWorker(Worker):
                 for index, stage in enumerate(self._stages):
                     turns = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
                     if turns:
-                        seed = _seed(self._seed, mode, step, first_epoch, rounds, index, self.context.rank)
+                        where = (mode == "eval", step, first_epoch, rounds, index, self.context.rank)
+                        seed = derived_seed(self._seed, *where)
                         with self._timer.phase("inference"):
                             answers = self._act(turns, mode, seed)
                         for lane, answer in answers.items():
@@ -148,6 +149,7 @@ class RolloutWorker(Worker):
         values = self._value(after | finals)
         for lane, turn in turns.items():
             if isinstance(turn, RolloutStart):
+                self._recording.pop(lane, None)  # of a rollout that was given up
                 if turn.group_ids is not None:
                     self._recording[lane] = TrajectoryBuilder(turn)
             elif lane in self._recording:
@@ -244,8 +246,3 @@ def _rows(parts: Mapping[Any, EnvObs]) -> dict[Any, slice]:
         rows[key] = slice(start, start + len(obs))
         start += len(obs)
     return rows
-
-
-def _seed(seed: int, mode: Mode, *where: int) -> int:
-    """A generator's seed from the run's and the place in the run, so that nothing has to be remembered to resume."""
-    return derived_seed(seed, mode == "eval", *where)
