@@ -15,8 +15,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.tensor import DTensor
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import TensorLayout, WeightBucket, WeightPiece, WeightsBegin, WeightsEnd
@@ -66,6 +64,9 @@ class WeightSender:
 
     async def send(self, version: int) -> int:
         """Give every receiver this version (a collective); returns the bytes that each of them got."""
+        # Not at the top: it takes a second to import, which receivers need not wait for.
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
         state = _tensors(get_model_state_dict(self._policy))
         trained = get_model_state_dict(self._policy, options=StateDictOptions(ignore_frozen_params=True))
         frozen = frozenset(state.keys() - trained.keys())
@@ -294,6 +295,8 @@ def _tensors(state: Mapping[str, object]) -> dict[str, Tensor]:
 
 def _gather(tensor: Tensor) -> Tensor:
     """The whole tensor, from all ranks. With one rank it is the parameter itself."""
+    from torch.distributed.tensor import DTensor  # as in send
+
     if not isinstance(tensor, DTensor):
         return tensor
     mesh_device = tensor.device_mesh.device_type
