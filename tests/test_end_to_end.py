@@ -229,9 +229,10 @@ def test_training_videos_go_where_their_own_config_says(tmp_path: Path) -> None:
 
 def test_two_actor_ranks_train_as_one(tmp_path: Path) -> None:
     weights = []
-    for ranks in ("0", "0-1"):
+    for ranks, cluster in (("0", "serial"), ("0-1", "process")):
         config = tiny_run(
             tmp_path,
+            f"cluster={cluster}",
             f"cluster.component_placement.actor={ranks}",
             f"runner.experiment_name=ranks_{ranks}",
             "runner.max_steps=2",

@@ -1,3 +1,3 @@
-from tests.training.conftest import mesh, two_ranks
+from tests.training.conftest import mesh
 
-__all__ = ["mesh", "two_ranks"]
+__all__ = ["mesh"]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh
 
+from embodied_rl.runtime import signals
 from embodied_rl.training.sharding import init_process_group
 
 
@@ -67,3 +68,4 @@ def _serve(connection: Connection, rank: int, world_size: int, rendezvous: str) 
                 connection.send((True, traceback.format_exc()))
     except EOFError:
         dist.destroy_process_group()
+    signals.leave()

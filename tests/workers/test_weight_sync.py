@@ -16,6 +16,7 @@ from embodied_rl.channel.in_process import InProcessChannel, Scheduler
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.contracts import ContractError, WeightBucket, WeightPiece, WeightsBegin, WeightsEnd
 from embodied_rl.errors import WeightSyncError
+from embodied_rl.runtime import signals
 from embodied_rl.training.sharding import shard
 from embodied_rl.workers.weight_sync import WeightReceiver, WeightSender
 from tests.training.learner import training_config
@@ -331,6 +332,7 @@ def serve(channel: SharedMemoryChannel, pipe: Connection) -> None:
         version = run_blocking(receiver.receive())
         values = torch.cat([tensor.flatten() for tensor in policy.state_dict().values()])
         pipe.send((version, values.unique().tolist()))
+    signals.leave()
 
 
 def test_versions_cross_processes(mesh: DeviceMesh) -> None:
