@@ -7,7 +7,7 @@ ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Processes that share the tests; each takes up to 2 GB, the simulators' one more. To debug: make test ARGS="-p no:xdist"
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
-PYTEST = $(TEST_ENV) $(BIN)/python -m pytest $(if $(findstring no:xdist,$(ARGS)),,-n $(WORKERS) --dist loadgroup)
+PYTEST = $(TEST_ENV) $(BIN)/python -m pytest $(if $(findstring no:xdist,$(ARGS)),,-n $(WORKERS) --dist loadgroup --no-loadscope-reorder)
 
 .PHONY: help setup run test test-slow test-all lint format bench bench-peers curves check-wheel build docs clean
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.training.ranks import Ranks
 
 # Before torch or MuJoCo is imported anywhere: both read these once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,13 +34,22 @@ settings.load_profile("suite")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests get a longer time limit than the suite's, unless they name their own.
 
-    A module's tests share a process, and with it their fixtures; so do all that carry the same ``xdist_group``.
+    A module's tests share a process, and with it their fixtures; so do all that carry the same ``xdist_group``. Groups
+    with slow tests begin first, the longest one before all: short ones fill the processes evenly at the end.
     """
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_SECONDS))
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    slow = {_group(item) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (_group(item) != "simulator", _group(item) not in slow))
+
+
+def _group(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    assert marker is not None
+    return marker.args[0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,3 +86,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch_module = sys.modules.get("torch")
     if torch_module is not None and torch_module.get_num_threads() != 1:
         torch_module.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two actor ranks. Here, since each module that defines or imports a fixture has one of its own."""
+    from tests.training.ranks import Ranks  # torch
+
+    ranks = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()
