@@ -136,7 +136,7 @@ def read_header(path: Path, what: str = "weights", advice: str = _COPY) -> Heade
     except FileNotFoundError:
         raise ProblemError(what, f"{path.name} is missing", advice) from None
     except (OSError, SafetensorError) as error:
-        raise ProblemError(what, f"{path.name} is damaged: {error}", advice) from error
+        raise ProblemError(what, f"{path.parent.name}/{path.name} is damaged: {error}", advice) from error
 
 
 def _adapters(folder: Path) -> Iterator[Finding]:
