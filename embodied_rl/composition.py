@@ -25,12 +25,13 @@ from embodied_rl.models.weights.shipped import register_resolvers
 from embodied_rl.params import unknown_key
 from embodied_rl.runtime.placement import separate_overrides
 from embodied_rl.schema import Config
-from embodied_rl.tasks.validation import build_config, foreign_section
+from embodied_rl.tasks.validation import NO_EVAL_ENV, build_config, foreign_section
 
 FREE_FORM = (
     "algorithm.params.",
     "collect.expert_params.",
     "env.init_params.",
+    "eval_env.init_params.",
     "data.params.",
     "reward.params.",
     "model.params.",
@@ -181,15 +182,15 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                 options = [
                     name for name in loader.get_group_options(choice.key_or_group, overrides=folders) if name != "base"
                 ]
-                value = choice.value()
-                if value is None and not choice.is_delete():
+                value, group = choice.value(), choice.package or choice.key_or_group
+                if value is None and not choice.is_delete() and group in GROUPS:
                     problems.append(
-                        f"{choice.key_or_group}=null: no such choice, expected one of {', '.join(options)}; to have "
-                        f"none, choose a task that needs no {choice.key_or_group}"
+                        f"{group}=null: no such choice, expected one of {', '.join(options)}; to have none, choose a "
+                        f"task that needs no {group}"
                     )
                 elif isinstance(value, str) and value not in options:
                     problems.append(
-                        f"{choice.key_or_group}={value}: no such choice, expected one of {', '.join(options)}."
+                        f"{group}={value}: no such choice, expected one of {', '.join(options)}."
                         f"{suggestion(value, options)}"
                     )
             if problems:
@@ -203,6 +204,7 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                 if plain and not _has_key(groups_only, key):
                     problems.append(
                         foreign_section(key, groups_only.runner.task_type)
+                        or (NO_EVAL_ENV if key.startswith("eval_env.") and "eval_env" not in groups_only else "")
                         or unknown_key(key, [*_all_keys(groups_only), *GROUPS])
                     )
                 elif override.input_line:
@@ -217,10 +219,11 @@ def _problems(arguments: Sequence[str]) -> list[str]:
 
 def understood(arguments: Sequence[str]) -> list[str]:
     """The arguments as Hydra wants them. ``task=sft`` imitates language, and together with an env what was done in it:
-    then it means ``task=embodied_sft``."""
+    then it means ``task=embodied_sft``. ``eval_env`` is a second choice of the group ``env``."""
     acts = any(text.startswith("env=") for text in arguments)
     plain = [part for text in arguments for part in separate_overrides(text)]
-    return ["task=embodied_sft" if acts and text == "task=sft" else _settable(text) for text in plain]
+    chosen = [f"env@{text}" if text.startswith("eval_env=") else text for text in plain]
+    return ["task=embodied_sft" if acts and text == "task=sft" else _settable(text) for text in chosen]
 
 
 def _settable(argument: str) -> str:

@@ -105,6 +105,8 @@ class RunPlan(Generic[C]):
     """``model.params`` as the model's ``Params``."""
     env_params: Any = None
     """``env.init_params`` as the adapter's ``Params``; None without env."""
+    eval_env_params: Any = None
+    """The same of the env of evaluations."""
 
     @property
     def arithmetic(self) -> Arithmetic:

@@ -16,6 +16,7 @@ from embodied_rl.composition import COMMAND_LINE, checked, origins
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.registry import build_policy
 from embodied_rl.plan import RunPlan
+from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.planning import plan_of
 
 USAGE: Final = "python train.py plan [group=choice] [key=value] ..."
@@ -72,6 +73,12 @@ def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:
         f"the run: {max(0, config.runner.max_steps - plan.start.step)} steps = "
         f"{max(0, config.runner.max_steps - plan.start.step) * steps} optimiser steps"
     )
+    if isinstance(config, EmbodiedConfig):
+        env = config.evaluated
+        lines.append(
+            f"an evaluation: {env.eval.episodes_per_task} episode(s) of each task of {env.name}, of at most "
+            f"{env.eval.max_episode_steps} steps, {env.eval.total_num_envs} at once"
+        )
     if plan.staleness_bound is not None:
         lines.append(f"weights of a rollout: at most {plan.staleness_bound} updates old")
     return lines

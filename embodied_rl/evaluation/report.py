@@ -109,7 +109,7 @@ def episode_conditions(
         image_shapes: camera -> (height, width) of the images that the policy was given.
         task_ids: the tasks that were evaluated.
     """
-    env, adapter = config.env, adapter_class(config.env.env_type)
+    env, adapter = config.evaluated, adapter_class(config.evaluated.env_type)
     return {
         "env": env.name,
         "env_type": env.env_type,
@@ -130,8 +130,8 @@ def episode_conditions(
 
 def episode_seed(config: EmbodiedConfig) -> int | None:
     """The seed that the initial states are functions of, beside their number; None where the number is enough."""
-    seeded = getattr(adapter_class(config.env.env_type), "states_need_seed", True)
-    return config.env.seed if seeded else None
+    seeded = getattr(adapter_class(config.evaluated.env_type), "states_need_seed", True)
+    return config.evaluated.seed if seeded else None
 
 
 def jsonable(value: Any) -> Any:

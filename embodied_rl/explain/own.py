@@ -104,7 +104,7 @@ def _leaves(task: str, section: type, values: Any, prefix: str = "") -> Iterator
     """Everything below a section that takes a value."""
     hints, texts = get_type_hints(section), documentation(section)
     for field in dataclasses.fields(section):
-        key, hint, value = f"{prefix}{field.name}", hints[field.name], values[field.name]
+        key, hint, value = f"{prefix}{field.name}", hints[field.name], values.get(field.name, field.default)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from _leaves(task, hint, value, f"{key}.")
         else:

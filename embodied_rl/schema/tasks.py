@@ -39,7 +39,15 @@ class EmbodiedConfig(Config):
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     model: ActionModelConfig
     env: EnvConfig
+    eval_env: EnvConfig | None = None
+    """Env of evaluations, a choice of the same group (``eval_env=libero_10``); null: that of training.
+    With the same ``env_type`` it has those of ``env.init_params``, too, that it does not set."""
     rollout: RolloutConfig
+
+    @property
+    def evaluated(self) -> EnvConfig:
+        """The env of evaluations; its section ``eval`` applies."""
+        return self.env if self.eval_env is None else self.eval_env
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from embodied_rl.models.registry import policy_class
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
 from embodied_rl.runtime.placement import Placement, parse_placement
-from embodied_rl.schema import Config, EmbodiedConfig, MathConfig
+from embodied_rl.schema import Config, EmbodiedConfig, EnvConfig, MathConfig
 from embodied_rl.tasks.rules import staleness_bound
 from embodied_rl.tasks.table import TASKS
 
@@ -34,15 +34,14 @@ def plan_of(config: Config) -> RunPlan[Any]:
 
     Raises:
         CheckpointError: there is no checkpoint where the configuration says.
-        ConfigError: ``model.params`` or ``env.init_params`` are not what the model or the env takes.
+        ConfigError: ``model.params``, or ``init_params`` of an env, are not what the model or the env takes.
         UserError: there is no such model or env.
     """
     start = _start(config)  # first: a wrong path is known before torch is imported
     task, placement = TASKS[config.runner.task_type], placement_of(config)
     env, rollout = getattr(config, "env", None), getattr(config, "rollout", None)
-    env_params = None
-    if env is not None:
-        env_params = parse_params(adapter_class(env.env_type).Params, env.init_params, "env.init_params")
+    env_params = _env_params(env, "env")
+    eval_env = getattr(config, "eval_env", None)
     training = task.arithmetic(config, placement) if task.arithmetic else None
     values = 0
     if training and ADVANTAGES[config.algorithm.adv_type].needs_values:
@@ -63,7 +62,14 @@ def plan_of(config: Config) -> RunPlan[Any]:
         values_per_chunk=values,
         model_params=parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params"),
         env_params=env_params,
+        eval_env_params=env_params if eval_env is None else _env_params(eval_env, "eval_env"),
     )
+
+
+def _env_params(env: EnvConfig | None, section: str) -> Any:
+    if env is None:
+        return None
+    return parse_params(adapter_class(env.env_type).Params, env.init_params, f"{section}.init_params")
 
 
 def _start(config: Config) -> Start:

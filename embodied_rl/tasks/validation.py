@@ -37,6 +37,8 @@ from embodied_rl.tasks.rules import (
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.task import Task
 
+NO_EVAL_ENV: Final = "eval_env: its keys need an env to belong to; choose one, as eval_env=<a choice of env>"
+
 
 def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Config:
     """Check ``raw`` and return it as a :class:`Config`.
@@ -54,7 +56,11 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     problems = [foreign_section(section, name) for section in raw if section in foreign and raw[section] is not None]
     if misfit := _model_misfit(raw, task):  # its section differs, and so would every further finding
         raise ConfigError([*problems, misfit])
+    if isinstance(raw.get("eval_env"), Mapping) and "env_type" not in raw["eval_env"] and "eval_env" not in foreign:
+        raise ConfigError([*problems, NO_EVAL_ENV])
     own = {section: content for section, content in raw.items() if section not in foreign}
+    if isinstance(own.get("eval_env"), Mapping):
+        own["eval_env"] = _with_shared_options(own["eval_env"], own["env"])
     if "cluster" in own:
         own["cluster"] = _with_later_lines(own["cluster"], overridden)
     try:
@@ -65,6 +71,14 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _with_shared_options(eval_env: Mapping[str, Any], env: Any) -> Mapping[str, Any]:
+    """The section ``eval_env``. Options of ``env`` that it does not set hold for it too where both have the same
+    simulator: a recipe asks for the pictures that its policy learned from."""
+    if not isinstance(env, Mapping) or env.get("env_type") != eval_env["env_type"]:
+        return eval_env
+    return {**eval_env, "init_params": {**env["init_params"], **eval_env["init_params"]}}
 
 
 def _with_later_lines(cluster: Any, overridden: Sequence[str]) -> Any:
@@ -233,6 +247,8 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         (key, lambda c: _imitates(c), "demonstrations are made by no policy")
         for key in ("runner.weight_sync_interval", "rollout.max_staleness", "rollout.interruptible")
     ),
+    ("env.eval", lambda c: getattr(c, "eval_env", None) is not None, "eval_env is evaluated"),
+    ("eval_env.train", lambda c: True, "it trains in env"),
     ("env.train", lambda c: c.runner.task_type == "embodied_sft", "it trains on demonstrations, not in the env"),
     *(
         (section, _collects, "it collects demonstrations and trains nothing")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +20,12 @@ from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.envs.registry import adapter_class
 from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
+from embodied_rl.errors import UserError
 from embodied_rl.evaluation.video import VideoRecorder
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
-from embodied_rl.schema import EmbodiedConfig, VideoConfig
+from embodied_rl.schema import EmbodiedConfig, EnvConfig, EnvEvalConfig, EnvTrainConfig, VideoConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class EnvWorker(Worker):
         super().__init__(context)
         config = plan.config
         self._config, self._lanes, self._params = config.env, plan.lanes, plan.env_params
+        self._eval_config, self._eval_params = config.evaluated, plan.eval_env_params
         self._group_size, self._rollout_epochs = config.algorithm.group_size, config.algorithm.rollout_epoch
         self._chunk, self._needs_values = config.model.num_action_chunks, plan.values_per_chunk > 0
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
@@ -88,10 +91,20 @@ class EnvWorker(Worker):
         """(step, rollout epoch, episode) -> the initial states of all training envs."""
 
     def setup(self, *, train: bool) -> Spaces:
-        """Build the training envs, or those of evaluation alone, and say what they take and give."""
-        stages = self._build_train() if train else self._build_eval()
-        sim = stages[0].sim
-        return Spaces(action_dim=sim.action_dim, state_dim=sim.state_dim, image_shapes=dict(sim.image_shapes))
+        """Build the training envs, or those of evaluation alone, and say what they take and give.
+
+        Raises:
+            UserError: evaluations have another env (``eval_env``), and one policy does not fit both.
+        """
+        if not train:
+            return _spaces(self._build_eval())
+        spaces = _spaces(self._build_train())
+        if self._eval_config is not self._config and (others := _spaces(self._build_eval())) != spaces:
+            raise UserError(
+                f"eval_env={self._eval_config.name} takes and gives {_shown(others)}; env={self._config.name}, for "
+                f"which the policy is made, {_shown(spaces)}: choose another env, or make its init_params fit"
+            )
+        return spaces
 
     def close(self) -> None:
         for stage in (*self._train, *self._eval):
@@ -155,8 +168,8 @@ class EnvWorker(Worker):
         the policy and the config alone and a worker meets few scenes.
         """
         stages = self._build_eval()
-        cfg = self._config.eval
-        tasks = task_ranges(stages[0].sim, self._config.task_ids)
+        cfg = self._eval_config.eval
+        tasks = task_ranges(stages[0].sim, self._eval_config.task_ids)
         everything = eval_reset_states(tasks, episodes_per_task=cfg.episodes_per_task)
         shares = np.array_split(everything, len(self._lanes.all()))
         waves = [_waves(shares[self._lanes.index(s.lane)].tolist(), len(s.env_ids)) for s in stages]
@@ -257,9 +270,7 @@ class EnvWorker(Worker):
 
     def _build_train(self) -> list[_Stage]:
         cfg = self._config.train
-        self._train = self._build(
-            cfg.total_num_envs, cfg.max_episode_steps, auto_reset=cfg.auto_reset, ignore=cfg.ignore_terminations
-        )
+        self._train = self._build(self._config, self._params, cfg, auto_reset=cfg.auto_reset)
         tasks = task_ranges(self._train[0].sim, self._config.task_ids)
         tasks = after_evaluation(tasks, skip=cfg.skip_states, key="env.train.skip_states")
 
@@ -283,30 +294,30 @@ class EnvWorker(Worker):
         return self._train
 
     def _build_eval(self) -> list[_Stage]:
-        """Built at the first evaluation, so that a run without one pays nothing for it."""
-        cfg = self._config.eval
+        """Build the envs of evaluations, once: at the first, so that a run without one pays nothing, unless they are
+        others than those of training and must be compared with these."""
         if not self._eval:
-            self._eval = self._build(
-                cfg.total_num_envs, cfg.max_episode_steps, auto_reset=False, ignore=cfg.ignore_terminations
-            )
+            self._eval = self._build(self._eval_config, self._eval_params, self._eval_config.eval)
         return self._eval
 
-    def _build(self, total_num_envs: int, max_episode_steps: int, *, auto_reset: bool, ignore: bool) -> list[_Stage]:
-        adapter = adapter_class(self._config.env_type)
+    def _build(
+        self, config: EnvConfig, params: Any, cfg: EnvTrainConfig | EnvEvalConfig, *, auto_reset: bool = False
+    ) -> list[_Stage]:
+        adapter = adapter_class(config.env_type)
         stages = []
         for stage in range(self._lanes.stages):
             lane = (self.context.rank, stage)
-            env_ids = self._lanes.env_ids(lane, total_num_envs)
-            sim = adapter(len(env_ids), self._params, self._config.seed)  # type: ignore[call-arg]  # every adapter's signature
+            env_ids = self._lanes.env_ids(lane, cfg.total_num_envs)
+            sim = adapter(len(env_ids), params, config.seed)  # type: ignore[call-arg]  # every adapter's signature
             env = ChunkedEnv(
                 sim,
                 env_ids=env_ids,
                 num_action_chunks=self._chunk,
-                max_episode_steps=max_episode_steps,
+                max_episode_steps=cfg.max_episode_steps,
                 auto_reset=auto_reset,
-                ignore_terminations=ignore,
-                use_rel_reward=self._config.use_rel_reward,
-                reward_coef=self._config.reward_coef,
+                ignore_terminations=cfg.ignore_terminations,
+                use_rel_reward=config.use_rel_reward,
+                reward_coef=config.reward_coef,
             )
             stages.append(_Stage(lane=lane, env_ids=env_ids, env=env, sim=sim))
         return stages
@@ -343,6 +354,16 @@ class EnvWorker(Worker):
     def _drain_env_steps(self) -> int:
         env_steps, self._env_steps = self._env_steps, 0
         return env_steps
+
+
+def _spaces(stages: Sequence[_Stage]) -> Spaces:
+    sim = stages[0].sim
+    return Spaces(action_dim=sim.action_dim, state_dim=sim.state_dim, image_shapes=dict(sim.image_shapes))
+
+
+def _shown(spaces: Spaces) -> str:
+    cameras = [f"{name} {height} x {width}" for name, (height, width) in spaces.image_shapes.items()]
+    return f"actions of {spaces.action_dim}, states of {spaces.state_dim}, cameras {', '.join(cameras) or 'none'}"
 
 
 def _evaluated(

@@ -210,7 +210,7 @@ class EvalReporter:
 
     def report(self, table: SuccessTable, reports: Sequence[EvalReport], *, step: int, seconds: float) -> None:
         """Show and write what the workers found; ``table`` sums it up."""
-        config, cfg = self.config, self.config.env
+        config, cfg = self.config, self.config.evaluated
         title = f"{cfg.name} after {step} training steps, episodes of at most {cfg.eval.max_episode_steps} env steps"
         self.console.print(SuccessReport(table, title=title))
         path = self.run_dir / eval_name(step) / FILE_NAME
@@ -253,7 +253,7 @@ def eval_name(step: int) -> str:
 def _digest(config: EmbodiedConfig) -> str:
     """Tells two evaluations apart that ran with different settings of env, model or sampling."""
     content = {
-        "env": asdict(config.env),
+        "env": asdict(config.evaluated),
         "model": asdict(config.model),
         "sampling": asdict(config.algorithm.sampling_params),
     }

@@ -10,7 +10,7 @@ from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
-from embodied_rl.schema import CollectConfig, EmbodiedConfig
+from embodied_rl.schema import CollectConfig, EmbodiedConfig, EnvConfig
 from embodied_rl.tasks.task import Task, trajectory_capacity
 
 
@@ -33,23 +33,24 @@ def _name_problems(c: EmbodiedConfig) -> Iterator[str]:
 
 
 def adapter_problems(c: EmbodiedConfig | CollectConfig) -> Iterator[str]:
-    """Of the simulator's name and options."""
-    try:
-        adapter = adapter_class(c.env.env_type)
-    except UserError as error:
-        yield str(error)
-    else:
+    """Problems of the simulators' names and options."""
+    for section in ("env", "eval_env"):
+        env: EnvConfig | None = getattr(c, section, None)
+        if env is None:
+            continue
         try:
-            parse_params(adapter.Params, c.env.init_params, "env.init_params")
+            parse_params(adapter_class(env.env_type).Params, env.init_params, f"{section}.init_params")
         except ConfigError as error:
             yield from error.problems
+        except UserError as error:
+            yield str(error)
 
 
 def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
     env_workers, stages = placement.world_size("env"), c.rollout.pipeline_stage_num
     lanes = env_workers * stages
     where = f"{env_workers} env workers x {stages} pipeline stages"
-    yield from lane_problems(c, placement, {"train": c.env.train.total_num_envs, "eval": c.env.eval.total_num_envs})
+    yield from lane_problems(c, placement, {"env.train": c.env.train.total_num_envs, **eval_envs(c)})
     per_lane, group = c.env.train.total_num_envs // lanes, c.algorithm.group_size
     if c.env.train.total_num_envs % lanes == 0 and per_lane % group:
         yield (
@@ -64,18 +65,23 @@ def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
         )
 
 
+def eval_envs(c: EmbodiedConfig) -> dict[str, int]:
+    """The section that evaluations read, and its number of envs."""
+    return {"env.eval" if c.eval_env is None else "eval_env.eval": c.evaluated.eval.total_num_envs}
+
+
 def lane_problems(c: EmbodiedConfig, placement: Placement, totals: Mapping[str, int]) -> Iterator[str]:
-    """Of the envs' distribution over workers and stages.
+    """Problems of the envs' distribution over workers and stages.
 
     Args:
-        totals: section below ``env`` -> its number of envs.
+        totals: section -> its number of envs.
     """
     env_workers, stages = placement.world_size("env"), c.rollout.pipeline_stage_num
     lanes = env_workers * stages
     for name, total in totals.items():
         if total % lanes:
             yield (
-                f"env.{name}.total_num_envs: got {total}, which does not divide evenly over {env_workers} env workers "
+                f"{name}.total_num_envs: got {total}, which does not divide evenly over {env_workers} env workers "
                 f"x {stages} pipeline stages; use a multiple of {lanes}"
             )
     if placement.world_size("rollout") > env_workers:

@@ -184,7 +184,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     def evaluate(self, step: int) -> float:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
         start = time.perf_counter()
-        video_dir = self.video_dir / eval_name(step) if self.config.env.eval.video_cfg.save_video else None
+        video_dir = self.video_dir / eval_name(step) if self.config.evaluated.eval.video_cfg.save_video else None
         served = self.rollout.call(RolloutWorker.serve, mode="eval", step=step)
         reports: list[EvalReport] = self.env.call(EnvWorker.evaluate, video_dir=video_dir).wait()
         served.wait()
@@ -252,7 +252,7 @@ def loop_arguments(
     config, start = plan.config, plan.start
     env, rollout, actor = groups
     run = f"{config.runner.experiment_name}_{context.run_dir.name}"
-    video_dir = Path(config.env.eval.video_cfg.video_base_dir) / run
+    video_dir = Path(config.evaluated.eval.video_cfg.video_base_dir) / run
     return {
         "groups": plan.arithmetic.groups,
         "run_dir": context.run_dir,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import EmbodiedSftConfig
-from embodied_rl.tasks.embodied.rules import adapter_problems, lane_problems
+from embodied_rl.tasks.embodied.rules import adapter_problems, eval_envs, lane_problems
 from embodied_rl.tasks.rules import imitation_problems
 from embodied_rl.tasks.task import Task
 
@@ -27,7 +27,7 @@ def embodied_sft_problems(c: EmbodiedSftConfig, placement: Placement | None) -> 
         )
     if placement is None:
         return
-    yield from lane_problems(c, placement, {"eval": c.env.eval.total_num_envs})
+    yield from lane_problems(c, placement, eval_envs(c))
     if placement.world_size("actor") > c.data.batch_size:
         yield (
             f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for data.batch_size="
