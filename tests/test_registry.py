@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from embodied_rl import registry
 from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES
 from embodied_rl.cli import config_of
 from embodied_rl.demonstrations.expert import EXPERTS, expert_class
@@ -225,3 +226,14 @@ def test_one_name_of_two_owners(tmp_path: Path) -> None:
 
 def test_a_closed_table_has_no_other_doors() -> None:
     assert Registry("key", {"a": "m:A"}).names() == ["a"]
+
+
+def test_installed_packages_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training steps look names up, too; reading takes milliseconds for each installed package."""
+    REWARDS.problem("nothing")
+
+    def read(**_: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(registry, "entry_points", read)
+    assert "nothing" in str(REWARDS.problem("nothing"))

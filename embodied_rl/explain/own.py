@@ -76,8 +76,9 @@ def own_groups() -> dict[str, OwnGroup]:
         loader = GlobalHydra.instance().config_loader()
         choices = {name: tuple(c for c in loader.get_group_options(name) if c != "base") for name in GROUPS}
     chosen = composed.hydra.runtime.choices
-    # A choice may be made under another package (model@_global_.model).
-    default = {str(name).partition("@")[0]: shown(choice) for name, choice in chosen.items()}
+    # A choice may be made under another package (model@_global_.model); eval_env is a second one of its group.
+    first = {str(name): choice for name, choice in chosen.items() if not str(name).endswith("@eval_env")}
+    default = {name.partition("@")[0]: shown(choice) for name, choice in first.items()}
     return {name: OwnGroup(name=name, default=default[name], choices=choices[name]) for name in GROUPS}
 
 
