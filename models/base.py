@@ -73,6 +73,43 @@ class Evaluation:
     """Parameters of ``Policy.distribution_type`` over each of [N,C,A], where they were asked for."""
 
 
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError unless actions can be drawn at ``temperature``."""
+    if temperature <= 0:
+        raise ValueError(
+            f"temperature={temperature}: expected more than 0; greedy=True takes the mode or median instead"
+        )
+
+
+def require_values(values: Tensor | None) -> Tensor:
+    """``values``; raise RuntimeError where the policy gave none."""
+    if values is None:
+        raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
+    return values
+
+
+def require_cameras(model_type: str, spec: PolicySpec) -> None:
+    """Raise UserError where the env gives no images."""
+    if not spec.image_shapes:
+        raise UserError(
+            f"model_type {model_type!r} acts on camera images and this env gives none; use a model that acts on the "
+            "state, such as 'mlp', or give the env cameras"
+        )
+
+
+def camera_images(model_type: str, spec: PolicySpec, obs: EnvObs, camera: str) -> Tensor:
+    """[N,H,W,3] uint8 of a camera.
+
+    Raises:
+        ValueError: they are missing, or have another size than the spec's.
+    """
+    images, expected = obs.images.get(camera), spec.image_shapes[camera]
+    if images is None or tuple(images.shape[1:3]) != tuple(expected):
+        got = {name: list(tensor.shape[1:3]) for name, tensor in obs.images.items()}
+        raise ValueError(f"{model_type}: got images {got}, expected {camera!r} of size {list(expected)}")
+    return images
+
+
 class Policy(nn.Module):
     """Base class of every policy. Construct as ``Model(spec, params)``, ``params`` being the class's ``Params``
     dataclass built from the config's ``model.params``, or as ``Model.from_pretrained(path, spec, params)``.

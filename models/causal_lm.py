@@ -41,6 +41,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
+from embodied_rl.models.categorical import scaled_log_softmax
 from embodied_rl.models.weights.folder import LOADING_ERRORS, VALUE_HEAD_FILE, load_head, load_model, write_tensors
 
 _FAMILIES: Mapping[str, tuple[Any, Any]] = {
@@ -233,13 +234,6 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
 def position_ids(mask: Tensor) -> Tensor:
     """[N,L] int64: positions in the text, counted from its first token, from the attention mask [N,L]."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
-def scaled_log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Float32 log-probabilities at a temperature: the one way to compute them, in generation and in training."""
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature}: expected more than 0")
-    return functional.log_softmax(logits.float() / temperature, dim=-1)
 
 
 def _load_tokenizer(params: CausalLMParams, path: str | None) -> PreTrainedTokenizerBase:

@@ -15,7 +15,7 @@ from torch.distributions import Normal
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
+from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec, check_temperature, require_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +68,13 @@ class MlpPolicy(Policy):
         return PolicyOutput(
             actions=sample.clamp(-1.0, 1.0),
             logprobs=_normal_logprob(sample, mean, log_std),
-            values=self.value_head(state).float() if self.value_head else None,
+            values=self._values(state),
             replay_inputs={"state": state, "samples": sample},
         )
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:
-        if self.value_head is None:
-            raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
-        return self.value_head(obs.state.to(self.log_std.device)).float()
+        return require_values(self._values(obs.state.to(self.log_std.device)))
 
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
@@ -92,7 +90,7 @@ class MlpPolicy(Policy):
         return Evaluation(
             logprobs=_normal_logprob(replay_inputs["samples"].to(mean.device), mean, log_std),
             entropy=entropy.expand_as(mean).clone().clone(),  # FSDP warns of outputs that are views
-            values=self.value_head(state).float() if self.value_head else None,
+            values=self._values(state),
             distribution={"loc": mean.clone(), "scale": log_std.exp().expand_as(mean).clone()}
             if with_distribution
             else None,
@@ -105,10 +103,12 @@ class MlpPolicy(Policy):
     def shard_units(self) -> list[nn.Module]:
         return [self.policy] if self.value_head is None else [self.policy, self.value_head]
 
+    def _values(self, state: Tensor) -> Tensor | None:
+        return self.value_head(state).float() if self.value_head else None
+
     def _distribution(self, state: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Mean [N,C,A] and log standard deviation [C,A]."""
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the mode")
+        check_temperature(temperature)
         mean = self.policy(state).float().unflatten(-1, self.log_std.shape)
         return mean, self.log_std.float() + math.log(temperature)
 

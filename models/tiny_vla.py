@@ -30,15 +30,28 @@ from torch.nn import functional
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models.action_bins import (
+from embodied_rl.models.base import (
+    ActionStatistics,
+    Evaluation,
+    Policy,
+    PolicyOutput,
+    PolicySpec,
+    camera_images,
+    require_cameras,
+    require_values,
+)
+from embodied_rl.models.categorical import (
     NUM_BINS,
     bin_range,
     bins_to_actions,
+    chosen_logprobs,
+    draw,
+    entropy,
     imitation_score,
     median_bins,
     positions_among_bins,
+    scaled_log_softmax,
 )
-from embodied_rl.models.base import ActionStatistics, Evaluation, Policy, PolicyOutput, PolicySpec
 
 WORD_BUCKETS = 8192
 """Rows of the word table: LIBERO's words do not collide in it."""
@@ -86,11 +99,7 @@ class TinyVlaPolicy(Policy):
 
     def __init__(self, spec: PolicySpec, params: TinyVlaParams) -> None:
         super().__init__()
-        if not spec.image_shapes:
-            raise UserError(
-                "model_type 'tiny_vla' acts on camera images and this env gives none; use a model that acts on the "
-                "state, such as 'mlp', or give the env cameras"
-            )
+        require_cameras("tiny_vla", spec)
         self.spec, self.params = spec, params
         width = params.hidden_size
         self.register_buffer("action_low", torch.full((spec.action_dim,), -1.0))
@@ -113,7 +122,8 @@ class TinyVlaPolicy(Policy):
         self.norm = nn.LayerNorm(width)
         self.action_head = nn.Linear(width, spec.action_dim * NUM_BINS)
         # A small last layer starts the policy near the uniform distribution.
-        nn.init.normal_(_zero(self.action_head).weight, std=0.01)
+        nn.init.normal_(self.action_head.weight, std=0.01)
+        nn.init.zeros_(self.action_head.bias)
         self.value_head = (
             nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, spec.values_per_chunk))
             if spec.values_per_chunk
@@ -137,16 +147,10 @@ class TinyVlaPolicy(Policy):
         inputs = self._inputs(obs)
         slots = self._encode(inputs)
         log_probabilities = self._log_probabilities(slots, temperature)
-        if greedy:
-            bins = median_bins(log_probabilities)
-        else:
-            # argmax of (log p - log of exponential noise) is a sample from p (the Gumbel-max trick). A draw of exactly
-            # 0, which float32 gives now and then, would choose its bin whatever its probability.
-            noise = torch.empty_like(log_probabilities).exponential_(generator=generator).clamp_(min=2.0**-25)
-            bins = (log_probabilities - noise.log()).argmax(-1)
+        bins = median_bins(log_probabilities) if greedy else draw(log_probabilities, generator)
         return PolicyOutput(
             actions=bins_to_actions(bins, self.action_low, self.action_high),
-            logprobs=_pick(log_probabilities, bins),
+            logprobs=chosen_logprobs(log_probabilities, bins),
             values=self._values(slots),
             replay_inputs={**inputs, "bins": bins},
             tokens=bins,
@@ -154,10 +158,7 @@ class TinyVlaPolicy(Policy):
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:
-        values = self._values(self._encode(self._inputs(obs)))
-        if values is None:
-            raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
-        return values
+        return require_values(self._values(self._encode(self._inputs(obs))))
 
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
@@ -179,10 +180,10 @@ class TinyVlaPolicy(Policy):
                 l1_weight=self.params.l1_weight,
             )
         else:
-            logprobs = _pick(log_probabilities, replay_inputs["bins"].to(slots.device))
+            logprobs = chosen_logprobs(log_probabilities, replay_inputs["bins"])
         return Evaluation(
             logprobs=logprobs,
-            entropy=-(log_probabilities.exp() * log_probabilities).sum(-1),
+            entropy=entropy(log_probabilities),
             values=self._values(slots),
             distribution={"logits": log_probabilities} if with_distribution else None,
         )
@@ -192,12 +193,8 @@ class TinyVlaPolicy(Policy):
         inputs = {"words": hash_words(obs.instructions, num_buckets=WORD_BUCKETS, max_words=self.params.max_words)}
         if self.proprio is not None:
             inputs["proprio"] = obs.state
-        for camera, (height, width) in self.spec.image_shapes.items():
-            image = obs.images.get(camera)
-            if image is None or tuple(image.shape[1:3]) != (height, width):
-                got = {name: list(tensor.shape[1:3]) for name, tensor in obs.images.items()}
-                raise ValueError(f"tiny_vla: got images {got}, expected {camera!r} of size [{height}, {width}]")
-            inputs[f"images/{camera}"] = image
+        for camera in self.spec.image_shapes:
+            inputs[f"images/{camera}"] = camera_images("tiny_vla", self.spec, obs, camera)
         return inputs
 
     def _encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -228,10 +225,7 @@ class TinyVlaPolicy(Policy):
 
     def _log_probabilities(self, slots: Tensor, temperature: float) -> Tensor:
         """[N,C,A,256]."""
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the median")
-        logits = self.action_head(slots).float()
-        return (logits.unflatten(-1, (self.spec.action_dim, NUM_BINS)) / temperature).log_softmax(-1)
+        return scaled_log_softmax(self.action_head(slots).unflatten(-1, (self.spec.action_dim, NUM_BINS)), temperature)
 
     def _values(self, slots: Tensor) -> Tensor | None:
         # No slot of its own: the actions would look at it, and a policy change when it gets a value head.
@@ -350,14 +344,3 @@ def _sinusoids(points: Tensor, width: int) -> Tensor:
     frequencies = 0.5 * math.pi * 2.0 ** torch.linspace(-1.0, 3.0, width // 4)
     turns = [points[:, axis, None] * frequencies for axis in (0, 1)]
     return 0.5 * torch.cat([wave for turn in turns for wave in (turn.sin(), turn.cos())], -1)
-
-
-def _zero(layer: nn.Linear) -> nn.Linear:
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def _pick(log_probabilities: Tensor, bins: Tensor) -> Tensor:
-    # sum, not squeeze: FSDP warns of outputs that are views.
-    return log_probabilities.gather(-1, bins.unsqueeze(-1)).sum(-1)

@@ -10,8 +10,8 @@ import torch
 
 from embodied_rl.demonstrations.dataset import Demonstrations
 from embodied_rl.launch import run
-from embodied_rl.models.action_bins import bin_range
 from embodied_rl.models.base import ActionStatistics
+from embodied_rl.models.categorical import bin_range
 from embodied_rl.schema import EmbodiedConfig, EmbodiedSftConfig
 from tests.checkpoints.saved import saved_weights
 from tests.configs import embodied_sft, tiny_run

@@ -33,7 +33,7 @@ from transformers.initialization import no_init_weights
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
+from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec, check_temperature, require_values
 from embodied_rl.models.flow import sde as flow
 from embodied_rl.models.flow.lerobot_folder import (
     ACTION,
@@ -272,15 +272,12 @@ class FlowPolicy(Policy):
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:
-        values = self._values(self._prefix(self._inputs(obs)), len(obs))
-        if values is None:
-            raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
-        return values
+        return require_values(self._values(self._prefix(self._inputs(obs)), len(obs)))
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
-        flow.check_temperature(temperature)
+        check_temperature(temperature)
         prefix = self._prefix(replay_inputs)
         if "targets" in replay_inputs:
             logprobs = -self._velocity_error(prefix, replay_inputs)

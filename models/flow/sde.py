@@ -29,6 +29,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from embodied_rl.models.base import check_temperature
+
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(x [N,H,D], t [N]) -> velocity [N,H,D], and the logarithm of the learned deviation [N,H,D] for Flow-Noise."""
 
@@ -171,11 +173,6 @@ def draw_time(count: int, generator: torch.Generator | None, device: torch.devic
     # The distribution function of Beta(α, 1) is x^α.
     beta = torch.rand(count, generator=generator, device=device) ** (1.0 / TIME_ALPHA)
     return TIME_OFFSET + TIME_SCALE * beta
-
-
-def check_temperature(temperature: float) -> None:
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the mode")
 
 
 def _step(

@@ -24,7 +24,16 @@ from transformers import DynamicCache
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
+from embodied_rl.models.base import (
+    Evaluation,
+    Policy,
+    PolicyOutput,
+    PolicySpec,
+    camera_images,
+    require_cameras,
+    require_values,
+)
+from embodied_rl.models.categorical import chosen_logprobs, draw, entropy, scaled_log_softmax
 from embodied_rl.models.openvla.actions import ActionCodec, choose_statistics
 from embodied_rl.models.openvla.files import read_folder, write_folder
 from embodied_rl.models.openvla.inputs import PAD, ImageProfile, PromptTokenizer, normalize, trim
@@ -79,7 +88,13 @@ class OpenVlaBase(Policy):
                 f"model_type {self.name!r} has no fresh weights: set model.path to a folder with a published "
                 f"checkpoint, or to a tiny one, which `python train.py make-tiny model={self.name} <folder>` writes"
             )
-        _check_cameras(self.name, spec, cameras)
+        require_cameras(self.name, spec)
+        for camera in cameras:
+            if camera not in spec.image_shapes:
+                raise UserError(
+                    f"model_type {self.name!r} looks at camera {camera!r} and the env gives "
+                    f"{', '.join(spec.image_shapes)}.{suggestion(camera, spec.image_shapes)}"
+                )
         self.spec, self.params = spec, params
         self._cameras = cameras
         self._folder = files = read_folder(folder)
@@ -120,11 +135,7 @@ class OpenVlaBase(Policy):
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:
-        if self.value_head is None:
-            raise RuntimeError("this policy was built without value head (values_per_chunk=0)")
-        values = self._value_of(self._states(self._inputs(obs))[:, 0, 0])
-        assert values is not None
-        return values
+        return require_values(self._value_of(self._states(self._inputs(obs))[:, 0, 0]))
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
@@ -133,7 +144,7 @@ class OpenVlaBase(Policy):
         log_probabilities = self._log_probabilities(states, temperature)
         return Evaluation(
             logprobs=self._pick(log_probabilities, replay_inputs["tokens"]),
-            entropy=-(log_probabilities.exp() * log_probabilities).sum(-1),
+            entropy=entropy(log_probabilities),
             values=self._value_of(states[:, 0, 0]),
             distribution={"logits": log_probabilities.clone()} if with_distribution else None,  # FSDP warns of views
         )
@@ -180,13 +191,9 @@ class OpenVlaBase(Policy):
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
         """Inputs of the network, exact and small enough to be recorded."""
         device = self.network.device
-        images = []
-        for camera in self._cameras:
-            image, expected = obs.images.get(camera), self.spec.image_shapes[camera]
-            if image is None or tuple(image.shape[1:3]) != tuple(expected):
-                got = {name: list(tensor.shape[1:3]) for name, tensor in obs.images.items()}
-                raise ValueError(f"{self.name}: got images {got}, expected {camera!r} of size {list(expected)}")
-            images.append(self._profile(image.to(device)))
+        images = [
+            self._profile(camera_images(self.name, self.spec, obs, camera).to(device)) for camera in self._cameras
+        ]
         return {"prompt_ids": self._tokenize(obs.instructions).to(device), "images": torch.stack(images, 1)}
 
     def _sequence(self, inputs: Mapping[str, Tensor], *, extra: Tensor | None, tail: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,23 +209,16 @@ class OpenVlaBase(Policy):
 
     def _log_probabilities(self, hidden: Tensor, temperature: float) -> Tensor:
         """[...,H] -> [...,256] float32."""
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature}: expected more than 0; greedy=True takes the mode")
-        return (self.network.action_logits(hidden) / temperature).log_softmax(-1)
+        return scaled_log_softmax(self.network.action_logits(hidden), temperature)
 
     def _choose(self, log_probabilities: Tensor, *, greedy: bool, generator: torch.Generator | None) -> Tensor:
         """[...] int64 token ids."""
-        scores = log_probabilities
-        if not greedy:
-            # The Gumbel-max trick; a draw of exactly 0 would choose its token whatever its probability.
-            noise = torch.empty_like(scores).exponential_(generator=generator).clamp_(min=2.0**-25)
-            scores = scores - noise.log()
-        return scores.argmax(-1) + self.network.first_action_token
+        chosen = log_probabilities.argmax(-1) if greedy else draw(log_probabilities, generator)
+        return chosen + self.network.first_action_token
 
     def _pick(self, log_probabilities: Tensor, tokens: Tensor) -> Tensor:
         """[...,256] and [...] -> [...]: of the chosen tokens."""
-        columns = (tokens.to(log_probabilities.device) - self.network.first_action_token).unsqueeze(-1)
-        return log_probabilities.gather(-1, columns).sum(-1)  # not squeeze: FSDP warns of outputs that are views
+        return chosen_logprobs(log_probabilities, tokens - self.network.first_action_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,17 +275,3 @@ class OpenVlaPolicy(OpenVlaBase):
         """[N,K,H] of the tokens that others are decided from, if there are any."""
         tokens = inputs["tokens"][:, 0, :-1] if "tokens" in inputs else inputs["prompt_ids"][:, :0]
         return self.network.embed(tokens.to(self.network.device))
-
-
-def _check_cameras(name: str, spec: PolicySpec, cameras: tuple[str, ...]) -> None:
-    if not spec.image_shapes:
-        raise UserError(
-            f"model_type {name!r} acts on camera images and this env gives none; use a model that acts on the state, "
-            "such as 'mlp', or give the env cameras"
-        )
-    for camera in cameras:
-        if camera not in spec.image_shapes:
-            raise UserError(
-                f"model_type {name!r} looks at camera {camera!r} and the env gives {', '.join(spec.image_shapes)}."
-                + suggestion(camera, spec.image_shapes)
-            )

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from embodied_rl.contracts import EnvObs
-from embodied_rl.models.action_bins import median_bins
 from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.categorical import median_bins
 from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy
 
 SPEC = PolicySpec(

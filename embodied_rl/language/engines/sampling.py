@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.language.engines.base import Sampling
-from embodied_rl.models.causal_lm import scaled_log_softmax
+from embodied_rl.models.categorical import scaled_log_softmax
 from embodied_rl.seeding import derived_seed
 
 

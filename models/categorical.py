@@ -1,6 +1,6 @@
-"""Continuous actions as bins, and imitation of actions between them.
+"""Categorical actions: their distribution and draws; continuous actions as bins, and imitation of actions between them.
 
-Bins number b of an action dimension covers ``low + (high - low) [b, b + 1] / NUM_BINS``.
+Bin number b of an action dimension covers ``low + (high - low) [b, b + 1] / NUM_BINS``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied_rl.models.base import ActionStatistics
+from embodied_rl.models.base import ActionStatistics, check_temperature
 
 NUM_BINS = 256
 _MARGIN = 0.05
@@ -19,23 +19,44 @@ _TWO_VALUED = 0.95
 """Share of the largest variance that a range and a mean allow; only actions at the range's ends have all of it."""
 
 
-def actions_to_bins(actions: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The bin (int64, 0 .. 255) that each action falls into; beyond the ends, the nearest.
+def scaled_log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Float32 log-probabilities at a temperature: the one way to compute them, in generation and in training."""
+    check_temperature(temperature)
+    return (logits.float() / temperature).log_softmax(-1)
 
-    Args:
-        actions: [...,A].
-        low, high: [A], the first bin's lower and the last bin's upper end.
-    """
-    return ((actions - low) * (NUM_BINS / (high - low))).floor().long().clamp(0, NUM_BINS - 1)
+
+def draw(log_probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    """[...,K] -> [...] int64: a sample of each distribution."""
+    # argmax of (log p - log of exponential noise) is a sample from p (the Gumbel-max trick). A draw of exactly 0, which
+    # float32 gives now and then, would choose its category whatever its probability.
+    noise = torch.empty_like(log_probabilities).exponential_(generator=generator).clamp_(min=2.0**-25)
+    return (log_probabilities - noise.log()).argmax(-1)
+
+
+def chosen_logprobs(log_probabilities: Tensor, chosen: Tensor) -> Tensor:
+    """[...,K] and [...] int64 -> [...]."""
+    # sum, not squeeze: FSDP warns of outputs that are views.
+    return log_probabilities.gather(-1, chosen.to(log_probabilities.device).unsqueeze(-1)).sum(-1)
+
+
+def entropy(log_probabilities: Tensor) -> Tensor:
+    """[...,K] -> [...]."""
+    return -(log_probabilities.exp() * log_probabilities).sum(-1)
 
 
 def bins_to_actions(bins: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Each bin's centre, float32."""
+    """Each bin's centre, float32.
+
+    Args:
+        bins: [...,A] int64, 0 .. 255.
+        low, high: [A], the first bin's lower and the last bin's upper end.
+    """
     return low + (bins.float() + 0.5) * ((high - low) / NUM_BINS)
 
 
 def positions_among_bins(actions: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Where actions are, float32: b at the centre of bin b, and between centres in between; ends as above."""
+    """[...,A] float32: b for an action at the centre of bin b, and between centres in between; beyond the ends, the
+    nearest."""
     return ((actions - low) * (NUM_BINS / (high - low)) - 0.5).clamp(0.0, NUM_BINS - 1.0)
 
 
