@@ -91,29 +91,24 @@ def gae(inputs: AdvantageInputs, *, gamma: float, gae_lambda: float) -> Advantag
             gae_lambda=gae_lambda,
         )
         return AdvantageEstimate(advantages=advantages, valid=valid, returns=returns.unsqueeze(-1))
-
-    def in_time(x: Tensor) -> Tensor:
-        return x.transpose(1, 2).reshape(t * c, n)
-
-    def in_chunks(x: Tensor) -> Tensor:
-        return x.view(t, c, n).transpose(1, 2).contiguous()
-
-    step_values, truncated = in_time(values), in_time(inputs.truncated)
+    step_values, truncated = _in_time(values), _in_time(inputs.truncated)
     following = torch.empty_like(step_values)
     following[:-1] = step_values[1:]
     by_chunk = following.view(t, c, n)
     by_chunk[:, -1] = bootstrap
     advantages, returns = gae_recursion(
-        rewards=in_time(rewards),
+        rewards=_in_time(rewards),
         values=step_values,
         next_values=torch.where(truncated.view(t, c, n), bootstrap.unsqueeze(1), by_chunk).view(t * c, n),
-        terminated=in_time(inputs.terminated),
+        terminated=_in_time(inputs.terminated),
         truncated=truncated,
-        valid=in_time(inputs.valid),
+        valid=_in_time(inputs.valid),
         gamma=gamma,
         gae_lambda=gae_lambda,
     )
-    return AdvantageEstimate(advantages=in_chunks(advantages), valid=inputs.valid, returns=in_chunks(returns))
+    return AdvantageEstimate(
+        advantages=_in_chunks(advantages, inputs.valid), valid=inputs.valid, returns=_in_chunks(returns, inputs.valid)
+    )
 
 
 def gae_recursion(
@@ -278,19 +273,24 @@ def same_everywhere(inputs: AdvantageInputs, per_env: Tensor) -> AdvantageEstima
 def _to_go(inputs: AdvantageInputs, per_env: Tensor, gamma: float) -> AdvantageEstimate:
     """Discount each env's number ([N]) back from its last valid unit, and penalties from where they arose."""
     valid = _unit_mask(inputs)
-
-    def in_time(x: Tensor) -> Tensor:
-        """Units in the order of time: [T,N] at chunk level, [T,C,N] flattened at action level."""
-        return x if x.ndim == 2 else x.transpose(1, 2).flatten(0, 1)
-
-    mask = in_time(valid)
+    mask = _in_time(valid)
     later = mask.flip(0).cumsum(0).flip(0) - mask.long()
     advantages = (per_env * gamma**later).masked_fill(~mask, 0.0)
     if inputs.penalties is not None:
         penalties = inputs.penalties.masked_fill(~inputs.valid, 0.0)
-        paid = in_time(penalties.sum(-1) if valid.ndim == 2 else penalties)
+        paid = _in_time(penalties.sum(-1) if valid.ndim == 2 else penalties)
         advantages = advantages - _discounted_sums(paid, mask, gamma)
-    if valid.ndim == 3:
-        t, n, c = valid.shape
-        advantages = advantages.view(t, c, n).transpose(1, 2).contiguous()
-    return AdvantageEstimate(advantages=advantages, valid=valid, returns=None)
+    return AdvantageEstimate(advantages=_in_chunks(advantages, valid), valid=valid, returns=None)
+
+
+def _in_time(units: Tensor) -> Tensor:
+    """[L,N], in the order of time: from [T,N] at chunk level, or [T,N,C] at action level."""
+    return units if units.ndim == 2 else units.transpose(1, 2).flatten(0, 1)
+
+
+def _in_chunks(units: Tensor, like: Tensor) -> Tensor:
+    """The inverse of :func:`_in_time`, to the shape of ``like``."""
+    if like.ndim == 2:
+        return units
+    t, n, c = like.shape
+    return units.view(t, c, n).transpose(1, 2).contiguous()

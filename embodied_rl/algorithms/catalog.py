@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar
 
 from embodied_rl.errors import UserError
 from embodied_rl.params import field_values, keyword_options, parse_params
@@ -240,31 +240,15 @@ POLICY_LOSSES: Final = Catalog(
 """``algorithm.loss_type``; each is a function (logprobs, old_logprobs, advantages, mask, <options>) -> unit losses. One
 with ``prox_logp_method`` among its ``sections`` is also given ``proximal_logprobs``."""
 
-LEVEL_PAIRS: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("chunk_level", "token_level"),
-        ("chunk_level", "action_level"),
-        ("chunk_level", "chunk_level"),
-        ("action_level", "token_level"),
-        ("action_level", "action_level"),
-    }
-)
-"""Legal (reward level, log-probability level): an advantage is copied to finer units, never merged."""
 
-
-def check_levels(reward_type: str, logprob_type: str) -> None:
-    """Refuse a reward level that is finer than the log-probability level.
+def check_levels(reward_type: RewardLevel, logprob_type: LogprobLevel) -> None:
+    """Refuse a reward level that is finer than the log-probability level: an advantage is copied to finer units, never
+    merged.
 
     Raises:
-        ValueError: an unknown level, or action-level rewards with chunk-level log-probabilities.
+        ValueError: action-level rewards with chunk-level log-probabilities.
     """
-    for key, got, known in (
-        ("reward_type", reward_type, get_args(RewardLevel)),
-        ("logprob_type", logprob_type, get_args(LogprobLevel)),
-    ):
-        if got not in known:
-            raise ValueError(f"algorithm.{key}: got {got!r}, expected one of {', '.join(known)}")
-    if (reward_type, logprob_type) not in LEVEL_PAIRS:
+    if (reward_type, logprob_type) == ("action_level", "chunk_level"):
         raise ValueError(
             f"algorithm.reward_type={reward_type} with algorithm.logprob_type={logprob_type}: the C advantages "
             "of a chunk cannot share its one ratio; use logprob_type=action_level or token_level, "

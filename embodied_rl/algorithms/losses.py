@@ -54,11 +54,7 @@ def ppo_policy_loss(
     """
     _check_shapes(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     log_ratio = log_ratios(logprobs, old_logprobs, mask, importance_sampling_level)
-    advantages = advantages.masked_fill(~mask, 0.0)
-    ratio = log_ratio.exp()
-    units = _clipped(ratio, advantages, clip_ratio_low, clip_ratio_high, clip_ratio_c)
-    diagnostics = _ratio_diagnostics(ratio, log_ratio, mask)
-    _clip_diagnostics(diagnostics, ratio, advantages, mask, clip_ratio_low, clip_ratio_high, clip_ratio_c)
+    units, diagnostics = _clipped(log_ratio, advantages, mask, clip_ratio_low, clip_ratio_high, clip_ratio_c)
     diagnostics.add_mean("policy_loss", units, mask, zeroed=True)
     return units, diagnostics
 
@@ -97,11 +93,8 @@ def decoupled_ppo_policy_loss(
     )
     log_ratio = log_ratios(logprobs, proximal_logprobs, mask, importance_sampling_level)
     weight = log_ratios(proximal_logprobs.detach(), old_logprobs, mask, importance_sampling_level).exp()
-    advantages = advantages.masked_fill(~mask, 0.0)
-    ratio = log_ratio.exp()
-    units = weight * _clipped(ratio, advantages, clip_ratio_low, clip_ratio_high, clip_ratio_c)
-    diagnostics = _ratio_diagnostics(ratio, log_ratio, mask)
-    _clip_diagnostics(diagnostics, ratio, advantages, mask, clip_ratio_low, clip_ratio_high, clip_ratio_c)
+    clipped, diagnostics = _clipped(log_ratio, advantages, mask, clip_ratio_low, clip_ratio_high, clip_ratio_c)
+    units = weight * clipped
     diagnostics.add_mean("behaviour_weight", weight, mask)
     diagnostics.add_max("behaviour_weight_max", weight, mask)
     diagnostics.add_mean("policy_loss", units, mask, zeroed=True)
@@ -310,7 +303,10 @@ class KLController:
         self.beta *= 1.0 + error * sequences / self._horizon
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float | None, c: float | None) -> Tensor:
+def _clipped(
+    log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float | None, c: float | None
+) -> tuple[Tensor, Diagnostics]:
+    """Units of the clipped surrogate, and its diagnostics."""
     high = low if high is None else high
     if not 0.0 < low <= 1.0 or high <= 0.0:
         raise ValueError(f"clip_ratio_low={low}, clip_ratio_high={high}: expected 0 < low <= 1 and high > 0")
@@ -318,9 +314,16 @@ def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float | None, 
         raise ValueError(f"clip_ratio_c={c}: expected more than 1, or null to switch the dual clip off")
     # The maximum of both terms is one term with a ratio that is clipped on the side where A lets it gain; the dual clip
     # is the other side's bound where A < 0. That is half the cost of maximum and minimum, backwards above all.
-    lowest = (advantages < 0.0) * (1.0 - low)
-    highest = torch.where(advantages > 0.0, 1.0 + high, torch.inf if c is None else c)
-    return -advantages * ratio.clamp(lowest, highest)
+    advantages, ratio = advantages.masked_fill(~mask, 0.0), log_ratio.exp()
+    bad, good = advantages < 0.0, advantages > 0.0
+    highest = torch.where(good, 1.0 + high, torch.inf if c is None else c)
+    units = -advantages * ratio.clamp(bad * (1.0 - low), highest)
+    diagnostics = _ratio_diagnostics(ratio, log_ratio, mask)
+    diagnostics.add_mean("clip_fraction_low", bad & (ratio < 1.0 - low), mask)
+    diagnostics.add_mean("clip_fraction_high", good & (ratio > 1.0 + high), mask)
+    if c is not None:
+        diagnostics.add_mean("clip_fraction_dual", bad & (ratio > c), mask)
+    return units, diagnostics
 
 
 @torch.no_grad()
@@ -330,23 +333,6 @@ def _ratio_diagnostics(ratio: Tensor, log_ratio: Tensor, mask: Tensor) -> Diagno
     diagnostics.add_max("ratio_max", ratio, mask)
     diagnostics.add_mean("approx_kl", ratio - 1.0 - log_ratio, mask, zeroed=True)
     return diagnostics
-
-
-@torch.no_grad()
-def _clip_diagnostics(
-    diagnostics: Diagnostics,
-    ratio: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    low: float,
-    high: float | None,
-    c: float | None,
-) -> None:
-    bad, good = advantages < 0.0, advantages > 0.0
-    diagnostics.add_mean("clip_fraction_low", bad & (ratio < 1.0 - low), mask)
-    diagnostics.add_mean("clip_fraction_high", good & (ratio > 1.0 + (low if high is None else high)), mask)
-    if c is not None:
-        diagnostics.add_mean("clip_fraction_dual", bad & (ratio > c), mask)
 
 
 def _huber(error: Tensor, delta: float | None) -> Tensor:

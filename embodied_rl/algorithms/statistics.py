@@ -33,7 +33,7 @@ class Groups:
     ids: Tensor
     """[G] int64, the distinct group ids in ascending order."""
     member_of: Tensor
-    """[N] int64, each member's place in ``ids``."""
+    """[N] int64, each member's index in ``ids``."""
     sizes: Tensor
     """[G] int64."""
 
@@ -43,12 +43,16 @@ class Groups:
         ids, member_of, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
         return cls(ids=ids, member_of=member_of, sizes=sizes)
 
+    def sum(self, values: Tensor) -> Tensor:
+        """[G]: the sum of ``values`` [N] over each group, in their type."""
+        return values.new_zeros(len(self.ids)).index_add_(0, self.member_of, values)
+
     def mean(self, scores: Tensor) -> Tensor:
         """[N] float64: the mean of each member's group.
 
         Float64, so that the mean of equal float32 scores *is* that score and their difference exactly 0.
         """
-        return (self._sum(scores.double()) / self.sizes)[self.member_of]
+        return (self.sum(scores.double()) / self.sizes)[self.member_of]
 
     def std(self, centred: Tensor) -> Tensor:
         """[N] float64: the unbiased (n - 1) standard deviation of each member's group. Needs two members or more.
@@ -56,7 +60,7 @@ class Groups:
         Args:
             centred: [N] float64, scores less their group's mean.
         """
-        return (self._sum(centred.square()) / (self.sizes - 1)).sqrt()[self.member_of]
+        return (self.sum(centred.square()) / (self.sizes - 1)).sqrt()[self.member_of]
 
     def check_sizes(self) -> None:
         """Raise ValueError if a group has a single member."""
@@ -66,9 +70,6 @@ class Groups:
                 f"groups {lonely[:8]} have one member each, expected two or more: a group advantage compares envs that "
                 "started from the same state; set algorithm.group_size >= 2 and keep groups whole"
             )
-
-    def _sum(self, scores: Tensor) -> Tensor:
-        return scores.new_zeros(len(self.ids)).index_add_(0, self.member_of, scores)
 
 
 def masked_moments(units: Tensor, mask: Tensor) -> Tensor:
@@ -149,12 +150,11 @@ def _moments(
         return count, mean, (reduce(deviations) if reduce else deviations)[0]
     if group_ids is None:
         raise ValueError("normalisation by group needs the units' group ids")
-    groups, member_of = torch.unique(group_ids, return_inverse=True)
+    groups = Groups.of(group_ids)
 
     def sums(x: Tensor) -> Tensor:
-        per_sample = x.double().reshape(len(x), -1).sum(1)
-        per_group = per_sample.new_zeros(len(groups)).index_add_(0, member_of, per_sample)
-        return per_group[member_of].reshape(-1, *[1] * (kept.ndim - 1))
+        per_group = groups.sum(x.double().reshape(len(x), -1).sum(1))
+        return per_group[groups.member_of].reshape(-1, *[1] * (kept.ndim - 1))
 
     count = sums(mask)
     mean = sums(kept) / count.clamp(min=1.0)

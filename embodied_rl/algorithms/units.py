@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied_rl.algorithms.statistics import Groups
 from embodied_rl.schema.types import LogprobLevel, LossAggregation, RewardLevel
 
 
@@ -39,7 +40,11 @@ def reduce_to_level(tokens: Tensor, valid: Tensor, level: LogprobLevel) -> Tenso
     Returns:
         [*,C,A] at token level, [*,C] at action level, [*] at chunk level.
     """
-    _check_valid(tokens, valid)
+    if valid.dtype != torch.bool or valid.shape != tokens.shape[:-1]:
+        raise ValueError(
+            f"valid: got {list(valid.shape)} {valid.dtype}, expected {list(tokens.shape[:-1])} torch.bool "
+            f"for tokens of shape {list(tokens.shape)}"
+        )
     kept = tokens.masked_fill(~valid.unsqueeze(-1), 0.0)
     if level == "token_level":
         return kept
@@ -97,14 +102,6 @@ def broadcast_to_level(
     return steps if level == "action_level" else steps.unsqueeze(-1).expand(*steps.shape, action_dim)
 
 
-def _check_valid(tokens: Tensor, valid: Tensor) -> None:
-    if valid.dtype != torch.bool or valid.shape != tokens.shape[:-1]:
-        raise ValueError(
-            f"valid: got {list(valid.shape)} {valid.dtype}, expected {list(tokens.shape[:-1])} torch.bool "
-            f"for tokens of shape {list(tokens.shape)}"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """How much the units of an optimiser step's samples count."""
@@ -126,10 +123,10 @@ def weigh(mask: Tensor, sequence_ids: Tensor, *, mode: LossAggregation, scale_fa
     units = mask.reshape(len(mask), -1).sum(1).double()
     if mode == "token-mean":
         return Weights(per_sample=torch.ones_like(units), count=float(units.sum()))
-    ids, member_of = torch.unique(sequence_ids, return_inverse=True)
-    lengths = units.new_zeros(len(ids)).index_add_(0, member_of, units)
+    sequences = Groups.of(sequence_ids)
+    lengths = sequences.sum(units)
     if mode == "seq-mean-token-mean":
-        weights = 1.0 / lengths.clamp(min=1.0)[member_of]
+        weights = 1.0 / lengths.clamp(min=1.0)[sequences.member_of]
     else:
         weights = torch.full_like(units, 1.0 if mode == "seq-mean-token-sum" else 1.0 / scale_factor)
     return Weights(per_sample=weights, count=float((lengths > 0).sum()))

@@ -17,7 +17,7 @@ from embodied_rl.algorithms.statistics import Groups, Reduce, normalize, rollout
 from embodied_rl.algorithms.units import any_at_level, broadcast_to_level, mask_at_level, reduce_to_level
 from embodied_rl.contracts import SAMPLE_ID_ROOM, TrainBatch, Trajectory
 from embodied_rl.errors import UserError
-from embodied_rl.schema import AlgorithmConfig, NormConfig
+from embodied_rl.schema import AlgorithmConfig
 from embodied_rl.seeding import generator
 
 
@@ -52,19 +52,20 @@ def build_train_batch(
     unscored = torch.stack([_unscored_groups(t, config) for t in trajectories]).sum(0)
     trajectories, kept = map(list, zip(*[_known_part(t, config, last_group) for t in trajectories], strict=True))
     returns = [rollout_returns(t.rewards, t.valid) for t in trajectories]
-    if entry.reward_normalized and any(level != "none" for level in _levels(config.reward_norm)):
+    norm = config.reward_norm
+    if entry.reward_normalized and (norm.mean_level, norm.std_level) != ("none", "none"):
         normalized = normalize(
             torch.cat(returns),
             torch.cat(kept),
             group_ids=torch.cat([t.group_ids for t in trajectories]),
             reduce=reduce,
-            **asdict(config.reward_norm),
+            **asdict(norm),
         ).split([len(part) for part in returns])
     else:
         normalized = returns
     parts = [
-        _samples(t, config, returns=raw, normalized=norm, kept=keep, kl_beta=kl_beta)
-        for t, raw, norm, keep in zip(trajectories, returns, normalized, kept, strict=True)
+        _samples(t, config, returns=raw, normalized=scores, kept=keep, kl_beta=kl_beta)
+        for t, raw, scores, keep in zip(trajectories, returns, normalized, kept, strict=True)
     ]
     fields = {key: _cat([part[key] for part in parts]) for key in parts[0] if key != "counts"}
     advantages, unit_mask, group_ids = (fields.pop(key) for key in ("unit_advantages", "unit_mask", "group_ids"))
@@ -111,8 +112,7 @@ def _known_members(trajectory: Trajectory, config: AlgorithmConfig) -> Tensor:
     known = trajectory.valid.any(0).any(-1)
     if ADVANTAGES[config.adv_type].needs_groups:
         groups = Groups.of(trajectory.group_ids)
-        left = torch.zeros(len(groups.ids), dtype=torch.int64).index_add_(0, groups.member_of, known.long())
-        known = known & (left[groups.member_of] >= 2)
+        known = known & (groups.sum(known.long())[groups.member_of] >= 2)
     return known
 
 
@@ -231,10 +231,6 @@ def _unscored_groups(t: Trajectory, config: AlgorithmConfig) -> Tensor:
 
 def _pair(total: Tensor | float, count: float) -> Tensor:
     return torch.tensor([float(total), float(count)], dtype=torch.float64)
-
-
-def _levels(norm: NormConfig) -> tuple[str, str]:
-    return norm.mean_level, norm.std_level
 
 
 def _cat(parts: list[Any]) -> Any:
