@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import PositiveInt
 
 from embodied_rl.errors import suggestion
-
-_PositiveInt = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +101,15 @@ class SimEnv(Protocol):
 class SeededParams:
     """Parameters of simulators that draw their initial states: sizes of images, number of states."""
 
-    camera_height: _PositiveInt = 128
+    camera_height: PositiveInt = 128
     """Height in pixels of every camera's images."""
-    camera_width: _PositiveInt = 128
+    camera_width: PositiveInt = 128
     """Width in pixels of every camera's images."""
-    render_height: _PositiveInt = 256
+    render_height: PositiveInt = 256
     """Height in pixels of video frames."""
-    render_width: _PositiveInt = 256
+    render_width: PositiveInt = 256
     """Width in pixels of video frames."""
-    num_reset_states: _PositiveInt = 1_000_000
+    num_reset_states: PositiveInt = 1_000_000
     """Number of initial states. An evaluation takes the first ones; training draws from all."""
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from embodied_rl.envs.base import SimEnv, SimObs, SimStep, Task, check_reset_state
 from embodied_rl.errors import UserError
@@ -27,23 +28,16 @@ _GOAL_COLOUR, _POINT_COLOUR = (40, 160, 60), (200, 40, 40)
 class DummyParams:
     """Parameters of :class:`DummyEnv`."""
 
-    states_per_task: int = 64
+    states_per_task: PositiveInt = 64
     """Initial states of each of the four tasks."""
-    step_size: float = 0.15
+    step_size: PositiveFloat = 0.15
     """Distance along an axis by which an action of 1 moves the point."""
-    success_radius: float = 0.12
+    success_radius: PositiveFloat = 0.12
     """The goal holds while the point is within this distance of it."""
     success_bonus: float = 1.0
     """Added to the reward level while the goal holds."""
-    image_size: int = 0
+    image_size: NonNegativeInt = 0
     """Side in pixels of the one camera's ("agentview") images; 0: no camera, the state is all there is."""
-
-    def __post_init__(self) -> None:
-        for name in ("states_per_task", "step_size", "success_radius"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"DummyParams.{name}: got {getattr(self, name)}, expected more than 0")
-        if self.image_size < 0:
-            raise ValueError(f"DummyParams.image_size: got {self.image_size}, expected 0 (no camera) or more")
 
 
 class DummyEnv:

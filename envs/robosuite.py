@@ -53,7 +53,6 @@ class RobosuiteParams(SeededParams):
     """robosuite's dense reward, counted from the initial state; false: 1 while the task is solved, else 0."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cameras", tuple(self.cameras))
         check_choices("task", [self.task], INSTRUCTIONS)
         check_choices("cameras", self.cameras, CAMERAS)
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, PositiveInt
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -51,7 +51,6 @@ _FAMILIES: Mapping[str, tuple[Any, Any]] = {
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names under which a tokenizer is saved that is all in its ``tokenizer.json``."""
-Size = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +63,12 @@ class Architecture:
     """The family, as in Hugging Face's ``model_type``."""
     characters: str = "0123456789+-*/=;,.()?: abcdefghijklmnopqrstuvwxyz\n"
     """The vocabulary."""
-    hidden_size: Size = 128
-    num_layers: Size = 4
-    num_heads: Size = 4
-    num_key_value_heads: Size = 2
-    intermediate_size: Size = 512
-    max_length: Size = 512
+    hidden_size: PositiveInt = 128
+    num_layers: PositiveInt = 4
+    num_heads: PositiveInt = 4
+    num_key_value_heads: PositiveInt = 2
+    intermediate_size: PositiveInt = 512
+    max_length: PositiveInt = 512
     """Tokens of prompt and completion together."""
 
 

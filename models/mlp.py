@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.distributions import Normal
 
@@ -22,9 +21,9 @@ from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
 class MlpParams:
     """``model.params`` of ``mlp``."""
 
-    hidden_size: Annotated[int, Field(gt=0)] = 256
+    hidden_size: PositiveInt = 256
     """Units of each hidden layer."""
-    num_layers: Annotated[int, Field(ge=1)] = 2
+    num_layers: PositiveInt = 2
     """Hidden layers of the policy and of the value head, each."""
     initial_log_std: float = -0.5
     """Log of the standard deviation that every action dimension starts with; learned, the same in every state."""

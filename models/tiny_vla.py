@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.nn import functional
@@ -71,14 +71,14 @@ class TinyVlaParams:
 
     hidden_size: Annotated[int, Field(gt=0, multiple_of=8)] = 128
     """Width D of the transformer."""
-    num_layers: Annotated[int, Field(ge=1)] = 4
+    num_layers: PositiveInt = 4
     """The first mixes all tokens; in the others the action slots look at them."""
-    num_heads: Annotated[int, Field(ge=1)] = 4
-    max_words: Annotated[int, Field(ge=1)] = 24
+    num_heads: PositiveInt = 4
+    max_words: PositiveInt = 24
     """Longest instruction, in words."""
-    target_sigma: Annotated[float, Field(gt=0)] = 2.0
+    target_sigma: PositiveFloat = 2.0
     """Imitation: standard deviation in bins of the Gaussian that a demonstrated action is smoothed to."""
-    l1_weight: Annotated[float, Field(ge=0)] = 1.0
+    l1_weight: NonNegativeFloat = 1.0
     """Imitation: weight of the distance between the expected and the demonstrated action."""
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ EXPERTS: Final = Registry(
     "collect.expert",
     {
         "dummy": "embodied_rl.envs.dummy:DummyExpert",
-        "libero": "embodied_rl.envs.libero.expert.expert:LiberoExpert",
+        "libero": "embodied_rl.envs.libero.expert:LiberoExpert",
     },
     group="embodied_rl.experts",
 )

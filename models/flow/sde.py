@@ -23,10 +23,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from embodied_rl.models.base import check_temperature
@@ -45,11 +45,11 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 class FlowParams:
     """The part of ``model.params`` that chooses the sampler."""
 
-    num_steps: Annotated[int, Field(ge=1)] = 10
+    num_steps: PositiveInt = 10
     """K denoising steps."""
     noise_method: Literal["flow_sde", "flow_noise"] = "flow_sde"
     """Where exploration comes from: a stochastic differential equation, or a learned deviation."""
-    noise_level: Annotated[float, Field(gt=0)] = 0.5
+    noise_level: PositiveFloat = 0.5
     """flow_sde: a, the scale of the noise."""
     stochastic_steps: Literal["one", "all"] = "one"
     """flow_sde: whether one denoising step of each prediction is stochastic, drawn at random, or all."""

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodied_rl.errors import UserError, listed
+from embodied_rl.files import write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,9 +39,8 @@ _SHOWN = 5
 
 def write(policy: nn.Module, params: Any, spec: Any, directory: Path) -> None:
     """Write ``policy``, built from the dataclasses ``params`` and ``spec``, into ``directory``, which is made."""
-    directory.mkdir(parents=True, exist_ok=True)
     config = {"policy": type(policy).__name__, "params": asdict(params), "spec": asdict(spec)}
-    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    write_json(directory / CONFIG_FILE, config)
     write_tensors(directory / WEIGHTS_FILE, policy.state_dict())
 
 

@@ -15,6 +15,7 @@ from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.registry import ADAPTERS, adapter_class
 from embodied_rl.errors import UserError
+from embodied_rl.params import parse_params
 from tests.fakes import seen_after
 
 REPOSITORY = Path(__file__).parents[2]
@@ -129,10 +130,10 @@ def test_no_camera_by_default() -> None:
 
 
 def test_wrong_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"step_size: got 0, expected more than 0"):
-        DummyParams(step_size=0)
-    with pytest.raises(ValueError, match=r"image_size: got -1"):
-        DummyParams(image_size=-1)
+    with pytest.raises(UserError, match=r"step_size: got 0 .* greater than 0"):
+        parse_params(DummyParams, {"step_size": 0}, "env.init_params")
+    with pytest.raises(UserError, match=r"image_size: got -1 .* greater than or equal to 0"):
+        parse_params(DummyParams, {"image_size": -1}, "env.init_params")
 
 
 def test_registry_finds_adapters_by_name_and_by_path() -> None:

@@ -1,1 +1,112 @@
-"""LIBERO's scripted expert: it plans from the simulator's privileged state. Imports no torch."""
+"""The scripted expert for LIBERO's pick-and-place, drawer and stove tasks. See docs/experts.md.
+
+It plans from the simulator's privileged state. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied_rl.envs.base import SimEnv
+from embodied_rl.envs.libero.expert.geometry import OPEN, Command, action_toward, pointing_down, yaw_of
+from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps, find_placement
+from embodied_rl.envs.libero.expert.skills import Arm, Skill, carry, close_gripper, push, reach, release, settle
+from embodied_rl.envs.libero.expert.world import Goal, World
+from embodied_rl.errors import UserError
+
+_NOISE = 0.5
+"""Standard deviation of the noise on translation actions in free motion."""
+_NOISE_MEMORY = 0.8
+"""Correlation of the noise between control steps: white noise would average out to nothing."""
+_ATTEMPTS = 8
+
+
+@dataclass(slots=True)
+class _Episode:
+    arm: Arm
+    plan: Skill
+    noise: NDArray[np.float64]
+
+
+class LiberoExpert:
+    """Plays LIBERO tasks from the simulator's state (the :class:`~embodied_rl.demonstrations.expert.Expert` protocol).
+
+    It follows the task's goal predicates and the objects' shapes; there is no script for any one task. It must be used
+    in the thread of its env.
+    """
+
+    def __init__(self, env: SimEnv) -> None:
+        from embodied_rl.envs.libero.adapter import LiberoEnv
+
+        if not isinstance(env, LiberoEnv):
+            raise UserError(f"LiberoExpert: got a {type(env).__name__}, expected a LiberoEnv: it plays env_type libero")
+        self._env = env
+        self._episodes: dict[int, _Episode] = {}
+
+    def reset(self, slot: int) -> None:
+        arm = Arm()
+        self._episodes[slot] = _Episode(arm, play(arm), np.zeros(3))
+
+    def act(self, slot: int, generator: np.random.Generator | None) -> NDArray[np.float32]:
+        if slot not in self._episodes:
+            raise RuntimeError(f"act: the expert has no episode in slot {slot}; call reset({slot}) first")
+        episode = self._episodes[slot]
+        episode.arm.see(World(self._env.privileged(slot)))
+        command = next(episode.plan)
+        hand = episode.arm.world.hand
+        action = action_toward(command, hand.position, hand.rotation, episode.arm.velocity)
+        if generator is not None:
+            fresh = generator.normal(0.0, _NOISE * np.sqrt(1 - _NOISE_MEMORY**2), 3)
+            episode.noise = _NOISE_MEMORY * episode.noise + fresh
+            action[:3] = np.clip(action[:3] + command.slack * episode.noise, -1.0, 1.0)
+        return action.astype(np.float32)
+
+
+def play(arm: Arm) -> Skill:
+    """Bring about all goals of the task, then wait."""
+    goals = arm.world.goals
+    for _ in range(_ATTEMPTS):
+        for goal in goals:
+            if not arm.world.holds(goal):
+                yield from (place(arm, goal) if goal.target is not None else switch(arm, goal))
+        if arm.world.success:
+            break
+    rest = arm.world.hand
+    while True:
+        yield Command(position=rest.position, rotation=pointing_down(yaw_of(rest.rotation)), gripper=OPEN)
+
+
+def switch(arm: Arm, goal: Goal) -> Skill:
+    """(Close x), (Turnon x) and (Turnoff x): push the moving part along its joint."""
+    toward = -1.0 if goal.predicate == "turnoff" else 1.0
+    for joint in arm.world.joints(goal.subject):
+        if goal.predicate == "close":  # Closed is zero.
+            toward = 1.0 if arm.world.joint(joint) < 0 else -1.0
+        if (yield from push(arm, joint, toward, lambda: arm.world.holds(goal))):
+            return True
+    return arm.world.holds(goal)
+
+
+def place(arm: Arm, goal: Goal) -> Skill:
+    """(In x y) and (On x y): pick, carry, let go."""
+    tried: list[Grasp] = []
+    for _ in range(_ATTEMPTS):
+        yield from settle(arm)
+        world = arm.world
+        if world.holds(goal):
+            return True
+        grasps = find_grasps(world, goal)
+        fresh = [g for g in grasps if all(np.linalg.norm(g.position - t.position) > 0.015 for t in tried)]
+        grasp = (fresh or grasps)[0]
+        tried.append(grasp)
+        if not (yield from reach(arm, goal.subject, grasp)):
+            continue
+        if not (yield from close_gripper(arm, grasp)):
+            yield from release(arm)
+            continue
+        yield from carry(arm, goal.subject, find_placement(arm.world, goal), lambda: arm.world.success)
+        yield from release(arm)
+    return arm.world.holds(goal)

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from embodied_rl.envs.libero.adapter import CAMERAS, SUITES, LiberoEnv, LiberoParams, _load_suite, _SceneCache, _scenes
 from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot
+from embodied_rl.errors import UserError
+from embodied_rl.params import parse_params
 
 SIZE = 64
 STOVE = 7  # libero_goal: "turn on the stove"
@@ -415,14 +417,15 @@ def test_evicted_scenes_come_back_exactly(caplog: pytest.LogCaptureFixture) -> N
         ({"task_suite_name": "libero_goals"}, "Did you mean 'libero_goal'"),
         ({"cameras": ("agentview", "wrists")}, "Did you mean 'wrist'"),
         ({"cameras": ("wrist", "wrist")}, "at most once"),
-        ({"camera_heights": 0}, "camera_heights: got 0, expected at least 1"),
-        ({"num_steps_wait": -1}, "num_steps_wait: got -1, expected at least 0"),
-        ({"max_cached_scenes": 0}, "max_cached_scenes: got 0, expected at least 1"),
+        ({"camera_heights": 0}, r"camera_heights: got 0 \(int\); input should be greater than 0"),
+        ({"num_steps_wait": -1}, r"num_steps_wait: got -1 \(int\); input should be greater than or equal to 0"),
+        ({"reward": "dense"}, r"reward: got 'dense' .* 'success' or 'progress'"),
+        ({"max_cached_scenes": 0}, r"max_cached_scenes: got 0 \(int\); input should be greater than 0"),
     ],
 )
 def test_wrong_parameters(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LiberoParams(**{"task_suite_name": "libero_10", **arguments})
+    with pytest.raises(UserError, match=message):
+        parse_params(LiberoParams, {"task_suite_name": "libero_10", **arguments}, "env.init_params")
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams, _scenes
 
 pytest.importorskip("libero", reason="the libero extra is not installed")
 
-from embodied_rl.envs.libero.expert.expert import LiberoExpert
+from embodied_rl.envs.libero.expert import LiberoExpert
 
 NEXT_TO_PLATE = 8
 STATE = 50 * NEXT_TO_PLATE

@@ -12,7 +12,7 @@ from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.play import play_expert
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
-from embodied_rl.envs.libero.expert.expert import LiberoExpert
+from embodied_rl.envs.libero.expert import LiberoExpert
 from embodied_rl.errors import UserError
 
 HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_10": 520}
