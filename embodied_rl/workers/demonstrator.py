@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from embodied_rl.contracts import Delivery, EnvObs
-from embodied_rl.demonstrations.dataset import Demonstrations
+from embodied_rl.demonstrations.dataset import Demonstrations, augment, demonstration_trajectory, frames_of_step
 from embodied_rl.demonstrations.lerobot.metadata import IMAGES
-from embodied_rl.demonstrations.samples import augment, demonstration_trajectory, frames_of_step
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.models.base import ActionStatistics, PolicySpec
 from embodied_rl.plan import Channels, RunPlan

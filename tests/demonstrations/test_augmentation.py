@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied_rl.demonstrations.samples import augment, jitter, shift
+from embodied_rl.demonstrations.dataset import augment, jitter, shift
 from embodied_rl.schema import AugmentationConfig
 
 OFF = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0)

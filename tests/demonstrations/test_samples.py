@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied_rl.demonstrations.samples import demonstration_trajectory, frames_of_step
+from embodied_rl.demonstrations.dataset import demonstration_trajectory, frames_of_step
 
 
 def drawn(num_frames: int, batch_size: int, steps: int, seed: int = 0) -> list[int]:

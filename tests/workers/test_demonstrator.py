@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from embodied_rl.contracts import Trajectory
-from embodied_rl.demonstrations.dataset import Demonstrations
-from embodied_rl.demonstrations.samples import frames_of_step
+from embodied_rl.demonstrations.dataset import Demonstrations, frames_of_step
 from embodied_rl.errors import UserError
 from embodied_rl.launch import connect, make_backend
 from embodied_rl.models.tiny_vla import TinyVlaPolicy
