@@ -9,13 +9,12 @@ from embodied_rl.tasks.collect import rules as collect
 from embodied_rl.tasks.embodied import rules as embodied
 from embodied_rl.tasks.embodied_sft import rules as embodied_sft
 from embodied_rl.tasks.math import rules as math
-from embodied_rl.tasks.sft import rules as sft
 from embodied_rl.tasks.task import Task
 
 TASKS: Final[Mapping[str, Task]] = {
     "collect": collect.TASK,
     "embodied": embodied.TASK,
     "math": math.TASK,
-    "sft": sft.TASK,
+    "sft": math.SFT_TASK,
     "embodied_sft": embodied_sft.TASK,
 }

@@ -1,1 +1,1 @@
-"""``task=math``: a language model learns from the scores of its answers."""
+"""``task=math``: a language model learns from the scores of its answers; ``task=sft``: it imitates demonstrations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.language.datasets.registry import dataset_params
@@ -114,3 +115,5 @@ TASK = Task(
     wiring="embodied_rl.tasks.math.run:MathWiring",
     language=True,
 )
+SFT_TASK = replace(TASK, config=SftConfig, wiring="embodied_rl.tasks.math.run:SftWiring", imitates=True)
+"""``task=sft``: the same rules, which tell the two apart."""

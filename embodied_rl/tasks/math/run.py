@@ -1,4 +1,4 @@
-"""The loop of ``task=math``, and its wiring.
+"""The loops of ``task=math`` and ``task=sft``, and their wiring.
 
 One step; ``=>`` is a message, a column waits where it has nothing to do:
 
@@ -32,6 +32,7 @@ from embodied_rl.contracts import Spaces
 from embodied_rl.language.accuracy import evaluation_of
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import MathConfig
+from embodied_rl.tasks.embodied.reporting import longest
 from embodied_rl.tasks.loop import TrainingLoop
 from embodied_rl.tasks.math.reporting import (
     MathReporter,
@@ -155,3 +156,33 @@ class MathWiring(Wiring[MathConfig]):
             ),
             first_step=self.plan.start.step,
         )
+
+
+class SftRunner(MathRunner):
+    """The loop of ``task=sft``: the generation workers send demonstrations of language instead of completions of their
+    own, so they need the weights only to evaluate."""
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Demonstrations, update."""
+        start = time.perf_counter()
+        received = self.actor.call(ActorWorker.receive, step=step)
+        tokens: list[int] = self.rollout.call(GenerationWorker.demonstrate, step=step).wait()
+        received.wait()
+        rollout_s = time.perf_counter() - start
+        updates = self.update(step)
+        metrics = {f"actor/{name}": value for name, value in updates[0].metrics.items()}
+        return metrics | {
+            "rollout/tokens": float(sum(tokens)),
+            "time/step": time.perf_counter() - start,
+            "time/rollout": rollout_s,
+            "time/update": longest(updates, "update"),
+        }
+
+    def warning(self, metrics: Mapping[str, float]) -> None:
+        """Every demonstration teaches something."""
+
+
+class SftWiring(MathWiring):
+    """The groups of ``task=math`` with another loop."""
+
+    loop = SftRunner

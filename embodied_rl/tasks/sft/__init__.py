@@ -1,1 +1,0 @@
-"""``task=sft``: a language model imitates demonstrations."""
