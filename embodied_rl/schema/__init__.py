@@ -1,9 +1,12 @@
 """The config's dataclasses: names, types and documentation. Defaults live in ``config/`` and nowhere else.
 
-A module for each section; ``tasks`` puts them together. Cross-field rules are in ``validation.py``.
+A module for each section; here they are put together, a class for each task. Rules across fields are in
+``tasks/validation.py`` and each task's ``rules.py``.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from embodied_rl.schema.actor import ActorConfig, FSDPConfig, LRScheduleConfig, MixedPrecisionConfig, OptimConfig
 from embodied_rl.schema.algorithm import AlgorithmConfig, KLControllerConfig, NormConfig, SamplingConfig
@@ -11,30 +14,10 @@ from embodied_rl.schema.data import AugmentationConfig, CollectSection, DataConf
 from embodied_rl.schema.env import EnvConfig, EnvEvalConfig, EnvTrainConfig, VideoConfig
 from embodied_rl.schema.model import ActionModelConfig, LoraSettings, ModelConfig
 from embodied_rl.schema.rollout import GenerationConfig, RolloutConfig
-from embodied_rl.schema.runner import ClusterConfig, LoggerConfig, RunnerConfig
-from embodied_rl.schema.tasks import (
-    CollectConfig,
-    Config,
-    EmbodiedConfig,
-    EmbodiedSftConfig,
-    MathConfig,
-    SftConfig,
-)
-from embodied_rl.schema.types import (
-    STRICT,
-    DType,
-    Fraction,
-    Interval,
-    MicroBatchSize,
-    NonEmptyString,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from embodied_rl.schema.runner import ClusterConfig, RunnerConfig
+from embodied_rl.schema.types import MicroBatchSize, Section
 
 __all__ = [
-    "STRICT",
     "ActionModelConfig",
     "ActorConfig",
     "AlgorithmConfig",
@@ -43,8 +26,6 @@ __all__ = [
     "CollectConfig",
     "CollectSection",
     "Config",
-    "DType",
-    "DataConfig",
     "DemonstrationConfig",
     "EmbodiedConfig",
     "EmbodiedSftConfig",
@@ -52,28 +33,82 @@ __all__ = [
     "EnvEvalConfig",
     "EnvTrainConfig",
     "FSDPConfig",
-    "Fraction",
     "GenerationConfig",
-    "Interval",
     "KLControllerConfig",
     "LRScheduleConfig",
-    "LoggerConfig",
     "LoraSettings",
     "MathConfig",
     "MicroBatchSize",
     "MixedPrecisionConfig",
     "ModelConfig",
-    "NonEmptyString",
-    "NonNegativeFloat",
-    "NonNegativeInt",
     "NormConfig",
     "OptimConfig",
-    "PositiveFloat",
-    "PositiveInt",
     "RewardConfig",
     "RolloutConfig",
     "RunnerConfig",
     "SamplingConfig",
+    "Section",
     "SftConfig",
     "VideoConfig",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Section):
+    """A whole run, resolved and checked: what all tasks share. Nothing below the command line sees anything but this.
+
+    A run has the subclass of its task.
+    """
+
+    runner: RunnerConfig
+    cluster: ClusterConfig
+    algorithm: AlgorithmConfig
+    model: ModelConfig
+    actor: ActorConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbodiedConfig(Config):
+    """``task=embodied``: a policy that acts in simulators."""
+
+    model: ActionModelConfig
+    env: EnvConfig
+    eval_env: EnvConfig | None = None
+    """Env of evaluations, a choice of the same group (``eval_env=libero_10``); null: that of training.
+    With the same ``env_type`` it has those of ``env.init_params``, too, that it does not set."""
+    rollout: RolloutConfig
+
+    @property
+    def evaluated(self) -> EnvConfig:
+        """The env of evaluations; its section ``eval`` applies."""
+        return self.env if self.eval_env is None else self.eval_env
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MathConfig(Config):
+    """``task=math``: a language model that answers prompts, scored by a function."""
+
+    data: DataConfig
+    reward: RewardConfig
+    rollout: GenerationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftConfig(MathConfig):
+    """``task=sft``: a language model that imitates the data's demonstrations, evaluated as in ``task=math``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbodiedSftConfig(EmbodiedConfig):
+    """``task=embodied_sft``: a policy that imitates recorded episodes, evaluated as in ``task=embodied``."""
+
+    data: DemonstrationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectConfig(Config):
+    """``task=collect``: an expert or a policy plays, and its episodes become a data set."""
+
+    model: ActionModelConfig
+    env: EnvConfig
+    collect: CollectSection

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from embodied_rl.schema.types import (
-    STRICT,
     DType,
     Fraction,
     MicroBatchSize,
@@ -16,12 +15,12 @@ from embodied_rl.schema.types import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Section,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class OptimConfig(Section):
     lr: PositiveFloat
     value_lr: PositiveFloat | None
     """Of the value head; null: ``lr``."""
@@ -37,10 +36,9 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LRScheduleConfig:
+class LRScheduleConfig(Section):
     """Of all learning rates alike, in training steps."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     lr_decay_style: Literal["constant", "linear", "cosine", "wsd"]
     """wsd: stable, then linear."""
     lr_warmup_iters: NonNegativeInt
@@ -56,10 +54,9 @@ class LRScheduleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPrecisionConfig:
+class MixedPrecisionConfig(Section):
     """Weights, optimiser state and the mathematics of losses stay as they are, float32 as a rule."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     param_dtype: DType | None
     """Of gathered parameters, and so of forward and backward passes; null: that of the weights. float16 scales the loss
     so that gradients do not underflow."""
@@ -68,8 +65,7 @@ class MixedPrecisionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FSDPConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class FSDPConfig(Section):
     sharding_strategy: Literal["full_shard", "hybrid_shard", "no_shard"]
     """Over which ranks parameters, gradients and optimiser state are split: all of them; those of a group of
     ``fsdp_size``, each group being a replica; none, every rank being a replica."""
@@ -86,8 +82,7 @@ class FSDPConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActorConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class ActorConfig(Section):
     seed: NonNegativeInt
     """Of the initial weights, the sampled actions and the mini-batches' order."""
     micro_batch_size: MicroBatchSize

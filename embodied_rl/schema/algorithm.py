@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from embodied_rl.schema.types import (
-    STRICT,
     Fraction,
     KLType,
     LogprobLevel,
@@ -20,12 +19,12 @@ from embodied_rl.schema.types import (
     PositiveInt,
     RatioLevel,
     RewardLevel,
+    Section,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class SamplingConfig(Section):
     temperature: PositiveFloat
     """Of the sampled actions in training; the same value scales the recomputed log-probabilities."""
     temperature_eval: NonNegativeFloat
@@ -33,10 +32,9 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NormConfig:
+class NormConfig(Section):
     """``(x - mean) / (std + eps)``, mean and deviation each of the batch, of the group, or left out."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     mean_level: NormLevel
     std_level: NormLevel
     leave_one_out: bool
@@ -47,8 +45,7 @@ class NormConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KLControllerConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class KLControllerConfig(Section):
     type: Literal["fixed", "adaptive"]
     """adaptive: the weight follows the divergence, towards ``target_kl``."""
     target_kl: PositiveFloat
@@ -58,8 +55,7 @@ class KLControllerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class AlgorithmConfig(Section):
     adv_type: str
     """Advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or raw; or one from
     outside: an entry point, ``module:function`` or ``path/to/file.py:function``. gae needs a value head, which the

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from embodied_rl.schema.types import STRICT, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from embodied_rl.schema.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class DataConfig(Section):
     name: str
     """The data group's name, for the run's."""
     dataset: str
@@ -32,8 +31,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class RewardConfig(Section):
     function: str
     """Name in ``language/rewards/functions.py``, of an entry point, ``module:function`` or
     ``path/to/file.py:function``; ``weighted``: a sum of several; ``reward_model``: a sequence classifier."""
@@ -55,10 +53,9 @@ class RewardConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AugmentationConfig:
+class AugmentationConfig(Section):
     """Random changes of a demonstration's images, drawn for each sample anew."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     random_shift: NonNegativeInt
     """Largest shift in pixels, along each axis and for each camera; what comes in repeats the border. 0: off."""
     brightness: Fraction
@@ -68,8 +65,7 @@ class AugmentationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemonstrationConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class DemonstrationConfig(Section):
     name: str
     """The data group's name."""
     path: str
@@ -88,8 +84,7 @@ class DemonstrationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectSection:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class CollectSection(Section):
     path: str
     """The LeRobot data set's folder. A collection that was begun there goes on; more demonstrations are added."""
     policy: Literal["expert", "model"]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import ConfigDict
-
-from embodied_rl.schema.types import STRICT, NonNegativeInt, PositiveInt
+from embodied_rl.schema.types import NonNegativeInt, PositiveInt, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class VideoConfig(Section):
     save_video: bool
     info_on_video: bool
     """Label each frame with task, step, reward and success."""
@@ -23,8 +20,7 @@ class VideoConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvTrainConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class EnvTrainConfig(Section):
     total_num_envs: PositiveInt
     """Over all workers and stages."""
     max_episode_steps: PositiveInt
@@ -43,8 +39,7 @@ class EnvTrainConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvEvalConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class EnvEvalConfig(Section):
     total_num_envs: PositiveInt
     max_episode_steps: PositiveInt
     episodes_per_task: PositiveInt
@@ -54,8 +49,7 @@ class EnvEvalConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class EnvConfig(Section):
     name: str
     """Of the env group, for the run's name."""
     env_type: str

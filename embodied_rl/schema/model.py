@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from embodied_rl.schema.types import STRICT, NonNegativeInt, PositiveInt
+from embodied_rl.schema.types import NonNegativeInt, PositiveInt, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSettings:
+class LoraSettings(Section):
     """Low-rank adapters: the base weights are not trained."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     path: str | None
     """A folder of adapters in peft's format, which go on being trained. Rank, alpha, layers and scale are the
     folder's; null: fresh ones."""
@@ -40,8 +39,7 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class ModelConfig(Section):
     model_type: str
     """Name in ``models/registry.py``, of an entry point, ``module:Class`` or ``path/to/file.py:Class``."""
     path: str | None
@@ -54,6 +52,5 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionModelConfig(ModelConfig):
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     num_action_chunks: PositiveInt
     """Actions decided at once and executed open-loop."""

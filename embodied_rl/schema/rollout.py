@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from embodied_rl.schema.types import STRICT, NonEmptyString, NonNegativeInt, PositiveFloat, PositiveInt
+from embodied_rl.schema.types import NonEmptyString, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class RolloutConfig(Section):
     pipeline_stage_num: PositiveInt
     """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
     enable_offload: bool
@@ -25,8 +24,7 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class GenerationConfig(Section):
     backend: str
     """Engine that decodes: a name in ``language/engines/base.py``, of an entry point, ``module:Class`` or
     ``path/to/file.py:Class``."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from embodied_rl.schema.types import STRICT, Fraction, Interval, PositiveFloat, PositiveInt
+from embodied_rl.schema.types import Fraction, Interval, PositiveFloat, PositiveInt, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggerConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class LoggerConfig(Section):
     logger_backends: list[str]
     """Any of console, tensorboard, jsonl, wandb, or from outside: an entry point, ``module:Class`` or
     ``path/to/file.py:Class``."""
@@ -26,8 +25,7 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class RunnerConfig(Section):
     task_type: str
     """Task: a name in ``tasks/table.py``; set by ``task=``."""
     experiment_name: str
@@ -68,8 +66,7 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+class ClusterConfig(Section):
     backend: Literal["serial", "process"]
     """serial: all workers in this process, one thread, for a debugger; process: a process each."""
     component_placement: dict[str, str | int]

@@ -1,13 +1,20 @@
-"""Values that several sections share."""
+"""Base of the sections, and values that several of them share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-"""Unknown keys are refused, and "3" is not 3; a field's docstring is its description."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Base of the configuration and of its sections. Unknown keys are refused, and "3" is not 3; a docstring below a
+    field is its description."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
