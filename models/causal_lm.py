@@ -21,33 +21,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+import transformers  # its models only where they are needed: importing those takes seconds
 from pydantic import ConfigDict, PositiveInt
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.nn import functional
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
 from embodied_rl.models.categorical import scaled_log_softmax
 from embodied_rl.models.weights.folder import LOADING_ERRORS, VALUE_HEAD_FILE, load_head, load_model, write_tensors
 
-_FAMILIES: Mapping[str, tuple[Any, Any]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-}
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names under which a tokenizer is saved that is all in its ``tokenizer.json``."""
@@ -97,8 +82,8 @@ class CausalLMPolicy(Policy):
         if spec.state_dim or spec.image_shapes or spec.action_dim != 1:
             raise UserError("model_type 'causal_lm' answers prompts and does not act in an env; use task=math")
         self.spec, self.params = spec, params
-        self.model: PreTrainedModel = _build_model(params, path)
-        self.tokenizer: PreTrainedTokenizerBase = _load_tokenizer(params, path)
+        self.model: transformers.PreTrainedModel = _build_model(params, path)
+        self.tokenizer: transformers.PreTrainedTokenizerBase = _load_tokenizer(params, path)
         if path is not None and params.architecture is not None:
             _compare(params.architecture, path, self.model, self.tokenizer)
         embedding: Any = self.model.get_input_embeddings()
@@ -209,7 +194,7 @@ class CausalLMPolicy(Policy):
         return list(decoder.layers)
 
 
-def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
+def character_tokenizer(characters: str) -> transformers.PreTrainedTokenizerFast:
     """Tokens 0, 1, 2 are padding, end and unknown; then the distinct ``characters`` in their order.
 
     ``save_pretrained`` works on it, and ``PreTrainedTokenizerFast.from_pretrained`` reads it back; ``AutoTokenizer``
@@ -220,7 +205,7 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     # `.` would drop line ends.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
@@ -235,24 +220,25 @@ def position_ids(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def _load_tokenizer(params: CausalLMParams, path: str | None) -> PreTrainedTokenizerBase:
+def _load_tokenizer(params: CausalLMParams, path: str | None) -> transformers.PreTrainedTokenizerBase:
     if path is None:
         assert params.architecture is not None  # else there would be no model
         return character_tokenizer(params.architecture.characters)
     try:
-        if get_tokenizer_config(path).get("tokenizer_class") in GENERIC_TOKENIZERS:
+        tokenization_auto = transformers.models.auto.tokenization_auto
+        if tokenization_auto.get_tokenizer_config(path).get("tokenizer_class") in GENERIC_TOKENIZERS:
             # AutoTokenizer would go by the model's family instead, and cut texts as that family's tokenizer does.
-            return PreTrainedTokenizerFast.from_pretrained(path)
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            return transformers.PreTrainedTokenizerFast.from_pretrained(path)
+        return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"model.path={path}: no tokenizer: {first_line(error)}") from error
 
 
-def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
+def _build_model(params: CausalLMParams, path: str | None) -> transformers.PreTrainedModel:
     dtype, architecture = getattr(torch, params.dtype), params.architecture
     if path is not None:
         try:
-            return load_model(AutoModelForCausalLM, path, dtype=dtype)
+            return load_model(transformers.AutoModelForCausalLM, path, dtype=dtype)
         except LOADING_ERRORS as error:
             raise UserError(
                 f"model.path={path}: not a causal language model's folder, nor one on the hub: {first_line(error)}"
@@ -263,8 +249,8 @@ def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
             "model=tiny_lm makes one"
         )
     tokenizer = character_tokenizer(architecture.characters)
-    make_config, make_model = _FAMILIES[architecture.type]
-    config = make_config(
+    config = transformers.AutoConfig.for_model(
+        architecture.type,
         vocab_size=len(tokenizer),
         **_sizes(architecture),
         pad_token_id=tokenizer.pad_token_id,
@@ -272,7 +258,7 @@ def _build_model(params: CausalLMParams, path: str | None) -> PreTrainedModel:
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=True,
     )
-    return make_model(config).to(dtype)
+    return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
 
 
 def _sizes(architecture: Architecture) -> dict[str, int]:
@@ -287,7 +273,12 @@ def _sizes(architecture: Architecture) -> dict[str, int]:
     }
 
 
-def _compare(architecture: Architecture, path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _compare(
+    architecture: Architecture,
+    path: str,
+    model: transformers.PreTrainedModel,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+) -> None:
     """Refuse a folder whose model is not of ``model.params.architecture``, as an exported ``model=tiny_lm`` is."""
     expected = {"model_type": architecture.type, **_sizes(architecture)}
     found = {name: getattr(model.config, name, None) for name in expected}
