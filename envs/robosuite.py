@@ -164,14 +164,13 @@ class RobosuiteEnv:
 
     def _picture(self, slot: int, camera: str, height: int, width: int) -> NDArray[np.uint8]:
         sim: Any = self._envs[slot].sim
-        context = sim._render_context_offscreen or self._create_context(sim)
+        context = sim._render_context_offscreen
+        if not context:
+            params = self._params
+            largest = max(params.camera_height, params.render_height), max(params.camera_width, params.render_width)
+            context = render_context(_NAME, sim, *largest)
         context.gl_ctx.make_current()  # Every env has a context of its own.
         return np.ascontiguousarray(sim.render(width=width, height=height, camera_name=camera)[::-1])
-
-    def _create_context(self, sim: Any) -> Any:
-        params = self._params
-        height, width = max(params.camera_height, params.render_height), max(params.camera_width, params.render_width)
-        return render_context(_NAME, sim, height, width)
 
 
 def _import_robosuite() -> Any:

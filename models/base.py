@@ -222,7 +222,7 @@ class Policy(nn.Module):
         return []
 
     def adapter_root(self) -> nn.Module:
-        """Where adapters are put: the module whose names a checkpoint of adapters uses."""
+        """The module that adapters are put into; a checkpoint of adapters uses its names."""
         return self
 
     def shard_units(self) -> list[nn.Module]:

@@ -59,14 +59,14 @@ class MlpPolicy(Policy):
     @torch.no_grad()
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         state = obs.state.to(self.log_std.device)
-        mean, log_std = self._distribution(state, temperature)
-        sample = mean
+        actions = self._distribution(state, temperature)
+        sample = actions.loc
         if not greedy:
-            noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-            sample = mean + log_std.exp() * noise
+            noise = torch.randn(sample.shape, generator=generator, device=sample.device, dtype=sample.dtype)
+            sample = sample + actions.scale * noise
         return PolicyOutput(
             actions=sample.clamp(-1.0, 1.0),
-            logprobs=_normal_logprob(sample, mean, log_std),
+            logprobs=actions.log_prob(sample),
             values=self._values(state),
             replay_inputs={"state": state, "samples": sample},
         )
@@ -84,15 +84,14 @@ class MlpPolicy(Policy):
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
         state = replay_inputs["state"].to(self.log_std.device)
-        mean, log_std = self._distribution(state, temperature)
-        entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
+        actions = self._distribution(state, temperature)
+        # FSDP warns of outputs that are views.
+        distribution = {"loc": actions.loc.clone(), "scale": actions.scale.clone()} if with_distribution else None
         return Evaluation(
-            logprobs=_normal_logprob(replay_inputs["samples"].to(mean.device), mean, log_std),
-            entropy=entropy.expand_as(mean).clone().clone(),  # FSDP warns of outputs that are views
+            logprobs=actions.log_prob(replay_inputs["samples"].to(state.device)),
+            entropy=actions.entropy(),
             values=self._values(state),
-            distribution={"loc": mean.clone(), "scale": log_std.exp().expand_as(mean).clone()}
-            if with_distribution
-            else None,
+            distribution=distribution,
         )
 
     def undecayed_parameters(self) -> list[nn.Parameter]:
@@ -105,15 +104,11 @@ class MlpPolicy(Policy):
     def _values(self, state: Tensor) -> Tensor | None:
         return self.value_head(state).float() if self.value_head else None
 
-    def _distribution(self, state: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Mean [N,C,A] and log standard deviation [C,A]."""
+    def _distribution(self, state: Tensor, temperature: float) -> Normal:
+        """Of [N,C,A]."""
         check_temperature(temperature)
         mean = self.policy(state).float().unflatten(-1, self.log_std.shape)
-        return mean, self.log_std.float() + math.log(temperature)
-
-
-def _normal_logprob(sample: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    return -0.5 * ((sample - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
+        return Normal(mean, temperature * self.log_std.float().exp(), validate_args=False)
 
 
 def _tanh_mlp(inputs: int, outputs: int, params: MlpParams, *, last_gain: float) -> nn.Sequential:

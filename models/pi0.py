@@ -6,7 +6,7 @@ Folders are in lerobot's or in transformers' layout. The names of weights in the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +149,7 @@ class Pi0Policy(FlowPolicy):
         result: dict[str, Tensor] = {}
         head: Tensor | None = None
         for name, tensor in weights.items():
-            new = name
-            for pattern, replacement in _TO_TRANSFORMERS:
-                new = re.sub(pattern, replacement, new)
+            new = _renamed(name, _TO_TRANSFORMERS)
             if new == _VLM_HEAD:
                 head = tensor
             elif new not in (_EXPERT_HEAD, EXPERT_WORDS):
@@ -166,12 +164,7 @@ class Pi0Policy(FlowPolicy):
 
     @classmethod
     def published_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        result: dict[str, Tensor] = {}
-        for name, tensor in weights.items():
-            new = name
-            for pattern, replacement in _TO_LEROBOT:
-                new = re.sub(pattern, replacement, new, count=1)
-            result[new] = tensor
+        result = {_renamed(name, _TO_LEROBOT): tensor for name, tensor in weights.items()}
         words, norm = weights[_WORDS], weights["model.dit.norm.weight"]
         # lerobot's class has this layer, reads it and uses it for nothing.
         result[f"model.{_EXPERT_HEAD}"] = torch.zeros(len(words), len(norm), dtype=words.dtype)
@@ -244,6 +237,12 @@ def lerobot_config(config: Any, features: Mapping[str, Any]) -> dict[str, Any]:
     if any(sizes[part] for part in ("paligemma", "expert", "vision")) or text.vocab_size != _VOCABULARY:
         result[ARCHITECTURE] = sizes
     return result
+
+
+def _renamed(name: str, rules: Sequence[tuple[str, str]]) -> str:
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _statistics(directory: Path) -> dict[str, Tensor]:

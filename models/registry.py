@@ -28,7 +28,7 @@ MODELS: Final = Registry(
 )
 """``model_type`` -> "module:Class"."""
 LANGUAGE_MODELS = ("causal_lm",)
-"""Those that answer prompts (``task=math``); the others act in envs."""
+"""Models that answer prompts (``task=math``); the others act in envs."""
 
 
 def policy_class(model_type: str) -> type[Policy]:

@@ -336,21 +336,14 @@ class _VlmWithExpert(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.vlm = _Vlm(sizes)
+        self.vlm: Any = nn.Module()  # transformers' SmolVLMForConditionalGeneration without its output layer
+        self.vlm.model = SmolVLMModel(sizes.vlm)
         self.lm_expert: Any = LlamaModel(sizes.expert)
         self.lm_expert.embed_tokens = None
         every = sizes.self_attention_every
         for index, layer in enumerate(self.lm_expert.layers):
             if every <= 0 or index % every:
                 layer.self_attn = CrossAttention(sizes.expert, index)
-
-
-class _Vlm(nn.Module):
-    """transformers' ``SmolVLMForConditionalGeneration`` without its output layer."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        self.model = SmolVLMModel(sizes.vlm)
 
 
 def time_embedding(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:

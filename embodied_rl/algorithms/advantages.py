@@ -17,7 +17,7 @@ from embodied_rl.schema.types import RewardLevel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """What an estimator may look at; the fields are those of ``contracts.Trajectory``."""
+    """Inputs of an estimator; the fields are those of ``contracts.Trajectory``."""
 
     reward_level: RewardLevel
     rewards: Tensor

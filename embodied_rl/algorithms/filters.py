@@ -1,4 +1,4 @@
-"""What stays in the loss: filters of whole groups, of shared prefixes, of units too far off the policy."""
+"""Filters of the loss: of whole groups, of shared prefixes, of units too far off the policy."""
 
 from __future__ import annotations
 

@@ -246,8 +246,8 @@ ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda d: 0.5 * d.square(),
     "k3": _k3,
 }
-"""Of KL(π, π_ref) from ``d = log π(a) - log π_ref(a)`` of an action drawn from π (Schulman 2020, "Approximating KL
-divergence"): k1 is unbiased and can be negative, k2 is biased, k3 is unbiased and never negative."""
+"""Estimators of KL(π, π_ref) from ``d = log π(a) - log π_ref(a)`` of an action drawn from π (Schulman 2020,
+"Approximating KL divergence"): k1 is unbiased and can be negative, k2 is biased, k3 is unbiased and never negative."""
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: str, mask: Tensor | None = None) -> Tensor:

@@ -28,7 +28,7 @@ def rollout_returns(rewards: Tensor, valid: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Which members form a group."""
+    """The members of each group."""
 
     ids: Tensor
     """[G] int64, the distinct group ids in ascending order."""

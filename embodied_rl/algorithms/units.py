@@ -52,7 +52,7 @@ def reduce_to_level(tokens: Tensor, valid: Tensor, level: LogprobLevel) -> Tenso
 
 
 def mask_at_level(valid: Tensor, level: LogprobLevel, action_dim: int) -> Tensor:
-    """Which units of ``level`` count: a chunk does if any of its steps is valid.
+    """The units of ``level`` that count: a chunk does if any of its steps is valid.
 
     Args:
         valid: [*,C] bool.
@@ -67,7 +67,7 @@ def mask_at_level(valid: Tensor, level: LogprobLevel, action_dim: int) -> Tensor
 
 
 def any_at_level(tokens: Tensor, level: LogprobLevel) -> Tensor:
-    """Which units of ``level`` have a true token: bool [*,C,A] -> bool [*,C,A], [*,C] or [*]."""
+    """The units of ``level`` that have a true token: bool [*,C,A] -> bool [*,C,A], [*,C] or [*]."""
     if level == "token_level":
         return tokens
     return tokens.any(-1) if level == "action_level" else tokens.flatten(-2).any(-1)
@@ -104,7 +104,7 @@ def broadcast_to_level(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How much the units of an optimiser step's samples count."""
+    """Weights of the units of an optimiser step's samples."""
 
     per_sample: Tensor
     """[B] float64: the weight of each of the sample's units."""

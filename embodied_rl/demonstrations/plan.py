@@ -137,18 +137,14 @@ def conflicts(config: CollectConfig) -> Iterator[str]:
         yield f"collect.path: {path} cannot be read ({error}); give another folder"
         return
     now = yaml.safe_load(yaml.safe_dump(asdict(config)))
-    differing = [key for key in decisive_keys(config) if _at(before, key) != _at(now, key)]
+    decisive = _DECISIVE + _DECISIVE_FOR[config.collect.policy]
+    differing = [key for key in decisive if _at(before, key) != _at(now, key)]
     if differing:
         changes = "; ".join(f"{key} was {_at(before, key)}, now {_at(now, key)}" for key in differing)
         yield (
             f"collect.path: the episodes in {root} were played with other settings: {changes}. Set them as they were, "
             "or give another collect.path"
         )
-
-
-def decisive_keys(config: CollectConfig) -> tuple[str, ...]:
-    """Keys (or sections) that must not change while a data set grows."""
-    return _DECISIVE + _DECISIVE_FOR[config.collect.policy]
 
 
 def _at(content: Any, key: str) -> Any:

@@ -176,7 +176,6 @@ class Scorer:
             tensor[flat] = found[name]
             return tensor
 
-        logprobs = t.logprobs
         if "logprobs" in found:
             present = spread("logprobs")
             mask = mask_at_level(t.valid, "token_level", t.logprobs.shape[-1])
@@ -185,7 +184,7 @@ class Scorer:
             diagnostics.add_max("logprob_gap_max", gap, mask)
             t = replace(
                 t,
-                logprobs=present if self._recompute else logprobs,
+                logprobs=present if self._recompute else t.logprobs,
                 proximal_logprobs=present if self._proximal else None,
             )
         if "values" in found and t.values is None:

@@ -21,7 +21,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.host import release_memory
 from embodied_rl.monitoring.timers import PhaseTimer
-from embodied_rl.schema import FSDPConfig, MixedPrecisionConfig
+from embodied_rl.schema import FSDPConfig
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 
@@ -63,7 +63,11 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
             "actor.fsdp_config.cpu_offload=true: this actor has no accelerator, so all is in host memory already; set "
             "it to false"
         )
-    blocks = _precision(config.mixed_precision)
+    precision = config.mixed_precision
+    blocks = MixedPrecisionPolicy(
+        param_dtype=None if precision.param_dtype is None else getattr(torch, precision.param_dtype),
+        reduce_dtype=getattr(torch, precision.reduce_dtype),
+    )
     # Inputs of the policy as a whole are records, such as sampled actions, that the log-probabilities need as they are.
     root = MixedPrecisionPolicy(
         param_dtype=None if policy.float32_root else blocks.param_dtype,
@@ -76,13 +80,6 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
     for block in policy.shard_units():
         fully_shard(block, mesh=replicas, reshard_after_forward=reshard, mp_policy=blocks, offload_policy=offload)
     fully_shard(policy, mesh=replicas, reshard_after_forward=reshard, mp_policy=root, offload_policy=offload)
-
-
-def _precision(config: MixedPrecisionConfig) -> MixedPrecisionPolicy:
-    return MixedPrecisionPolicy(
-        param_dtype=None if config.param_dtype is None else getattr(torch, config.param_dtype),
-        reduce_dtype=getattr(torch, config.reduce_dtype),
-    )
 
 
 def _replicated(mesh: DeviceMesh, config: FSDPConfig) -> DeviceMesh:

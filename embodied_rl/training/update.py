@@ -135,7 +135,8 @@ class Updater:
             if loss_scale != 1:
                 for gradient in [p.grad for p in parameters if p.grad is not None]:
                     gradient.div_(loss_scale)
-            norm = _full(torch.nn.utils.clip_grad_norm_(parameters, limit))
+            norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             if torch.isfinite(norm):
                 break
         diagnostics.merge(found)
@@ -227,8 +228,3 @@ def _masked(batch: TrainBatch) -> TrainBatch:
         valid=torch.zeros_like(batch.valid),
         value_mask=None if batch.value_mask is None else torch.zeros_like(batch.value_mask),
     )
-
-
-def _full(tensor: Tensor) -> Tensor:
-    """A DTensor's whole value."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

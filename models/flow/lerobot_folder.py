@@ -121,7 +121,7 @@ class Normalizer(nn.Module):
 
 
 def normalizer(folder: LerobotFolder, feature: str, size: int) -> Normalizer:
-    """That of ``observation.state`` or ``action``, for the env's ``size`` dimensions.
+    """The map of ``observation.state`` or ``action``, for the env's ``size`` dimensions.
 
     Raises:
         UserError: the folder lacks the statistics, or has them for another size.

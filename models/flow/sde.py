@@ -48,7 +48,7 @@ class FlowParams:
     num_steps: PositiveInt = 10
     """K denoising steps."""
     noise_method: Literal["flow_sde", "flow_noise"] = "flow_sde"
-    """Where exploration comes from: a stochastic differential equation, or a learned deviation."""
+    """Source of exploration: a stochastic differential equation, or a learned deviation."""
     noise_level: PositiveFloat = 0.5
     """flow_sde: a, the scale of the noise."""
     stochastic_steps: Literal["one", "all"] = "one"
@@ -64,7 +64,7 @@ class FlowParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """How actions were denoised, as far as the log-probabilities need it."""
+    """The denoising of actions, as far as the log-probabilities need it."""
 
     states: Tensor
     """[N,S+1,H,D]: before and after each stochastic step."""

@@ -39,7 +39,7 @@ class VitShape:
     register_tokens: int = 0
     class_token: bool = False
     layer_scale: float | None = None
-    """Where the factors behind each residual branch start; None: there are none."""
+    """Initial value of the factors behind each residual branch; None: there are none."""
     attention_pool: bool = False
     """The weights have a pooling head, which these models do not use."""
 

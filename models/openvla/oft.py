@@ -77,7 +77,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
         if _wanted(None if params.action_head is None else params.action_head == "l1", folder, "action_head"):
             self.action_head = L1ActionHead(width, spec.action_dim)
             self.network.language_model.lm_head.requires_grad_(False)
-        for name, part in self._modules_of_parts().items():
+        for name, part in self._parts().items():
             state = read_part(folder, name)
             check_fit(part.state_dict(), state, f"model.path={folder}: {name}")
             part.load_state_dict(state)
@@ -165,10 +165,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
         assert self.action_head is not None
         return self.action_head(states.flatten(1, 2).to(self.action_head.model.fc1.weight.dtype)).float()
 
-    def _parts(self) -> dict[str, dict[str, Tensor]]:
-        return {name: part.state_dict() for name, part in self._modules_of_parts().items()}
-
-    def _modules_of_parts(self) -> dict[str, L1ActionHead | Mlp]:
+    def _parts(self) -> dict[str, nn.Module]:
         found = {"action_head": self.action_head, "proprio_projector": self.proprio_projector}
         return {name: part for name, part in found.items() if part is not None}
 

@@ -129,7 +129,8 @@ class OpenVlaBase(Policy):
         weights = self.network.state_dict()
         if any(".lora_" in name for name in weights):
             raise RuntimeError("published layouts have no adapters: merge them first, with models/weights/lora.py")
-        write_folder(directory, self._folder, weights, self._parts())
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        write_folder(directory, self._folder, weights, parts)
         if self.value_head is not None:
             write_tensors(directory / VALUE_HEAD_FILE, self.value_head.state_dict())
 
@@ -184,8 +185,8 @@ class OpenVlaBase(Policy):
             tokens=tokens,
         )
 
-    def _parts(self) -> dict[str, dict[str, Tensor]]:
-        """State dicts that the folder holds beside the network's."""
+    def _parts(self) -> Mapping[str, nn.Module]:
+        """Modules that the folder holds beside the network."""
         return {}
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:

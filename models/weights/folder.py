@@ -45,7 +45,8 @@ def write(policy: nn.Module, params: Any, spec: Any, directory: Path) -> None:
 
 
 def read(policy: nn.Module, params: Any, directory: Path) -> None:
-    """Give ``policy`` the weights that :func:`write` wrote.
+    """Give ``policy`` the weights that :func:`write` wrote. A value head may be missing as a whole (it then is fresh),
+    or too many.
 
     Raises:
         UserError: not such a folder, or one of another policy.
@@ -58,7 +59,11 @@ def read(policy: nn.Module, params: Any, directory: Path) -> None:
                 f"model.path={directory}: its {CONFIG_FILE} says {key} {config.get(key)}, and this run has {value}; "
                 "choose the model and model.params that the weights were made with"
             )
-    load_strictly(policy, read_weights(directory), directory)
+    own, weights = policy.state_dict(), read_weights(directory)
+    if not all(any(name.startswith(_VALUE_HEAD) for name in names) for names in (own, weights)):
+        own, weights = _without_value_head(own), _without_value_head(weights)
+    check_fit(own, weights, f"model.path={directory}")
+    policy.load_state_dict(weights, strict=False)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -126,20 +131,6 @@ def read_json(path: Path, *, key: str = "model.path") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{key}: {path} holds a {type(content).__name__}, expected an object")
     return content
-
-
-def load_strictly(policy: nn.Module, weights: Mapping[str, Tensor], directory: Path) -> None:
-    """Load a whole state dict. A value head may be missing as a whole (it then is fresh), or too many.
-
-    Raises:
-        UserError: other weights are missing or too many, or have another shape.
-    """
-    own = policy.state_dict()
-    in_both = [any(name.startswith(_VALUE_HEAD) for name in names) for names in (own, weights)]
-    if not all(in_both):
-        own, weights = _without_value_head(own), _without_value_head(weights)
-    check_fit(own, weights, f"model.path={directory}")
-    policy.load_state_dict(weights, strict=False)
 
 
 def load_head(head: nn.Module, path: Path) -> None:
@@ -233,7 +224,7 @@ def check_fit(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where
 
 
 def misfits(expected: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]]) -> list[str]:
-    """How the shapes of tensors differ from the expected ones, a line each."""
+    """Differences of tensors' shapes from the expected ones, a line each."""
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is unexpected" for name in found if name not in expected]
     problems += [

@@ -164,12 +164,6 @@ def has_adapters(policy: Policy) -> bool:
     return any(isinstance(module, LoraLayer) for module in policy.modules())
 
 
-def trains_base_weights(policy: Policy) -> bool:
-    """Whether anything beside adapters and value head is trained."""
-    own = _ids(policy.value_parameters())
-    return any(p.requires_grad and id(p) not in own and ".lora_" not in name for name, p in policy.named_parameters())
-
-
 @contextlib.contextmanager
 def adapters_off(policy: Policy) -> Iterator[None]:
     """The policy computes as its base does. Without gradients only: they would be those of nothing."""

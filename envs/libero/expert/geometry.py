@@ -57,7 +57,7 @@ class Boxes:
         return self.corners.max(axis=0)
 
     def near(self, point: Vector, radius: float) -> Boxes:
-        """Those whose bounding spheres come within ``radius`` of a point."""
+        """The boxes whose bounding spheres come within ``radius`` of a point."""
         reach = np.linalg.norm(self.half_sizes, axis=1) + radius
         return self.only(np.linalg.norm(self.centers - point, axis=1) < reach)
 
