@@ -1,5 +1,5 @@
-"""Simulators: the adapter protocol (``base.py``), what all of them share (``chunked.py``, ``reset_states.py``), the
-registry of names (``registry.py``), and one file for each simulator."""
+"""Simulators: the adapter protocol and their names (``base.py``), what all of them share (``chunked.py``,
+``reset_states.py``), and one file for each simulator."""
 
 if __name__ == "envs":
     raise ImportError(

@@ -1,4 +1,4 @@
-"""The simulator protocol: all that a new simulator has to provide.
+"""The simulator protocol, all that a new simulator has to provide, and the names of those that there are.
 
 An adapter owns some env *slots* and knows nothing of chunks, episodes, horizons, groups, masks, reward shaping or
 video: ``chunked.py`` does those, once for every simulator. Adapters speak numpy; torch is not needed to import one.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from embodied_rl.errors import suggestion
+from embodied_rl.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +138,28 @@ def check_choices(name: str, values: Collection[str], choices: Collection[str]) 
             )
     if len(set(values)) != len(values):
         raise ValueError(f"{name}: got {list(values)}, expected each at most once")
+
+
+ADAPTERS: Final = Registry(
+    "env.env_type",
+    {
+        "dummy": "embodied_rl.envs.dummy:DummyEnv",
+        "libero": "embodied_rl.envs.libero.adapter:LiberoEnv",
+        "maniskill": "embodied_rl.envs.maniskill:ManiSkillEnv",
+        "robosuite": "embodied_rl.envs.robosuite:RobosuiteEnv",
+    },
+    group="embodied_rl.envs",
+    needs_params=True,
+)
+"""``env_type`` -> "module:Class". A new simulator adds one line."""
+
+
+def adapter_class(env_type: str) -> type[SimEnv]:
+    """The adapter that ``env_type`` names, built-in or from outside (:mod:`embodied_rl.registry`).
+
+    Importing an adapter needs neither torch nor its simulator; constructing it needs the simulator.
+
+    Raises:
+        UserError: no such name, module or class, or one without ``Params``.
+    """
+    return ADAPTERS.load(env_type)

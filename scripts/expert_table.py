@@ -23,7 +23,7 @@ from embodied_rl.cli import config_of
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.expert import expert_class
 from embodied_rl.demonstrations.play import play_expert, spread_states
-from embodied_rl.envs.registry import adapter_class
+from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table
 from embodied_rl.monitoring.progress import Progress

@@ -16,7 +16,7 @@ from embodied_rl import registry
 from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES
 from embodied_rl.cli import config_of
 from embodied_rl.demonstrations.expert import EXPERTS, expert_class
-from embodied_rl.envs.registry import ADAPTERS
+from embodied_rl.envs.base import ADAPTERS
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.language.datasets.registry import DATASETS
 from embodied_rl.language.engines.base import BACKENDS as ENGINES

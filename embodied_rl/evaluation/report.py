@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from embodied_rl.contracts import EvaluatedEpisode
-from embodied_rl.envs.registry import adapter_class
+from embodied_rl.envs.base import adapter_class
 from embodied_rl.evaluation.eval_file import EPISODES, SCHEMA_VERSION, number_or_null
 from embodied_rl.evaluation.success import SuccessRow, SuccessTable
 from embodied_rl.extras import versions

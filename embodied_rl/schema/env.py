@@ -53,7 +53,7 @@ class EnvConfig(Section):
     name: str
     """Of the env group, for the run's name."""
     env_type: str
-    """Simulator adapter: a name in ``envs/registry.py``, of an entry point, ``module:Class`` or
+    """Simulator adapter: a name in ``envs/base.py``, of an entry point, ``module:Class`` or
     ``path/to/file.py:Class``."""
     seed: NonNegativeInt
     """Of the choice of initial states."""

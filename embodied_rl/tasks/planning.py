@@ -6,7 +6,7 @@ from typing import Any
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.checkpoints.store import find_checkpoint, find_initial, read_state
-from embodied_rl.envs.registry import adapter_class
+from embodied_rl.envs.base import adapter_class
 from embodied_rl.models.registry import policy_class
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start

@@ -17,8 +17,7 @@ from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, stage
 from embodied_rl.demonstrations.lerobot.metadata import Shapes
 from embodied_rl.demonstrations.plan import Attempt, Job, share
 from embodied_rl.demonstrations.play import ExpertPlayer, Noise, Player, play
-from embodied_rl.envs.base import SimEnv, SimObs
-from embodied_rl.envs.registry import adapter_class
+from embodied_rl.envs.base import SimEnv, SimObs, adapter_class
 from embodied_rl.envs.reset_states import task_ranges
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy, PolicySpec

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied_rl.contracts import ActionChunk, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
-from embodied_rl.envs.base import SimEnv
+from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.open_episodes import OpenEpisode
-from embodied_rl.envs.registry import adapter_class
 from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.video import VideoRecorder

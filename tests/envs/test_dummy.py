@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from embodied_rl.contracts import EnvObs
-from embodied_rl.envs.base import SimEnv
+from embodied_rl.envs.base import ADAPTERS, SimEnv, adapter_class
 from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
-from embodied_rl.envs.registry import ADAPTERS, adapter_class
 from embodied_rl.errors import UserError
 from embodied_rl.params import parse_params
 from tests.fakes import seen_after
@@ -156,7 +155,7 @@ def test_adapters_import_without_torch_and_without_their_simulator(env_type: str
     heavy = ["torch", "libero", "robosuite", "mujoco", "mani_skill", "sapien"]
     result = _python(
         f"import sys; sys.modules.update(dict.fromkeys({heavy}))\n"  # None in sys.modules: importing it fails
-        "from embodied_rl.envs.registry import adapter_class\n"
+        "from embodied_rl.envs.base import adapter_class\n"
         f"assert adapter_class({env_type!r}).Params"
     )
     assert result.returncode == 0, result.stderr

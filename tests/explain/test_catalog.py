@@ -11,7 +11,7 @@ import yaml
 
 from embodied_rl.composition import FREE_FORM
 from embodied_rl.config import GROUPS
-from embodied_rl.envs.registry import ADAPTERS, adapter_class
+from embodied_rl.envs.base import ADAPTERS, adapter_class
 from embodied_rl.explain.catalog import STATUSES, SYSTEMS, _entry, expand_braces, load_entries
 from embodied_rl.models.registry import MODELS, policy_class
 from embodied_rl.tasks.table import TASKS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.envs.registry import adapter_class
+from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import UserError
 from embodied_rl.language.datasets.registry import dataset_class
 from embodied_rl.models.base import PolicySpec

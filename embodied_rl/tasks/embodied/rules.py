@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.envs.registry import adapter_class
+from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Arithmetic
