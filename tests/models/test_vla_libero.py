@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from embodied_rl.cli import main
+
 pytest.importorskip("libero", reason="the libero extra is not installed")
 
-REPOSITORY = Path(__file__).parents[2]
 LIBERO = (
     "task=embodied",
     "env=libero_10",
@@ -45,20 +44,6 @@ MODELS = {
 PPO = ("algorithm=ppo", "algorithm.group_size=1", "algorithm.n_minibatches=1", "algorithm.update_epoch=1")
 
 
-def program(*arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "train.py", *map(str, arguments)],
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
-
-
 def metrics(results: Path) -> list[dict[str, float]]:
     [path] = results.glob("*/*/metrics.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -68,7 +53,13 @@ def metrics(results: Path) -> list[dict[str, float]]:
 @pytest.mark.xdist_group("simulator")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_life_of_a_checkpoint(model: str, tmp_path: Path) -> None:
+def test_the_life_of_a_checkpoint(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By commands, in this process: the start of five interpreters would take as long as all that they do."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+    def program(*arguments: object) -> None:
+        main([str(argument) for argument in arguments])
+
     def run(results: str, *overrides: str) -> list[dict[str, float]]:
         where = f"runner.output_dir={tmp_path / results}"
         program(*LIBERO, f"model={model}", *MODELS[model], where, *overrides)

@@ -9,11 +9,13 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from embodied_rl.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -92,6 +94,24 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path, {name: text for name, text in files_of_page().items() if name not in PACKAGE})
 
 
+@pytest.fixture
+def run_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """:func:`run` in ``folder``, in this process: most of a short command is the start of an interpreter."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+    def run_here(*arguments: str, refused: bool = False) -> str:
+        if refused:
+            with pytest.raises(SystemExit) as ending:
+                main(arguments)
+            assert ending.value.code == 2
+        else:
+            main(arguments)
+        return capsys.readouterr().err
+
+    return run_here
+
+
 def test_each_recipe_is_one_short_file() -> None:
     files = files_of_page()
     assert set(files) == {name for names in RECIPES.values() for name in names} | set(PACKAGE)
@@ -102,61 +122,62 @@ def test_each_recipe_is_one_short_file() -> None:
     assert set(RECIPES) < set(sections)
 
 
-def test_a_simulator(folder: Path) -> None:
+def test_a_simulator(folder: Path, run_here: Callable[..., str]) -> None:
     own = ("--config-dir", ".", "env=cart", LOG, *TINY)
-    run(folder, *own)
+    run_here(*own)
     tight = metrics(folder)["env/success_once"]
-    run(folder, *own, "env.init_params.tolerance=1.0")
+    run_here(*own, "env.init_params.tolerance=1.0")
     assert tight < metrics(folder)["env/success_once"] == 1.0, "every cart is within 1 of the middle"
-    message = run(folder, *own, "env.init_params.tolerence=1.0", refused=True)
+    message = run_here(*own, "env.init_params.tolerence=1.0", refused=True)
     assert "Did you mean 'env.init_params.tolerance'?" in message
 
 
-def test_a_policy(folder: Path) -> None:
+def test_a_policy(folder: Path, run_here: Callable[..., str]) -> None:
     own = ("--config-dir", ".", *DUMMY, "model=linear", LOG, *TINY)
     entropies = []
     for algorithm, spread in (("grpo", 0.5), ("ppo", 0.25)):
-        run(folder, *own, f"algorithm={algorithm}", f"model.params.spread={spread}")
+        run_here(*own, f"algorithm={algorithm}", f"model.params.spread={spread}")
         entropies.append(metrics(folder)["actor/entropy"])
     assert entropies[0] - entropies[1] == pytest.approx(0.6931, abs=1e-3), "log 2: half the deviation"
-    assert "greater than 0" in run(folder, *own, "model.params.spread=0.0", refused=True)
+    assert "greater than 0" in run_here(*own, "model.params.spread=0.0", refused=True)
 
 
-def test_an_algorithm(folder: Path) -> None:
+def test_an_algorithm(folder: Path, run_here: Callable[..., str]) -> None:
     own = ("--config-dir", ".", *DUMMY, "algorithm=quantile", LOG, *TINY)
     means = []
     for quantile in (0.0, 1.0):
-        run(folder, *own, f"algorithm.params.quantile={quantile}")
+        run_here(*own, f"algorithm.params.quantile={quantile}")
         means.append(metrics(folder)["actor/advantage_mean"])
     assert means[0] > 0 > means[1], "over the worst of the group, and over the best"
-    message = run(folder, *own, "algorithm.params.quantil=0.3", "algorithm.group_size=1", refused=True)
+    message = run_here(*own, "algorithm.params.quantil=0.3", "algorithm.group_size=1", refused=True)
     assert "Did you mean 'algorithm.params.quantile'?" in message
     assert "quantile_baseline compares the members of a group, use 2 or more" in message
-    message = run(folder, *own, "algorithm.gamma=0.3", refused=True)
+    message = run_here(*own, "algorithm.gamma=0.3", refused=True)
     assert "adv_type=quantile.py:quantile_baseline does not use it" in message
 
 
-def test_a_reward(folder: Path) -> None:
+def test_a_reward(folder: Path, run_here: Callable[..., str]) -> None:
     own = (*MATH, "reward.function=likeness.py:likeness", LOG, *TINY)
-    run(folder, *own)
+    run_here(*own)
     partial = metrics(folder)["actor/score"]
-    run(folder, *own, "reward.params.power=0.0")
+    run_here(*own, "reward.params.power=0.0")
     assert partial < metrics(folder)["actor/score"] == 1.0
-    message = run(folder, *own, "reward.params.power=-1.0", refused=True)
+    message = run_here(*own, "reward.params.power=-1.0", refused=True)
     assert "reward.params.power: got -1.0" in message
 
 
-def test_a_logger(folder: Path) -> None:
+def test_a_logger(folder: Path, run_here: Callable[..., str]) -> None:
     own = (*DUMMY, "runner.logger.logger_backends=[csv_log.py:CsvLogger]", *TINY)
-    run(folder, *own, "runner.logger.params.CsvLogger.delimiter=';'")
+    run_here(*own, "runner.logger.params.CsvLogger.delimiter=';'")
     [table] = folder.glob("results/*/*/metrics.csv")
     rows = list(csv.reader(table.open(), delimiter=";"))
     assert {len(row) for row in rows} == {3}
     assert "env/success_once" in {name for _, name, _ in rows}
-    message = run(folder, *own, "runner.logger.params.CsvLogger.delimeter=';'", refused=True)
+    message = run_here(*own, "runner.logger.params.CsvLogger.delimeter=';'", refused=True)
     assert "Did you mean 'runner.logger.params.CsvLogger.delimiter'?" in message
 
 
+@pytest.mark.slow
 def test_all_of_them_in_processes_and_resumed(folder: Path) -> None:
     """Workers of their own find the files, and so does a run that goes on."""
     own = ("--config-dir", ".", "env=cart", "model=linear", "algorithm=quantile", LOG, *TINY, "cluster=process")
