@@ -44,7 +44,7 @@ def dummy(task: str) -> SimEnv:
 
 
 FEW = [0, 1]
-EVERY_TASK = [50 * task + trial for task in range(10) for trial in range(0, 50, 7)]
+EVERY_TASK = [50 * task + trial for task in range(10) for trial in range(0, 50, 13)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.models.base import Policy
-from embodied_rl.models.weights.lora import add_adapters
 from embodied_rl.schema import Config
 from embodied_rl.training.batch import build_train_batch
 from embodied_rl.training.optimizer import build_optimizer
@@ -76,6 +75,8 @@ class Learner:
         self.policy = self.make_policy(values_per_chunk(self.config))
         if self.config.model.lora.rank:
             torch.manual_seed(0)
+            from embodied_rl.models.weights.lora import add_adapters  # peft: seconds, in each process of ranks
+
             add_adapters(self.policy, self.config.model.lora)
         if self.config.actor.torch_compile:
             compile_blocks(self.policy)
