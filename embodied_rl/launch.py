@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from embodied_rl.checkpoints import resume
-from embodied_rl.checkpoints.store import experiment_dir, later_checkpoints, verify
+from embodied_rl.checkpoints.store import complete_checkpoints, experiment_dir, later_checkpoints, verify
 from embodied_rl.errors import UserError
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
@@ -90,9 +90,10 @@ def carry_out(plan: RunPlan[Any]) -> None:
         runner = wiring.runner(groups, context)
         try:
             runner.run()
-        except Terminated:
-            if runner.saver is not None:
-                _save_at_termination(runner.saver, wiring, groups[-1], console)
+        except (Terminated, KeyboardInterrupt) as ending:
+            if runner.saver is not None and not config.runner.only_eval:
+                word = "terminated" if isinstance(ending, Terminated) else "interrupted"
+                _save_at_end(word, runner.saver, wiring, groups[-1], console)
             raise
 
 
@@ -167,15 +168,18 @@ def _run_directory(config: Config, resumed: Path | None) -> Path:
     raise FileExistsError(base)
 
 
-def _save_at_termination(saver: CheckpointSaver, wiring: Wiring[Any], actor: WorkerGroup, console: Console) -> None:
-    """Save what has not been, where the workers are still able to. A second SIGTERM ends this at once."""
+def _save_at_end(word: str, saver: CheckpointSaver, wiring: Wiring[Any], actor: WorkerGroup, console: Console) -> None:
+    """Save what has not been, where the workers are still able to. A second signal ends this at once."""
+    console.print(f"{word}: saving what is finished; Ctrl-C ends at once", highlight=False)
     try:
         if not saver.updating:
             wiring.backend.abandon(Channels.need(wiring.channels.trajectories), range(actor.world_size))
         outcome = saver.save_at_termination()
     except Exception as error:
         outcome = f"no checkpoint of step {saver.finished}: {str(error).strip() or type(error).__name__}"
-    console.print(f"terminated: {outcome}", highlight=False, soft_wrap=True)
+    console.print(f"{word}: {outcome}", highlight=False, soft_wrap=True)
+    if complete_checkpoints(saver.run_dir / "checkpoints") and "optimizer" in saver.config.save_contents:
+        console.print(f"go on with: runner.resume_dir={saver.run_dir}", highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -194,7 +198,7 @@ def _full_disk(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that it ends a run as cleanly as Ctrl-C."""
+    """Turn SIGTERM into an exception, so that it ends a run as Ctrl-C does."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         del frame

@@ -139,31 +139,38 @@ def test_the_last_evaluation_is_of_the_newest_weights(tmp_path: Path, monkeypatc
     assert published == [0, 2, 3]
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, owner: object, method: str, *, at_call: int) -> None:
-    """SIGTERM to this process in the middle of the run."""
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, owner: object, method: str, *, at_call: int, by: int = signal.SIGTERM
+) -> None:
+    """A signal to this process in the middle of the run."""
     original: Callable[..., object] = getattr(owner, method)
     calls = iter(range(1, 1000))
 
     @functools.wraps(original)
     def interrupted(*args: object, **kwargs: object) -> object:
         if next(calls) == at_call:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), by)
         return original(*args, **kwargs)
 
     monkeypatch.setattr(owner, method, interrupted)
 
 
-@pytest.mark.parametrize("asynchronous", ["false", "true"])
-def test_terminated_in_a_rollout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asynchronous: str
+@pytest.mark.parametrize(
+    ("by", "asynchronous"), [(signal.SIGTERM, "false"), (signal.SIGTERM, "true"), (signal.SIGINT, "false")]
+)
+def test_ended_in_a_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by: int, asynchronous: str
 ) -> None:
-    interrupt(monkeypatch, EnvWorker, "interact", at_call=5)  # two env workers: in the third step
+    interrupt(monkeypatch, EnvWorker, "interact", at_call=5, by=by)  # two env workers: in the third step
     options = ["runner.save_interval=10", "runner.max_steps=9", f"runner.save_async={asynchronous}"]
     config = tiny_run(tmp_path, *QUICK, *options)
-    with pytest.raises(Terminated) as ending:
+    with pytest.raises(Terminated if by == signal.SIGTERM else KeyboardInterrupt) as ending:
         run(config)
-    assert ending.value.code == 128 + signal.SIGTERM
-    assert "terminated: checkpoint of step 2 is complete" in " ".join(capsys.readouterr().out.split())
+    if isinstance(ending.value, Terminated):
+        assert ending.value.code == 128 + signal.SIGTERM
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{'terminated' if by == signal.SIGTERM else 'interrupted'}: checkpoint of step 2 is complete" in said
+    assert f"go on with: runner.resume_dir={only_run(config)}" in said
     assert steps(only_run(config)) == [2]
     monkeypatch.undo()
     rest = tiny_run(tmp_path, *QUICK, *options, "runner.max_steps=3", "runner.resume_dir=auto")
@@ -182,6 +189,28 @@ def test_terminated_in_an_update(
         run(config)
     assert "no checkpoint of step 1: step 2 was being trained" in " ".join(capsys.readouterr().out.split())
     assert steps(only_run(config)) == []
+
+
+def test_a_second_ctrl_c_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(monkeypatch, EnvWorker, "interact", at_call=5, by=signal.SIGINT)
+    interrupt(monkeypatch, ActorWorker, "save", at_call=1, by=signal.SIGINT)
+    config = tiny_run(tmp_path, *QUICK, "runner.save_interval=10", "runner.max_steps=9")
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    said = capsys.readouterr().out
+    assert "interrupted: saving what is finished" in said and "is complete" not in said and "go on" not in said
+    assert steps(only_run(config)) == []
+
+
+def test_an_interrupted_evaluation_promises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(monkeypatch, EnvWorker, "evaluate", at_call=1, by=signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_run(tmp_path, *QUICK, "runner.only_eval=true"))
+    assert "interrupted: " not in capsys.readouterr().out
 
 
 def test_terminated_while_it_saves(
@@ -210,8 +239,9 @@ def test_terminated_while_it_computes_checksums(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_terminated_processes(tmp_path: Path) -> None:
-    """The command as a user runs it: workers in processes, SIGTERM to the driver, exit status 143."""
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_processes_are_ended(tmp_path: Path, by: int) -> None:
+    """The command as a user runs it, workers in processes. Ctrl-C in a terminal goes to them, too, SIGTERM does not."""
     command = [sys.executable, "-m", "embodied_rl", "env=dummy", "runner.save_interval=1000", "runner.max_steps=1000"]
     command += [f"runner.output_dir={tmp_path}", "env.eval.video_cfg.save_video=false", "algorithm.update_epoch=1"]
     command += [
@@ -220,15 +250,15 @@ def test_terminated_processes(tmp_path: Path) -> None:
         "cluster.num_threads.actor=1",
     ]
     log = (tmp_path / "log").open("w+")
-    with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process:
         deadline = time.monotonic() + 120
         metrics: list[Path] = []
         while not metrics or metrics[0].read_text().count("\n") < 2:
             assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.05)
             metrics = list(tmp_path.rglob("metrics.jsonl"))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
+        os.kill(process.pid, by) if by == signal.SIGTERM else os.killpg(process.pid, by)
+        assert process.wait(60) == 128 + by
     text = " ".join((tmp_path / "log").read_text().split())
     done = metrics[0].read_text().count("\n")
     if match := re.search(r"checkpoint of step (\d+) is complete", text):
