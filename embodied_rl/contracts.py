@@ -9,7 +9,7 @@ move a tensor to another device and never copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,18 @@ class EnvObs:
 
     def __len__(self) -> int:
         return self.env_ids.shape[0]
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[EnvObs]) -> EnvObs:
+        """The observations of all ``parts``, of which there is at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            env_ids=torch.cat([part.env_ids for part in parts]),
+            images={camera: torch.cat([part.images[camera] for part in parts]) for camera in parts[0].images},
+            state=torch.cat([part.state for part in parts]),
+            instructions=tuple(text for part in parts for text in part.instructions),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

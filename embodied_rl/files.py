@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ def atomic(path: Path, *, shared: bool = False) -> Iterator[Path]:
         path: its parents are made; a file is replaced, and so is an empty folder by a folder.
         shared: several processes may write it at once, and the last one wins.
     """
-    scratch = hidden_neighbour(path, f"{os.getpid()}.writing" if shared else "writing")
+    scratch = hidden_neighbour(path, f"{platform.node()}.{os.getpid()}.writing" if shared else "writing")
     path.parent.mkdir(parents=True, exist_ok=True)
     remove(scratch)  # of a process that was killed
     try:

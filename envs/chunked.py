@@ -87,7 +87,8 @@ class ChunkedEnv:
         self._reward_coef = reward_coef
         self.recorder = recorder
         self._next_reset_state: NextResetState | None = None
-        self._started = False
+        self.started = False
+        """There has been a :meth:`reset` or :meth:`resume`."""
         self._finished: list[EpisodeRecord] = []
 
         n = len(env_ids)
@@ -112,11 +113,6 @@ class ChunkedEnv:
     def all_done(self) -> bool:
         """No env has anything left to do until the next reset."""
         return bool(self._done.all())
-
-    @property
-    def started(self) -> bool:
-        """There has been a :meth:`reset` or :meth:`resume`."""
-        return self._started
 
     def current_obs(self) -> EnvObs:
         """The policy's present observation: the last ``next_obs``, to continue from."""
@@ -144,7 +140,7 @@ class ChunkedEnv:
             need = "needs" if self._auto_reset else "takes no"
             raise ValueError(f"reset: with auto_reset={self._auto_reset} it {need} next_reset_state")
         self._next_reset_state = next_reset_state
-        self._started = True
+        self.started = True
         self._done[:] = True
         self._episode[:] = first_episode
         for buffer in (self._state, *self._images.values()):
@@ -157,7 +153,7 @@ class ChunkedEnv:
     def chunk_step(self, actions: Tensor) -> ChunkResult:
         """Take up to C steps in every env that is not done. ``actions``: [N,C,A] float32 on the CPU."""
         n = len(self._done)
-        if not self._started:
+        if not self.started:
             raise RuntimeError("chunk_step before the first reset; call reset(reset_state_ids) first")
         expected = (n, self._num_action_chunks, self._sim.action_dim)
         if tuple(actions.shape) != expected or actions.dtype != torch.float32:
@@ -192,7 +188,7 @@ class ChunkedEnv:
             valid=torch.from_numpy(valid),
             success=torch.from_numpy(success),
             next_obs=self._env_obs(range(n)),
-            final_obs=_concatenate(final_obs) if final_obs else None,
+            final_obs=EnvObs.concatenate(final_obs) if final_obs else None,
         )
 
     def open_episodes(self) -> list[OpenEpisode]:
@@ -242,7 +238,7 @@ class ChunkedEnv:
                     f"resume: got {steps} actions of {action_dim} components for env {episode.env_id}, expected fewer "
                     f"than {self._max_episode_steps} of {self._sim.action_dim}"
                 )
-        self._next_reset_state, self._started = next_reset_state, True
+        self._next_reset_state, self.started = next_reset_state, True
         replayed = [by_env[int(env_id)] for env_id in self._env_ids]
         self._episode[:] = [episode.number for episode in replayed]
         astray: list[int] = []
@@ -385,12 +381,3 @@ class ChunkedEnv:
             state=torch.from_numpy(self._state[index]),
             instructions=tuple(self._tasks[slot].instruction for slot in index),
         )
-
-
-def _concatenate(parts: list[EnvObs]) -> EnvObs:
-    return EnvObs(
-        env_ids=torch.cat([part.env_ids for part in parts]),
-        images={camera: torch.cat([part.images[camera] for part in parts]) for camera in parts[0].images},
-        state=torch.cat([part.state for part in parts]),
-        instructions=tuple(text for part in parts for text in part.instructions),
-    )

@@ -175,8 +175,8 @@ class Pi0Policy(FlowPolicy):
         side = int(self.model.config.vlm_config.vision_config.image_size)
         return side, side
 
-    def vision_language_model(self) -> nn.Module:
-        return self.model.model.vlm
+    def frozen_modules(self) -> list[nn.Module]:
+        return [self.model.model.vlm]
 
     def prefix(self, pixels: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
         vlm: Any = self.model.model.vlm

@@ -196,11 +196,8 @@ class SmolVlaPolicy(FlowPolicy):
     def image_size(self) -> tuple[int, int]:
         return self.model.image_size
 
-    def vision_language_model(self) -> nn.Module:
-        return self.model.vlm_with_expert.vlm
-
     def frozen_modules(self) -> list[nn.Module]:
-        return [self.vision_language_model(), self.model.state_proj]
+        return [self.model.vlm_with_expert.vlm, self.model.state_proj]
 
     def prefix(self, pixels: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
         vlm: Any = self.model.vlm_with_expert.vlm.model

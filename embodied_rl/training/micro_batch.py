@@ -34,7 +34,8 @@ class MicroBatch:
     def __init__(self, size: MicroBatchSize, *policies: nn.Module, max_tokens: int | None = None) -> None:
         self._fixed = size if size != "auto" else None
         self._max_tokens = max_tokens
-        self._fitting: int | None = None
+        self.fitting: int | None = None
+        """The number of samples found to fit; None where nothing was tried."""
         if size == "auto" and not hasattr(FSDPModule, "reset_iter_state"):
             raise UserError(
                 f"actor.micro_batch_size=auto: torch {torch.__version__} cannot go on after an interrupted pass; use "
@@ -45,11 +46,6 @@ class MicroBatch:
         if size == "auto":
             for policy in policies:
                 policy.register_forward_pre_hook(lambda module, _: self._started.add(module))
-
-    @property
-    def fitting(self) -> int | None:
-        """The number of samples found to fit; None where nothing was tried."""
-        return self._fitting
 
     def run(self, count: int, lengths: Tensor | None, work: Callable[[list[Tensor]], T]) -> T:
         """``work`` on ``count`` samples: it gets the indices ([k] int64) of each micro-batch.
@@ -64,7 +60,7 @@ class MicroBatch:
             return work(within_budget(lengths, self._max_tokens))
         if self._fixed is not None:
             return work(of_equal_size(count, lengths, self._fixed))
-        size = max(1, min(count, self._fitting or count))
+        size = max(1, min(count, self.fitting or count))
         while True:
             try:
                 return work(of_equal_size(count, lengths, size))
@@ -79,7 +75,7 @@ class MicroBatch:
                     ) from error
             # Out of the except block: the error holds the frames, and so the tensors, of the failed pass.
             size = max(1, size // 2)
-            self._fitting = size
+            self.fitting = size
             for policy in self._started:
                 assert isinstance(policy, FSDPModule)
                 policy.reset_iter_state()

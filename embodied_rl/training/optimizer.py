@@ -86,7 +86,9 @@ def learning_rate_factor(step: int, config: LRScheduleConfig, *, total_steps: in
         total_steps: the run's; the decay ends there unless ``lr_decay_iters`` says otherwise.
     """
     end = config.lr_decay_iters or total_steps
-    warm_up = warm_up_steps(config, total_steps)
+    warm_up = config.lr_warmup_iters
+    if config.lr_warmup_fraction is not None:
+        warm_up = round(config.lr_warmup_fraction * total_steps)
     if step < warm_up:
         return (step + 1) / warm_up
     progress = min(max((step - warm_up) / max(end - warm_up, 1), 0.0), 1.0)
@@ -101,9 +103,3 @@ def learning_rate_factor(step: int, config: LRScheduleConfig, *, total_steps: in
         case "wsd":
             remaining = min((1.0 - progress) / config.wsd_decay_fraction, 1.0)
     return lowest + (1.0 - lowest) * remaining
-
-
-def warm_up_steps(config: LRScheduleConfig, total_steps: int) -> int:
-    if config.lr_warmup_fraction is not None:
-        return round(config.lr_warmup_fraction * total_steps)
-    return config.lr_warmup_iters

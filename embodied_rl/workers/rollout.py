@@ -171,7 +171,7 @@ class RolloutWorker(Worker):
             return {}
         temperature = self._sampling.temperature if mode == "train" else self._sampling.temperature_eval
         output = self.policy.act(
-            self._move(_concatenate(list(acting.values()))),
+            self._move(EnvObs.concatenate(list(acting.values()))),
             greedy=temperature == 0.0,
             temperature=temperature or 1.0,
             generator=torch.Generator(self.context.device).manual_seed(seed),
@@ -192,7 +192,7 @@ class RolloutWorker(Worker):
         """The values of states on which nobody acts, each [N] float32; none without a value head."""
         if not observations or not self.policy.spec.values_per_chunk:
             return {}
-        values = self.policy.values(self._move(_concatenate(list(observations.values())))).cpu()[:, 0]
+        values = self.policy.values(self._move(EnvObs.concatenate(list(observations.values())))).cpu()[:, 0]
         self._inferences += 1
         return {name: values[rows] for name, rows in _rows(observations).items()}
 
@@ -226,17 +226,6 @@ def _obs(turn: Turn) -> EnvObs:
 def _first(values: Tensor | None) -> Tensor | None:
     """The first value of each chunk: that of the state it begins with."""
     return None if values is None else values[:, 0]
-
-
-def _concatenate(parts: list[EnvObs]) -> EnvObs:
-    if len(parts) == 1:
-        return parts[0]
-    return EnvObs(
-        env_ids=torch.cat([part.env_ids for part in parts]),
-        images={camera: torch.cat([part.images[camera] for part in parts]) for camera in parts[0].images},
-        state=torch.cat([part.state for part in parts]),
-        instructions=tuple(text for part in parts for text in part.instructions),
-    )
 
 
 def _rows(parts: Mapping[Any, EnvObs]) -> dict[Any, slice]:

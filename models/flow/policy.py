@@ -218,12 +218,10 @@ class FlowPolicy(Policy):
         """(height, width) that the network sees."""
         raise NotImplementedError
 
-    def vision_language_model(self) -> nn.Module:
-        raise NotImplementedError
-
     def frozen_modules(self) -> list[nn.Module]:
-        """Modules that ``train_expert_only`` leaves as they are; they compute the prefix."""
-        return [self.vision_language_model()]
+        """Modules that ``train_expert_only`` leaves as they are, the vision-language model first; they compute the
+        prefix."""
+        raise NotImplementedError
 
     def prefix(self, pixels: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
         """Compute what the expert attends to, once for a chunk.

@@ -127,7 +127,7 @@ def test_gradients_reach_the_expert_and_not_the_frozen_part(tiny: dict[str, Path
     (evaluation.logprobs.square().mean() + evaluation.values.square().mean()).backward()
     wanted = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert trained(policy) == wanted
-    frozen = {name for name, _ in policy.vision_language_model().named_parameters()}
+    frozen = {name for name, _ in policy.frozen_modules()[0].named_parameters()}
     assert not any(name.endswith(tuple(f".{part}" for part in frozen)) and ".vlm." in name for name in wanted)
     assert any(".layers.0.mlp" in name for name in wanted)
 
@@ -241,7 +241,7 @@ def test_demonstrations_are_scored_by_their_velocity_error(tiny: dict[str, Path]
 @each_model
 def test_bfloat16_weights_keep_float32_probabilities(tiny: dict[str, Path], model: str) -> None:
     policy = flow_policy(model, tiny[model], dtype="bfloat16")
-    assert next(policy.vision_language_model().parameters()).dtype == torch.bfloat16
+    assert next(policy.frozen_modules()[0].parameters()).dtype == torch.bfloat16
     decided = decide(policy, look())
     evaluation = policy(decided.replay_inputs, temperature=1.0)
     assert decided.logprobs.dtype == evaluation.logprobs.dtype == torch.float32
