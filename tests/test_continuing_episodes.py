@@ -18,7 +18,7 @@ from embodied_rl.envs.dummy import DummyEnv
 from embodied_rl.envs.open_episodes import EnvState, read
 from embodied_rl.launch import Terminated, run
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.tasks.embodied.episodes import reportable
+from embodied_rl.tasks.embodied.run import reportable
 from embodied_rl.workers.env import EnvWorker
 from tests.configs import tiny_run
 from tests.test_end_to_end import metrics_of, only_run

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from rich.console import Console
-
 from embodied_rl.errors import listed
-from embodied_rl.monitoring.metrics import MetricLogger
-from embodied_rl.monitoring.progress import Progress
+from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, MathConfig
+from embodied_rl.tasks.reporting import actor_metrics
 from embodied_rl.tasks.saving import CheckpointSaver
+from embodied_rl.tasks.wiring import RunContext
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 
 C = TypeVar("C", bound=EmbodiedConfig | MathConfig)
@@ -27,35 +27,20 @@ class LoadsWeights(Protocol):
     async def load_weights(self, version: int) -> int: ...
 
 
-@dataclass(slots=True, kw_only=True)
 class TrainingLoop(Generic[C]):
-    """A task says what a training step and an evaluation are; the rest is here."""
+    """A task says what a rollout and an evaluation are; the rest is here."""
 
     rollout_worker: ClassVar[type[LoadsWeights]]
     """The class of the workers that the weights go to."""
+    rollout_name: ClassVar[str] = "rollout"
+    """Name of a rollout on the progress bar."""
 
-    config: C
-    run_dir: Path
-    rollout: WorkerGroup
-    actor: WorkerGroup
-    logger: MetricLogger
-    progress: Progress
-    console: Console
-    first_step: int = 0
-    resumed: Path | None = None
-    """The checkpoint that the run resumes."""
-    saver: CheckpointSaver = field(init=False)
-    _version: int | None = field(default=None, init=False)
-    """Version of the weights that the rollout workers hold, or take before they begin anything new."""
-    _ahead: Lookahead[Any] = field(init=False)
-    _loading: deque[tuple[int, int, Handle]] = field(default_factory=deque, init=False)
-    """Versions on their way to the rollout workers: the first training step whose rollout starts with it, the version,
-    and the call to take it."""
-    _warned: str | None = field(default=None, init=False)
-    _idle: tuple[str, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        self._ahead = Lookahead(
+    def __init__(self, plan: RunPlan[C], rollout: WorkerGroup, actor: WorkerGroup, context: RunContext) -> None:
+        self.plan, self.config, self.first_step = plan, plan.config, plan.start.step
+        self.rollout, self.actor = rollout, actor
+        self.run_dir, self.logger = context.run_dir, context.logger
+        self.progress, self.console = context.progress, context.console
+        self._ahead: Lookahead[Any] = Lookahead(
             max_staleness=self.max_staleness,
             first=self.first_step,
             end=self.config.runner.max_steps,
@@ -64,11 +49,18 @@ class TrainingLoop(Generic[C]):
         self.saver = CheckpointSaver(
             config=self.config.runner,
             run_dir=self.run_dir,
-            actor=self.actor,
+            actor=actor,
             finished=self.first_step,
             saved=self.first_step or None,
             also=self.save_state,
         )
+        self._version: int | None = None
+        """Version of the weights that the rollout workers hold, or take before they begin anything new."""
+        self._loading: deque[tuple[int, int, Handle]] = deque()
+        """Versions on their way to the rollout workers: the first training step whose rollout starts with it, the
+        version, and the call to take it."""
+        self._warned: str | None = None
+        self._idle: tuple[str, ...] = ()
 
     def run(self) -> None:
         """Train from ``first_step`` to ``max_steps`` or ``stop_at``, or evaluate only."""
@@ -77,8 +69,8 @@ class TrainingLoop(Generic[C]):
         if cfg.only_eval:
             self._evaluate(self.first_step)
             return
-        if self.resumed is not None:
-            self.restore(self.resumed)
+        if self.plan.start.resumed is not None:
+            self.restore(self.plan.start.resumed)
         if cfg.val_before_train:
             self._evaluate(self.first_step)
         for step in range(self.first_step, cfg.max_steps):
@@ -118,8 +110,8 @@ class TrainingLoop(Generic[C]):
         """Maximum policy lag, in updates: how far a rollout's weights may trail its training step's."""
         return self.config.rollout.max_staleness
 
-    def start_rollout(self, step: int) -> Any:
-        """Start the rollout of training step ``step``, without waiting for it."""
+    def start_rollout(self, step: int, number: int = 0) -> Any:
+        """Start a rollout of training step ``step``, of its rounds the one with this number, without waiting for it."""
         raise NotImplementedError
 
     def next_rollout(self) -> Any:
@@ -134,15 +126,47 @@ class TrainingLoop(Generic[C]):
         self._confirm(step)
         self._ahead.begin(self._version)
 
+    def roll_out(self, step: int) -> list[Any]:
+        """The rollouts that fill the actor's batch: several rounds where groups are filtered and may be drawn again."""
+        self.progress.describe(self.rollout_name)
+        rollout, received = self.next_rollout(), self.actor.call(ActorWorker.receive, step=step)
+        rounds = [rollout.wait()]
+        kept = sum(received.wait())
+        for number in range(1, 1 + self.config.algorithm.max_resample_rounds):
+            if kept >= self.plan.arithmetic.groups:
+                break
+            self.progress.describe(f"{self.rollout_name}, again ({number})")
+            received = self.actor.call(ActorWorker.receive, step=step, more=True)
+            rounds.append(self.start_rollout(step, number).wait())
+            kept = sum(received.wait())
+        return rounds
+
     def train_step(self, step: int) -> dict[str, float]:
-        """Do training step ``step`` and return its metrics."""
+        """Do training step ``step`` and return its metrics: rollout, advantages, update, weight sync."""
+        start = time.perf_counter()
+        rounds = self.roll_out(step)
+        rollout_s = time.perf_counter() - start
+        self.run_ahead(step)
+        updates = self.update(step)
+        sync_s = self.sync_if_due(step + 1)
+        # Only now, so that a checkpoint of the step before, saved on SIGTERM, has the state of that step.
+        metrics = self.rollout_metrics(rounds, rollout_s) | actor_metrics(updates)
+        return metrics | {
+            "rollout/rounds": float(len(rounds)),
+            "time/step": time.perf_counter() - start,
+            "time/rollout": rollout_s,
+            "time/sync": sync_s,
+        }
+
+    def rollout_metrics(self, rounds: Sequence[Any], seconds: float) -> dict[str, float]:
+        """Metrics of a training step's rollouts, which took so many wall seconds; note the state that they end in."""
         raise NotImplementedError
 
     def save_state(self, directory: Path) -> None:
-        """Write into a checkpoint what of the finished training steps the actor does not hold."""
+        """Write into a checkpoint the part of the finished training steps that the actor does not hold."""
 
     def restore(self, checkpoint: Path) -> None:
-        """Take up what :meth:`save_state` wrote."""
+        """Read again what :meth:`save_state` wrote."""
 
     def evaluate(self, step: int) -> float:
         """Evaluate and report the weights after ``step`` training steps; returns their success rate or accuracy."""

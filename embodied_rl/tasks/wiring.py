@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from rich.console import Console
 
@@ -54,6 +55,9 @@ C = TypeVar("C", bound=Config)
 class Wiring(Generic[C]):
     """One task: its worker groups, the channels between them, and its loop."""
 
+    loop: ClassVar[Callable[..., Runner]]
+    """Constructed with the plan, the groups in the order of :meth:`connect`, and the context."""
+
     def __init__(self, plan: RunPlan[C], backend: Backend) -> None:
         self.plan, self.config, self.backend = plan, plan.config, backend
         self.channels = Channels()
@@ -69,7 +73,7 @@ class Wiring(Generic[C]):
 
     def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> Runner:
         """The loop that drives the groups."""
-        raise NotImplementedError
+        return self.loop(self.plan, *groups, context)
 
     def group(self, component: str, worker: type) -> GroupSpec:
         """One component's workers where the configuration places them."""

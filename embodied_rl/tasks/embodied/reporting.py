@@ -1,4 +1,4 @@
-"""What the runner says: step metrics from the workers' reports, and an evaluation's table and files."""
+"""Reports of training in simulators: step metrics from the workers' reports, and an evaluation's table and files."""
 
 from __future__ import annotations
 
@@ -9,61 +9,55 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-from rich.console import Console
-
-from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.contracts import EpisodeRecord, EvaluatedEpisode
 from embodied_rl.evaluation.eval_file import FILE_NAME
 from embodied_rl.evaluation.report import INFO_FILE_NAME, episode_conditions, episode_seed, eval_info, eval_report
 from embodied_rl.evaluation.success import SuccessReport, SuccessRow, SuccessTable, success_table
 from embodied_rl.files import write_json
-from embodied_rl.schema import Config, EmbodiedConfig
-from embodied_rl.workers.actor import UpdateReport
+from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
 from embodied_rl.workers.env import EnvReport, EvalReport
 from embodied_rl.workers.rollout import RolloutReport
 
 TOTAL_STEPS = "env/steps_total"
 """Metric: simulator steps of training, from the run's start."""
 _TASK_NAME_LENGTH = 64
-
-
-class Timed(Protocol):
-    @property
-    def seconds(self) -> dict[str, float]: ...
-
-
-def longest(reports: Sequence[Timed], phase: str) -> float:
-    """The slowest worker's seconds in a phase."""
-    return max((report.seconds.get(phase, 0.0) for report in reports), default=0.0)
+_ADVICE = Advice(
+    score="success rate",
+    easier="start from a better policy, or use easier tasks, longer episodes or more envs",
+    harder="there is little left to learn, so use harder tasks, or end here",
+    equal=(
+        "every group's members got the same return, so the gradient is zero: it takes groups in which some succeed and "
+        "some fail; start from a better policy, or use easier tasks, longer episodes or more envs"
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What the workers tell of one rollout of all envs."""
+    """The workers' reports of one rollout of all envs."""
 
     envs: Sequence[EnvReport]
     policies: Sequence[RolloutReport]
 
 
-def train_metrics(
+def rollout_metrics(
     rollouts: Sequence[Rollout],
-    updates: Sequence[UpdateReport],
     *,
     episodes: Sequence[EpisodeRecord],
     unfinished: int,
     steps_before: float | None,
     rollout_s: float,
-    sync_s: float,
-    step_s: float,
 ) -> dict[str, float]:
-    """A training step's metrics. ``time/`` values are wall seconds, of the slowest of the workers that did the same.
+    """Metrics of a training step's rollouts. ``time/`` values are wall seconds, of the slowest of the workers that did
+    the same.
 
     Args:
         episodes: what ``env/success_once``, ``return`` and ``episode_len`` are the means of.
         unfinished: envs whose episode goes on in the next step.
         steps_before: simulator steps of the run's earlier training steps; None: nobody knows.
+        rollout_s: wall seconds of all rollouts.
     """
     envs = [report for rollout in rollouts for report in rollout.envs]
     env_steps = sum(report.env_steps for report in envs)
@@ -91,10 +85,7 @@ def train_metrics(
             metrics |= {f"env_task/{name}": value for name, value in task_metrics(tasks).items()}
     if steps_before is not None:
         metrics[TOTAL_STEPS] = steps_before + env_steps
-    metrics |= actor_metrics(updates)
     metrics |= {
-        "time/step": step_s,
-        "time/rollout": rollout_s,
         "time/env": env_time("env"),
         "time/reset": env_time("reset"),
         "time/env_wait": env_time("wait"),
@@ -102,10 +93,8 @@ def train_metrics(
         "time/inference_wait": policy_time("wait"),
         "time/policy_load": policy_time("load"),
         "time/policy_offload": policy_time("offload"),
-        "time/sync": sync_s,
         "rollout/env_steps_per_s": env_steps / rollout_s,
         "rollout/inferences": float(sum(report.inferences for rollout in rollouts for report in rollout.policies)),
-        "rollout/rounds": float(len(rollouts)),
         "rollout/interruptions": float(max(r.interruptions for rollout in rollouts for r in rollout.policies)),
     }
     return metrics
@@ -125,88 +114,17 @@ def _task_name(row: SuccessRow) -> str:
     return textwrap.shorten(f"{row.task_id:02d} {' '.join(words)}", _TASK_NAME_LENGTH, placeholder="").replace(" ", "_")
 
 
-def actor_metrics(updates: Sequence[UpdateReport]) -> dict[str, float]:
-    """What the actor says of an update, and the seconds of its phases."""
-    phases = sorted({name for report in updates for name in report.seconds})
-    return {f"actor/{name}": value for name, value in updates[0].metrics.items()} | {
-        f"time/{name}": longest(updates, name) for name in phases
-    }
-
-
-def gap_warning(metrics: Mapping[str, float], config: Config) -> str | None:
-    """What to do about a rollout that computes other log-probabilities than the trainer; None if they are near."""
-    gap, limit = metrics.get("actor/logprob_gap"), config.actor.logprob_gap_warning
-    if gap is None or limit is None or not config.actor.recompute_logprobs or gap <= limit:
-        return None
-    return (
-        f"the rollout's log-probabilities differ from the trainer's by more than actor.logprob_gap_warning={limit:g} "
-        "on average: compare the precision of both (actor.fsdp_config.mixed_precision, the model's dtype), or raise "
-        "the bound"
-    )
-
-
-def nothing_left(metrics: Mapping[str, float], config: Config, *, score: str, easier: str, harder: str) -> str | None:
-    """Why a training step had no sample, and what to do; None if it had some.
-
-    Args:
-        score: what the mean of a group's scores is called.
-        easier, harder: what to do where that is too low, or too high.
-    """
-    if metrics["actor/samples"]:
-        return None
-    a, mean = config.algorithm, metrics["actor/score"]
-    if metrics["actor/groups"]:
-        return (
-            f"no update: algorithm.behav_imp_weight_cap={a.behav_imp_weight_cap} left out every unit: the policy that "
-            "acted is too far from the one that is trained; raise it, or lower actor.optim.lr or rollout.max_staleness"
-        )
-    rounds = int(metrics["rollout/rounds"]) - 1
-    also = f", also those of {rounds} further round{'s' if rounds > 1 else ''}" if rounds else ""
-    bounds = f"{a.rewards_lower_bound:g} to {a.rewards_upper_bound:g} (rewards_lower_bound, rewards_upper_bound)"
-    if mean < a.rewards_lower_bound:
-        todo = easier
-    elif mean > a.rewards_upper_bound:
-        todo = harder
-    else:
-        todo = "use more groups or larger ones, or widen the bounds"
-    return (
-        f"no update: algorithm.filter_rewards masked every group{also}: none has a {score} of {bounds}, over all "
-        f"groups it is {mean:.3g}; {todo}"
-    )
-
-
 def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
-    """What is wrong with a training step, most of all why it cannot have taught the policy anything, and what to do;
-    None if nothing is."""
-    if text := nothing_left(
-        metrics,
-        config,
-        score="success rate",
-        easier="start from a better policy, or use easier tasks, longer episodes or more envs",
-        harder="there is little left to learn, so use harder tasks, or end here",
-    ):
-        return text
-    if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
-        return (
-            "every group's members got the same return, so the gradient is zero: it takes groups in which some "
-            "succeed and some fail; start from a better policy, or use easier tasks, longer episodes or more envs"
-        )
-    return gap_warning(metrics, config)
+    """The problem of a training step, as :func:`step_problem`; None if there is none."""
+    return step_problem(metrics, config, _ADVICE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalReporter:
+class EvalReporter(Reporter[EmbodiedConfig]):
     """Shows an evaluation's table and writes it to ``<run>/eval_step_<n>/``: ``eval.json``, and ``eval_info.json`` as
     LeRobot does."""
 
-    config: EmbodiedConfig
-    run_dir: Path
     video_dir: Path
-    console: Console
-    checkpoint: str | None
-    """Where the run's first weights came from, relative to its run's directory; None: they were initialised."""
-    first_step: int
-    """Training steps behind those; weights of later ones were trained here."""
 
     def report(self, table: SuccessTable, reports: Sequence[EvalReport], *, step: int, seconds: float) -> None:
         """Show and write what the workers found; ``table`` sums it up."""
@@ -217,9 +135,7 @@ class EvalReporter:
         task_ids = [row.task_id for row in table.tasks if row.task_id is not None]
         meta = {
             **episode_conditions(config, image_shapes=reports[0].image_shapes, task_ids=task_ids),
-            "policy_version": step,
-            "checkpoint": self.checkpoint if step == self.first_step else None,
-            "model_type": config.model.model_type,
+            **self.policy_facts(step),
             "digest": _digest(config),
         }
         episodes = [episode for report in reports for episode in report.episodes]
@@ -243,11 +159,6 @@ class EvalReporter:
         if episode.video is None:
             return episode
         return replace(episode, video=episode.video.relative_to(self.video_dir))
-
-
-def eval_name(step: int) -> str:
-    """The folder of an evaluation, in its run's directory and among its videos."""
-    return f"eval_step_{step:06d}"
 
 
 def _digest(config: EmbodiedConfig) -> str:

@@ -27,9 +27,10 @@ weights       actor rank 0     rollout worker   rollout worker
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +41,23 @@ from embodied_rl.monitoring.builtin import logged_before
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.tasks.embodied.episodes import changes, reportable, settings_of
 from embodied_rl.tasks.embodied.reporting import (
     TOTAL_STEPS,
     EvalReporter,
     Rollout,
-    eval_name,
-    longest,
+    rollout_metrics,
     task_metrics,
-    train_metrics,
     warning,
 )
 from embodied_rl.tasks.loop import TrainingLoop
+from embodied_rl.tasks.reporting import eval_name, longest
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker, EvalReport
 from embodied_rl.workers.rollout import RolloutWorker
+
+_WITHOUT_EFFECT = ("name", "reward_coef", "use_rel_reward", "eval")
+"""Keys of ``env`` that change no course of an episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +71,39 @@ class RolloutCalls:
         return Rollout(envs=self.interacted.wait(), policies=self.served.wait())
 
 
-@dataclass(slots=True, kw_only=True)
 class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     """Drives the three groups."""
 
     rollout_worker = RolloutWorker
 
-    env: WorkerGroup
-    groups: int
-    """That a training step is made for."""
-    video_dir: Path
-    """Of evaluations."""
-    train_video_dir: Path
-    reporter: EvalReporter
-    env_steps: float | None
-    """Simulator steps of training so far; None: nobody knows."""
-    _open_episodes: list[OpenEpisode] = field(default_factory=list, init=False)
-    """With auto-reset: where the finished training steps left the envs."""
-    _unreported: list[EpisodeRecord] = field(default_factory=list, init=False)
-    """Episodes that ended and are in no metric yet."""
+    def __init__(
+        self,
+        plan: RunPlan[EmbodiedConfig],
+        env: WorkerGroup,
+        rollout: WorkerGroup,
+        actor: WorkerGroup,
+        context: RunContext,
+    ) -> None:
+        super().__init__(plan, rollout, actor, context)
+        config, start, self.env = plan.config, plan.start, env
+        run = f"{config.runner.experiment_name}_{context.run_dir.name}"
+        self.video_dir = Path(config.evaluated.eval.video_cfg.video_base_dir) / run
+        """Folder of evaluations' videos."""
+        self.train_video_dir = Path(config.env.train.video_cfg.video_base_dir) / run
+        self.reporter = EvalReporter(
+            config=config,
+            run_dir=context.run_dir,
+            video_dir=self.video_dir,
+            console=context.console,
+            checkpoint=context.checkpoint,
+            first_step=start.step,
+        )
+        self.env_steps = logged_before(context.run_dir, TOTAL_STEPS, start.step) if start.step else 0.0
+        """Simulator steps of training so far; None: nobody knows."""
+        self._open_episodes: list[OpenEpisode] = []
+        """With auto-reset: where the finished training steps left the envs."""
+        self._unreported: list[EpisodeRecord] = []
+        """Episodes that ended and are in no metric yet."""
 
     def start_rollout(self, step: int, number: int = 0) -> RolloutCalls:
         """Start a rollout of all envs: of the step's rounds the one with this number."""
@@ -99,26 +115,15 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             interacted=self.env.call(EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir),
         )
 
-    def train_step(self, step: int) -> dict[str, float]:
-        """Rollout, advantages, update, weight sync."""
-        start = time.perf_counter()
-        rollouts = self._roll_out(step)
-        rollout_s = time.perf_counter() - start
-        self.run_ahead(step)
-        updates = self.update(step)
-        sync_s = self.sync_if_due(step + 1)
-        # Only now, so that a checkpoint of the step before, saved on SIGTERM, has the state of that step.
-        episodes = self._ended(rollouts)
-        self._open_episodes = [episode for report in rollouts[-1].envs for episode in report.open_episodes]
-        metrics = train_metrics(
-            rollouts,
-            updates,
+    def rollout_metrics(self, rounds: Sequence[Rollout], seconds: float) -> dict[str, float]:
+        episodes = self._ended(rounds)
+        self._open_episodes = [episode for report in rounds[-1].envs for episode in report.open_episodes]
+        metrics = rollout_metrics(
+            rounds,
             episodes=episodes,
             unfinished=len(self._open_episodes),
             steps_before=self.env_steps,
-            rollout_s=rollout_s,
-            sync_s=sync_s,
-            step_s=time.perf_counter() - start,
+            rollout_s=seconds,
         )
         self.env_steps = metrics.get(TOTAL_STEPS)
         return metrics
@@ -166,21 +171,6 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     def _say(self, text: str) -> None:
         self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
-    def _roll_out(self, step: int) -> list[Rollout]:
-        """Fill the actor's batch: in several rounds where groups are filtered and may be drawn again."""
-        self.progress.describe("rollout")
-        rolling, received = self.next_rollout(), self.actor.call(ActorWorker.receive, step=step)
-        rollouts = [rolling.wait()]
-        kept = sum(received.wait())
-        for number in range(1, 1 + self.config.algorithm.max_resample_rounds):
-            if kept >= self.groups:
-                break
-            self.progress.describe(f"rollout, again ({number})")
-            received = self.actor.call(ActorWorker.receive, step=step, more=True)
-            rollouts.append(self.start_rollout(step, number).wait())
-            kept = sum(received.wait())
-        return rollouts
-
     def evaluate(self, step: int) -> float:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
         start = time.perf_counter()
@@ -215,6 +205,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
 class EmbodiedWiring(Wiring[EmbodiedConfig]):
     """Env, rollout and actor groups, in this order."""
 
+    loop = EmbodiedRunner
+
     def connect(self) -> tuple[WorkerGroup, ...]:
         self.make_channels(lanes=True)
         env, rollout, actor = self.backend.launch(
@@ -235,9 +227,6 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
             f"stages x {train.total_num_envs // len(lanes.all())}, in {train.total_num_envs // size} groups of {size}"
         )
 
-    def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> EmbodiedRunner:
-        return EmbodiedRunner(config=self.config, **loop_arguments(self.plan, groups, context))
-
 
 def show_workers(plan: RunPlan[Any]) -> str:
     """How many workers there are of each component."""
@@ -245,34 +234,30 @@ def show_workers(plan: RunPlan[Any]) -> str:
     return f"{', '.join(counts)} worker(s)"
 
 
-def loop_arguments(
-    plan: RunPlan[EmbodiedConfig], groups: tuple[WorkerGroup, ...], context: RunContext
-) -> dict[str, Any]:
-    """Those of :class:`EmbodiedRunner` beside the configuration."""
-    config, start = plan.config, plan.start
-    env, rollout, actor = groups
-    run = f"{config.runner.experiment_name}_{context.run_dir.name}"
-    video_dir = Path(config.evaluated.eval.video_cfg.video_base_dir) / run
-    return {
-        "groups": plan.arithmetic.groups,
-        "run_dir": context.run_dir,
-        "video_dir": video_dir,
-        "train_video_dir": Path(config.env.train.video_cfg.video_base_dir) / run,
-        "env": env,
-        "rollout": rollout,
-        "actor": actor,
-        "logger": context.logger,
-        "progress": context.progress,
-        "console": context.console,
-        "reporter": EvalReporter(
-            config=config,
-            run_dir=context.run_dir,
-            video_dir=video_dir,
-            console=context.console,
-            checkpoint=context.checkpoint,
-            first_step=start.step,
-        ),
-        "env_steps": logged_before(context.run_dir, TOTAL_STEPS, start.step) if start.step else 0.0,
-        "first_step": start.step,
-        "resumed": None if config.runner.only_eval else start.resumed,
+def reportable(ended: Sequence[EpisodeRecord], num_envs: int) -> bool:
+    """Whether each env ended an episode among ``ended``.
+
+    Where episodes are longer than rollouts, those that end within a few of them are the quick ones, which succeeded. So
+    metrics are made of the episodes of so many rollouts that every env is among them, with its failures.
+    """
+    return len({episode.env_id for episode in ended}) == num_envs
+
+
+def settings_of(config: EmbodiedConfig) -> dict[str, Any]:
+    """The keys, with values as JSON gives them back, that an env's course is a function of, beside its actions."""
+    env = {key: value for key, value in asdict(config.env).items() if key not in _WITHOUT_EFFECT}
+    train = {key: value for key, value in env.pop("train").items() if key != "video_cfg"}
+    settings = {
+        **{f"env.{key}": value for key, value in env.items()},
+        **{f"env.train.{key}": value for key, value in train.items()},
+        "algorithm.group_size": config.algorithm.group_size,
+        "model.num_action_chunks": config.model.num_action_chunks,
     }
+    settings.pop("env.train.max_steps_per_rollout_epoch")
+    return json.loads(json.dumps(settings))
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """``key: before -> now`` for each that differs."""
+    keys = [key for key in {**now, **before} if before.get(key) != now.get(key)]
+    return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]

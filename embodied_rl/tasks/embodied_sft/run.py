@@ -19,25 +19,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedSftConfig
-from embodied_rl.tasks.embodied.reporting import longest
-from embodied_rl.tasks.embodied.run import EmbodiedRunner, loop_arguments, show_workers
+from embodied_rl.tasks.embodied.run import EmbodiedRunner, show_workers
+from embodied_rl.tasks.reporting import actor_metrics, longest
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.demonstrator import DemonstrationReport, DemonstrationSummary, ImitationWorker
 from embodied_rl.workers.env import EnvWorker
 
 
-@dataclass(slots=True, kw_only=True)
 class EmbodiedSftRunner(EmbodiedRunner):
     """Drives the three groups."""
 
     config: EmbodiedSftConfig  # type: ignore[assignment]
-    demonstrations: DemonstrationSummary | None
+    demonstrations: DemonstrationSummary | None = None
     """None: nothing is trained."""
 
     @property
@@ -60,14 +58,12 @@ class EmbodiedSftRunner(EmbodiedRunner):
         updates = self.update(step)
         samples = self.config.data.batch_size * (step + 1)
         assert self.demonstrations is not None
-        metrics = {f"actor/{name}": value for name, value in updates[0].metrics.items()}
-        return metrics | {
+        return actor_metrics(updates) | {
             "data/samples": float(sum(report.samples for report in reports)),
             "data/epoch": samples / self.demonstrations.num_frames,
             "time/step": time.perf_counter() - start,
             "time/data": longest(reports, "data"),
             "time/data_wait": data_s,
-            "time/update": longest(updates, "update"),
         }
 
     def restore(self, checkpoint: Path) -> None:
@@ -109,6 +105,7 @@ class EmbodiedSftWiring(Wiring[EmbodiedSftConfig]):
         )
 
     def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> EmbodiedSftRunner:
-        return EmbodiedSftRunner(
-            config=self.config, demonstrations=self._demonstrations, **loop_arguments(self.plan, groups, context)
-        )
+        env, rollout, actor = groups
+        runner = EmbodiedSftRunner(self.plan, env, rollout, actor, context)
+        runner.demonstrations = self._demonstrations
+        return runner

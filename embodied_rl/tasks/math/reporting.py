@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null
 from embodied_rl.evaluation.report import PACKAGES, jsonable
 from embodied_rl.extras import versions
@@ -22,8 +20,7 @@ from embodied_rl.files import write_json
 from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
 from embodied_rl.language.datasets.registry import dataset_params
 from embodied_rl.schema import MathConfig
-from embodied_rl.tasks.embodied.reporting import actor_metrics, eval_name, gap_warning, longest, nothing_left
-from embodied_rl.workers.actor import UpdateReport
+from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
 from embodied_rl.workers.generation import GenerationReport
 
 SHOWN = 4
@@ -31,6 +28,15 @@ SHOWN = 4
 _CUT = 200
 """Characters of a text in that table."""
 _LANGUAGE_PACKAGES = ("transformers", "vllm", "math-verify", "reasoning-gym")
+_ADVICE = Advice(
+    score="mean score",
+    easier="start from a better model, or use easier prompts, more of them, or a larger algorithm.group_size",
+    harder="there is little left to learn, so use harder prompts, or end here",
+    equal=(
+        "every prompt's completions got the same score, so the gradient is zero: it takes prompts that are solved "
+        "sometimes; start from a better model, or use easier prompts, more of them, or a larger group_size"
+    ),
+)
 
 
 def all_records(reports: Iterable[GenerationReport]) -> list[CompletionRecord]:
@@ -38,16 +44,9 @@ def all_records(reports: Iterable[GenerationReport]) -> list[CompletionRecord]:
     return sorted((record for report in reports for record in report.records), key=lambda record: record.number)
 
 
-def train_metrics(
-    rounds: Sequence[Sequence[GenerationReport]],
-    updates: Sequence[UpdateReport],
-    *,
-    threshold: float,
-    rollout_s: float,
-    sync_s: float,
-    step_s: float,
-) -> dict[str, float]:
-    """A training step's metrics. ``time/`` values are wall seconds, of the slowest of the workers that did the same.
+def rollout_metrics(rounds: Sequence[Sequence[GenerationReport]], *, threshold: float) -> dict[str, float]:
+    """Metrics of a training step's completions. ``time/`` values are wall seconds, of the slowest of the workers that
+    did the same.
 
     Args:
         rounds: the workers' reports of each round.
@@ -55,7 +54,7 @@ def train_metrics(
     """
     accuracy = accuracy_of(all_records(report for reports in rounds for report in reports), threshold=threshold)
     generate_s = sum(longest(reports, "generate") for reports in rounds)
-    metrics = {
+    return {
         "rollout/completions": float(accuracy.completions),
         "rollout/accuracy": accuracy.accuracy,
         "rollout/score": accuracy.mean_score,
@@ -63,20 +62,12 @@ def train_metrics(
         "rollout/truncated": accuracy.truncated,
         "rollout/unverified": accuracy.unverified / accuracy.completions,
         "rollout/tokens_per_s": accuracy.mean_length * accuracy.completions / generate_s,
-        "rollout/rounds": float(len(rounds)),
         "rollout/interruptions": float(max(report.interruptions for reports in rounds for report in reports)),
-    }
-    metrics |= actor_metrics(updates)
-    metrics |= {
-        "time/step": step_s,
-        "time/rollout": rollout_s,
         "time/generate": generate_s,
         "time/reward": sum(longest(reports, "reward") for reports in rounds),
-        "time/sync": sync_s,
         "time/policy_load": sum(longest(reports, "load") for reports in rounds),
         "time/policy_offload": sum(longest(reports, "offload") for reports in rounds),
     }
-    return metrics
 
 
 def eval_metrics(evaluation: Evaluation, *, seconds: float) -> dict[str, float]:
@@ -99,8 +90,7 @@ def eval_metrics(evaluation: Evaluation, *, seconds: float) -> dict[str, float]:
 
 
 def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
-    """The problem of a training step, above all why it cannot have taught the policy anything, and what to do; None if
-    there is none."""
+    """The problem of a training step, as :func:`step_problem`; None if there is none."""
     if metrics["rollout/unverified"] == 1:
         return (
             f"no update: reward.function={config.reward.function} could verify no completion; look at the answers in "
@@ -113,33 +103,12 @@ def warning(metrics: Mapping[str, float], config: MathConfig) -> str | None:
             f"unverified and {masked:.0%} were cut and left out (reward.mask_truncated); raise "
             "rollout.max_new_tokens, look at the answers in the data, or use a larger algorithm.group_size"
         )
-    if text := nothing_left(
-        metrics,
-        config,
-        score="mean score",
-        easier="start from a better model, or use easier prompts, more of them, or a larger algorithm.group_size",
-        harder="there is little left to learn, so use harder prompts, or end here",
-    ):
-        return text
-    if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
-        return (
-            "every prompt's completions got the same score, so the gradient is zero: it takes prompts that are solved "
-            "sometimes; start from a better model, or use easier prompts, more of them, or a larger group_size"
-        )
-    return gap_warning(metrics, config)
+    return step_problem(metrics, config, _ADVICE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MathReporter:
-    """Shows an evaluation and writes it to ``<run>/eval_step_<n>/``."""
-
-    config: MathConfig
-    run_dir: Path
-    console: Console
-    checkpoint: str | None
-    """Origin of the run's first weights, relative to its run's directory; None: they were initialised."""
-    first_step: int
-    """Training steps behind those; weights of later ones were trained here."""
+class MathReporter(Reporter[MathConfig]):
+    """Shows an evaluation and writes it to ``<run>/eval_step_<n>/``: ``eval.json`` and ``samples.jsonl``."""
 
     def report(self, evaluation: Evaluation, records: Sequence[CompletionRecord], *, step: int, seconds: float) -> None:
         self.console.print(sample_table(records, title=f"{self.config.data.name} after {step} training steps"))
@@ -164,9 +133,7 @@ class MathReporter:
             "kind": COMPLETIONS,
             "meta": {
                 **completion_conditions(self.config),
-                "policy_version": step,
-                "checkpoint": self.checkpoint if step == self.first_step else None,
-                "model_type": self.config.model.model_type,
+                **self.policy_facts(step),
             },
             "overall": _row(evaluation.overall),
             "sources": {name: _row(accuracy) for name, accuracy in evaluation.sources.items()},

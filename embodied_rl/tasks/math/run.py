@@ -26,72 +26,57 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from embodied_rl.contracts import Spaces
 from embodied_rl.language.accuracy import evaluation_of
+from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import MathConfig
-from embodied_rl.tasks.embodied.reporting import longest
 from embodied_rl.tasks.loop import TrainingLoop
 from embodied_rl.tasks.math.reporting import (
     MathReporter,
     all_records,
     eval_metrics,
+    rollout_metrics,
     sample_text,
-    train_metrics,
     warning,
 )
+from embodied_rl.tasks.reporting import actor_metrics
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationReport, GenerationWorker
 
 
-@dataclass(slots=True, kw_only=True)
 class MathRunner(TrainingLoop[MathConfig]):
     """Drives the two groups."""
 
     rollout_worker = GenerationWorker
+    rollout_name = "generation"
 
-    reporter: MathReporter
-
-    def start_rollout(self, step: int) -> Handle:
-        return self.rollout.call(GenerationWorker.generate, step=step)
-
-    def train_step(self, step: int) -> dict[str, float]:
-        """Completions, advantages, update, weight sync."""
-        start = time.perf_counter()
-        rounds = self._generate(step)
-        rollout_s = time.perf_counter() - start
-        self.run_ahead(step)
-        updates = self.update(step)
-        sync_s = self.sync_if_due(step + 1)
-        return train_metrics(
-            rounds,
-            updates,
-            threshold=self.config.reward.success_threshold,
-            rollout_s=rollout_s,
-            sync_s=sync_s,
-            step_s=time.perf_counter() - start,
+    def __init__(
+        self, plan: RunPlan[MathConfig], rollout: WorkerGroup, actor: WorkerGroup, context: RunContext
+    ) -> None:
+        super().__init__(plan, rollout, actor, context)
+        self.reporter = MathReporter(
+            config=plan.config,
+            run_dir=context.run_dir,
+            console=context.console,
+            checkpoint=context.checkpoint,
+            first_step=plan.start.step,
         )
 
-    def _generate(self, step: int) -> list[Sequence[GenerationReport]]:
-        """Fill the actor's batch: in several rounds where groups are filtered and may be drawn again."""
-        self.progress.describe("generation")
-        generated, received = self.next_rollout(), self.actor.call(ActorWorker.receive, step=step)
-        rounds: list[Sequence[GenerationReport]] = [generated.wait()]
-        kept = sum(received.wait())
-        for number in range(1, 1 + self.config.algorithm.max_resample_rounds):
-            if kept >= self.config.data.rollout_batch_size:
-                break
-            self.progress.describe(f"generation, again ({number})")
-            received = self.actor.call(ActorWorker.receive, step=step, more=True)
-            rounds.append(self.rollout.call(GenerationWorker.generate, step=step, number=number).wait())
-            kept = sum(received.wait())
-        self.reporter.write_samples(
-            self.run_dir / "samples" / f"step_{step + 1:06d}.jsonl", all_records(r for part in rounds for r in part)
-        )
+    def start_rollout(self, step: int, number: int = 0) -> Handle:
+        return self.rollout.call(GenerationWorker.generate, step=step, number=number)
+
+    def roll_out(self, step: int) -> list[Sequence[GenerationReport]]:
+        """As the base, and write the completions down."""
+        rounds = super().roll_out(step)
+        path = self.run_dir / "samples" / f"step_{step + 1:06d}.jsonl"
+        self.reporter.write_samples(path, all_records(report for reports in rounds for report in reports))
         return rounds
+
+    def rollout_metrics(self, rounds: Sequence[Sequence[GenerationReport]], seconds: float) -> dict[str, float]:
+        return rollout_metrics(rounds, threshold=self.config.reward.success_threshold)
 
     def evaluate(self, step: int) -> float:
         """Every held-out prompt with the present policy: accuracy, eval.json, samples, metrics."""
@@ -115,7 +100,7 @@ class MathRunner(TrainingLoop[MathConfig]):
 class MathWiring(Wiring[MathConfig]):
     """Generation (component ``rollout``) and actor groups, in this order."""
 
-    loop: type[MathRunner] = MathRunner
+    loop = MathRunner
 
     def connect(self) -> tuple[WorkerGroup, ...]:
         self.make_channels()
@@ -137,26 +122,6 @@ class MathWiring(Wiring[MathConfig]):
             "step"
         )
 
-    def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> MathRunner:
-        rollout, actor = groups
-        return self.loop(
-            config=self.config,
-            run_dir=context.run_dir,
-            rollout=rollout,
-            actor=actor,
-            logger=context.logger,
-            progress=context.progress,
-            console=context.console,
-            reporter=MathReporter(
-                config=self.config,
-                run_dir=context.run_dir,
-                console=context.console,
-                checkpoint=context.checkpoint,
-                first_step=self.plan.start.step,
-            ),
-            first_step=self.plan.start.step,
-        )
-
 
 class SftRunner(MathRunner):
     """The loop of ``task=sft``: the generation workers send demonstrations of language instead of completions of their
@@ -170,12 +135,10 @@ class SftRunner(MathRunner):
         received.wait()
         rollout_s = time.perf_counter() - start
         updates = self.update(step)
-        metrics = {f"actor/{name}": value for name, value in updates[0].metrics.items()}
-        return metrics | {
+        return actor_metrics(updates) | {
             "rollout/tokens": float(sum(tokens)),
             "time/step": time.perf_counter() - start,
             "time/rollout": rollout_s,
-            "time/update": longest(updates, "update"),
         }
 
     def warning(self, metrics: Mapping[str, float]) -> None:
