@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from embodied_rl.checkpoints.resume import CONFIG_FILE, read_config
 from embodied_rl.checkpoints.store import STATE_FILE, complete_checkpoints, read_state, verify
-from embodied_rl.commands.findings import Finding, ok, problem, until_problem, warning
+from embodied_rl.commands.terminal import Finding, ok, problem, until_problem, warning
 from embodied_rl.commands.weights_folder import read_header
 from embodied_rl.errors import CheckpointError, listed
 

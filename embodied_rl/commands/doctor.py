@@ -20,8 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from embodied_rl.checkpoints.store import resolve
 from embodied_rl.commands.checkpoint_folder import checkpoint_findings, is_checkpoint, is_run, run_findings
-from embodied_rl.commands.findings import Finding, ok, problem, show, warning
-from embodied_rl.commands.terminal import CommandParser, console
+from embodied_rl.commands.terminal import CommandParser, Finding, console, ok, problem, show, warning
 from embodied_rl.commands.weights_folder import ADAPTER_CONFIG, CONFIG_FILE, adapter_findings, weights_findings
 from embodied_rl.errors import UserError, first_line, listed
 from embodied_rl.extras import install_command, installed_version

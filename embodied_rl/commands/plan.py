@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from embodied_rl.commands.terminal import console
+from embodied_rl.commands.weights_folder import read_header
 from embodied_rl.composition import COMMAND_LINE, checked, origins
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.registry import build_policy
@@ -42,9 +42,9 @@ def main(arguments: Sequence[str]) -> None:
         return
     plan = plan_of(checked(arguments))
     out = console()
-    out.print(f"task={plan.config.runner.task_type}: {_start(plan)}", highlight=False, soft_wrap=True)
+    out.print(f"task={plan.config.runner.task_type}: {_start(plan)}", soft_wrap=True)
     for line in arithmetic_lines(plan):
-        out.print(line, highlight=False, soft_wrap=True)
+        out.print(line, soft_wrap=True)
     out.print(placement_table(plan))
     out.print(origins_table(arguments))
 
@@ -125,7 +125,7 @@ def count_parameters(plan: RunPlan[Any]) -> int | None:
     before the env is built."""
     path = plan.config.model.path
     if path is not None and (files := sorted(Path(path).glob("*.safetensors"))):
-        return sum(_numbers_in(file) for file in files)
+        return sum(elements for file in files for _, elements in read_header(file).values())
     spec = _spec(plan)
     if path is not None or spec is None:
         return None
@@ -145,20 +145,6 @@ def _spec(plan: RunPlan[Any]) -> PolicySpec | None:
         image_shapes={},
         values_per_chunk=plan.values_per_chunk,
     )
-
-
-def _numbers_in(file: Path) -> int:
-    """Numbers in a safetensors file, from its header alone."""
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    total = 0
-    for name, about in header.items():
-        if name != "__metadata__":
-            size = 1
-            for length in about["shape"]:
-                size *= length
-            total += size
-    return total
 
 
 def _memory(plan: RunPlan[Any], component: str, parameters: int | None) -> str:

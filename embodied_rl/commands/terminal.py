@@ -1,21 +1,28 @@
-"""Arguments, output and folders of the commands."""
+"""Arguments, output and folders of the commands, and the findings of checks."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.files import atomic
 
 PIPED_WIDTH: Final = 120
 """Columns where there is no terminal to ask."""
+Status = Literal["ok", "warning", "problem"]
+_STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -92,3 +99,55 @@ def refuse_existing(directory: Path) -> None:
         return
     if directory.exists() or directory.is_symlink():
         raise UserError(f"{directory}: exists already; give a folder that does not, or an empty one")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    status: Status
+    what: str
+    """The subject of the check, in a word or two."""
+    text: str
+    """The result in words."""
+    advice: str = ""
+    """The remedy."""
+
+
+ok: Final = partial(Finding, "ok")
+warning: Final = partial(Finding, "warning")
+problem: Final = partial(Finding, "problem")
+
+
+class ProblemError(Exception):
+    """A problem that ends a check."""
+
+    def __init__(self, what: str, text: str, advice: str) -> None:
+        super().__init__(text)
+        self.finding = problem(what, text, advice)
+
+
+def until_problem(check: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings of a check; a :class:`ProblemError` that ends it is its last one."""
+    try:
+        yield from check
+    except ProblemError as error:
+        yield error.finding
+
+
+def show(console: Console, title: str, findings: Iterable[Finding]) -> int:
+    """Print findings as a table; returns the exit status: 1 where there is a problem."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    status = 0
+    for finding in findings:
+        if finding.status == "problem":
+            status = 1
+        text = Text(finding.text)
+        if finding.advice:
+            text.append(f"\n→ {finding.advice}", style="italic")
+        table.add_row(Text(finding.status, style=_STYLES[finding.status]), Text(finding.what), text)
+    console.print(table)
+    return status

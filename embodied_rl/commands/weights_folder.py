@@ -15,7 +15,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from embodied_rl.commands.export import EXPORT_FILE, use_of
-from embodied_rl.commands.findings import Finding, ProblemError, ok, problem, until_problem, warning
+from embodied_rl.commands.terminal import Finding, ProblemError, ok, problem, until_problem, warning
 from embodied_rl.errors import listed
 from embodied_rl.extras import installed_version
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS

@@ -17,8 +17,8 @@ from embodied_rl.cli import main
 from embodied_rl.commands import doctor
 from embodied_rl.commands.doctor import folder_findings
 from embodied_rl.commands.export import export
-from embodied_rl.commands.findings import Finding, ProblemError, ok
 from embodied_rl.commands.make_tiny import make_tiny
+from embodied_rl.commands.terminal import Finding, ProblemError, ok
 from embodied_rl.commands.weights_folder import read_header
 from embodied_rl.errors import UserError
 from embodied_rl.models.weights.lora import save_adapters
