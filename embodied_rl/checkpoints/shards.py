@@ -94,14 +94,9 @@ def load_weights(policy: Policy, directory: Path) -> None:
     has_head = any(name.startswith("model.value_head.") for name in saved)
     state = {name: t for name, t in policy.state_dict().items() if name not in heads or has_head}
     _check_model(saved, state, directory)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant
-            load({"model": state}, storage_reader=_reader(directory), no_dist=True)
-    except (Exception, CheckpointException) as error:
-        raise CheckpointError(
-            f"{directory}: cannot be read, or not whole: {_cause(error)}. Use another checkpoint."
-        ) from error
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant
+        _load({"model": state}, directory, no_dist=True)
     policy.load_state_dict(state, strict=False)
 
 
@@ -138,12 +133,7 @@ def load_actor(
         optimizer_state = _optimizer_state(policy, optimizer)
         _check_optimizer(saved, optimizer_state["state"], directory)
         state["optimizer"] = {"state": optimizer_state["state"]}
-    try:
-        load(state, storage_reader=_reader(directory))
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
-        raise CheckpointError(
-            f"{directory}: cannot be read, or not whole: {_cause(error)}. Use another checkpoint of the run."
-        ) from error
+    _load(state, directory)
     set_model_state_dict(policy, state["model"])
     if optimizer is not None:
         configured = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
@@ -157,8 +147,14 @@ def _optimizer_state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
     return get_optimizer_state_dict(policy, optimizer)
 
 
-def _reader(directory: Path) -> HuggingFaceStorageReader:
-    return HuggingFaceStorageReader(str(directory / ACTOR_DIR))
+def _load(state: dict[str, Any], directory: Path, *, no_dist: bool = False) -> None:
+    """Fill ``state`` from the shards."""
+    try:
+        load(state, storage_reader=HuggingFaceStorageReader(str(directory / ACTOR_DIR)), no_dist=no_dist)
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
+        raise CheckpointError(
+            f"{directory}: cannot be read, or not whole: {_cause(error)}. Use another checkpoint of the run."
+        ) from error
 
 
 def _saved_tensors(directory: Path) -> dict[str, TensorStorageMetadata]:

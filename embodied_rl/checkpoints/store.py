@@ -102,13 +102,6 @@ def find_initial(config: Config) -> Path | None:
     return None if start is None else resolve(start, Path(start), key="runner.init_from")
 
 
-def initial_weights(config: Config) -> Path | None:
-    """:func:`find_initial`, where the run has a use for it: it resumes nothing, or has a reference policy."""
-    if config.runner.init_from is None:
-        return None
-    return find_initial(config) if config.algorithm.kl_beta > 0 or find_checkpoint(config) is None else None
-
-
 def begin(directory: Path) -> Path:
     """A clean hidden directory to write the checkpoint to that :func:`publish` will call ``directory``.
 
