@@ -48,16 +48,6 @@ ASKED: Final[Mapping[str, str]] = {EPISODES: "episodes", COMPLETIONS: "prompts"}
 _INSTRUCTIONS: Final = "instructions"
 
 
-class _Nothing:
-    """The value of a key that an evaluation does not have."""
-
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING: Final = _Nothing()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A policy, or several that were trained alike with other seeds."""
@@ -107,19 +97,20 @@ def _other_conditions(first: SavedEvaluation, other: SavedEvaluation) -> Iterato
     """Each key that differs, and what both have."""
     left, right = _conditions(first), _conditions(other)
     for key in dict.fromkeys([*left, *right]):
-        one, two = left.get(key, _NOTHING), right.get(key, _NOTHING)
-        if one != two and key not in _WITHOUT_EFFECT:
-            yield key, f"{one!r} and {two!r}"
+        same = key in left and key in right and left[key] == right[key]
+        if not same and key not in _WITHOUT_EFFECT:
+            one, two = (repr(found[key]) if key in found else "nothing" for found in (left, right))
+            yield key, f"{one} and {two}"
 
 
 def _conditions(evaluation: SavedEvaluation) -> dict[str, Any]:
     """Dotted key -> value."""
     found: dict[str, Any] = {}
     for key in _KEYS[evaluation.kind]:
-        value = evaluation.meta.get(key, _NOTHING)
+        value = evaluation.meta.get(key)
         if isinstance(value, Mapping):
             found |= {f"{key}.{name}": part for name, part in value.items()}
-        elif value is not _NOTHING:
+        elif key in evaluation.meta:
             found[key] = value
     return found
 
