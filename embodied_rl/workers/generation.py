@@ -12,7 +12,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.language.accuracy import CompletionRecord
 from embodied_rl.language.completions import Sample, completion_trajectory
 from embodied_rl.language.datasets.registry import Problem, PromptEncoder, build_dataset, problem_id
-from embodied_rl.language.engines.base import Completion, GenerationBackend, Sampling, backend_class
+from embodied_rl.language.engines.base import BACKENDS, Completion, GenerationBackend, Sampling
 from embodied_rl.language.engines.sampling import prompt_seed
 from embodied_rl.language.rewards.functions import overlong_penalty
 from embodied_rl.language.rewards.scoring import Item, Scorer
@@ -87,8 +87,8 @@ class GenerationWorker(Worker):
         self._dataset = build_dataset(self._data.dataset, self._data.params)
         self._scorer = Scorer(self._reward_config, device=self.context.device)
         self._open.callback(self._scorer.close)
-        make = backend_class(self._rollout.backend)
-        self._backend: GenerationBackend = make(self._model, spec, self._rollout, self.context.device)
+        make: type[GenerationBackend] = BACKENDS.load(self._rollout.backend)
+        self._backend = make(self._model, spec, self._rollout, self.context.device)
         self._open.callback(self._backend.close)
         self._weights = WeightReceiver(self._backend.weights(), self._channel, self.context.rank)
         if self._rollout.interruptible and not self._backend.interruptible:

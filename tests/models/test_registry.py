@@ -8,7 +8,7 @@ import pytest
 
 from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import UserError
-from embodied_rl.language.datasets.registry import dataset_class
+from embodied_rl.language.datasets.registry import DATASETS
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.mlp import MlpPolicy
 from embodied_rl.models.registry import MODELS, build_policy, policy_class
@@ -77,7 +77,7 @@ def test_a_class_of_ones_own_without_params_is_named() -> None:
     for key, load in (
         ("env.env_type", adapter_class),
         ("model.model_type", policy_class),
-        ("data.dataset", dataset_class),
+        ("data.dataset", DATASETS.load),
     ):
         with pytest.raises(UserError, match=rf"{key}: got '{name}', but .*NoParams has no dataclass Params"):
             load(name)

@@ -196,15 +196,6 @@ class PromptDataset:
         raise NotImplementedError
 
 
-def dataset_class(name: str) -> type[PromptDataset]:
-    """The data set that ``data.dataset`` names.
-
-    Raises:
-        UserError: no such name, module or class, or one without ``Params``.
-    """
-    return DATASETS.load(name)
-
-
 def dataset_params(name: str, params: Mapping[str, Any], *, imitation: bool = False) -> Any:
     """The data set's ``Params`` from the config's ``data.params``.
 
@@ -212,7 +203,7 @@ def dataset_params(name: str, params: Mapping[str, Any], *, imitation: bool = Fa
         UserError: an unknown data set or parameter, or one of the wrong type or out of range.
         ConfigError: options that cannot be together.
     """
-    dataset: Any = dataset_class(name)
+    dataset: Any = DATASETS.load(name)
     parsed = parse_params(dataset.Params, params, "data.params")
     if problems := list(dataset.problems(parsed, imitation=imitation)):
         raise ConfigError(problems)
@@ -225,8 +216,7 @@ def build_dataset(name: str, params: Mapping[str, Any]) -> PromptDataset:
     Raises:
         UserError: as :func:`dataset_params`, or data that cannot be read.
     """
-    dataset: Any = dataset_class(name)
-    return dataset(dataset_params(name, params))
+    return DATASETS.load(name)(dataset_params(name, params))
 
 
 def system_prompt_problems(system_prompt: str | None, *, chat: bool) -> Iterator[str]:

@@ -173,15 +173,6 @@ class GenerationBackend:
         return str(self.tokenizer.decode(ids[:-1] if completion.finish_reason == "stop" else ids))
 
 
-def backend_class(name: str) -> type[GenerationBackend]:
-    """The engine that ``rollout.backend`` names.
-
-    Raises:
-        UserError: no such name, module or class.
-    """
-    return BACKENDS.load(name)
-
-
 def causal_lm(backend: str, model: ModelConfig, spec: PolicySpec) -> CausalLMPolicy:
     """The policy whose weights an engine gets, not to be trained.
 
