@@ -1,11 +1,11 @@
-"""Options as dataclasses: strict types, unknown names refused with the nearest that exists."""
+"""Options as dataclasses: strict types, unknown names refused with the nearest that exists. And values as text."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
@@ -87,3 +87,21 @@ def unknown_key(key: str, choices: Iterable[str]) -> str:
 
 def _lower_first(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dotted key of nested mappings, with its value; empty mappings are left out."""
+    if not isinstance(value, Mapping):
+        yield prefix, value
+        return
+    for name, item in value.items():
+        yield from flat(item, f"{prefix}.{name}" if prefix else str(name))
+
+
+def shown(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {shown(below)}" for name, below in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(shown, value)) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.errors import CheckpointError
+from embodied_rl.params import flat, shown
 from embodied_rl.schema import Config
 
 CONFIG_FILE: Final = "config.yaml"
@@ -54,7 +55,7 @@ def compare(checkpoint: Path, config: Config) -> list[Change] | None:
     if path is None:
         return None
     saved = read_config(path)
-    before, now = dict(_flat(saved)), dict(_flat(yaml.safe_load(yaml.safe_dump(asdict(config)))))
+    before, now = dict(flat(saved)), dict(flat(yaml.safe_load(yaml.safe_dump(asdict(config)))))
     return [
         Change(
             key=key,
@@ -75,7 +76,7 @@ def check(checkpoint: Path, changes: list[Change]) -> None:
     """
     refused = [change for change in changes if change.refusal]
     if refused:
-        lines = [f"  {c.key}: {_shown(c.before)} -> {_shown(c.now)}; {c.refusal}" for c in refused]
+        lines = [f"  {c.key}: {shown(c.before)} -> {shown(c.now)}; {c.refusal}" for c in refused]
         raise CheckpointError(
             f"cannot resume {checkpoint} with this configuration:\n"
             + "\n".join(lines)
@@ -85,12 +86,12 @@ def check(checkpoint: Path, changes: list[Change]) -> None:
 
 def table(changes: list[Change]) -> Table:
     """A table of the changes, for the console."""
-    shown = Table(title="changed since the checkpoint", title_justify="left", box=box.SIMPLE_HEAD)
+    rows = Table(title="changed since the checkpoint", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("key", "checkpoint", "now"):
-        shown.add_column(name, overflow="fold")
+        rows.add_column(name, overflow="fold")
     for change in changes:
-        shown.add_row(change.key, *(Text(_shown(value)) for value in (change.before, change.now)))
-    return shown
+        rows.add_row(change.key, *(Text(shown(value)) for value in (change.before, change.now)))
+    return rows
 
 
 def config_of_checkpoint(checkpoint: Path) -> Path | None:
@@ -143,19 +144,3 @@ def _moved(before: Any, now: Any) -> bool:
 def _value_head(flat: Mapping[str, Any]) -> str:
     entry = ADVANTAGES.get(str(flat.get("algorithm.adv_type")))
     return f"one at {flat.get('algorithm.reward_type')}" if entry is not None and entry.needs_values else "none"
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and (value or not prefix):
-        for name, item in value.items():
-            yield from _flat(item, f"{prefix}.{name}" if prefix else str(name))
-    elif value != {}:
-        yield prefix, value
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from embodied_rl.config import CONFIG_MODULE, GROUPS
+from embodied_rl.params import flat, shown
 from embodied_rl.tasks.table import TASKS
 
 SHOWN_WITH: Final = {"embodied": ("task=embodied", "env=libero_10")}
@@ -92,15 +93,6 @@ def documentation(section: type) -> dict[str, str]:
     return found
 
 
-def shown(value: Any) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {shown(below)}" for name, below in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(shown, value)) + "]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _leaves(task: str, section: type, values: Any, prefix: str = "") -> Iterator[OwnKey]:
     """Everything below a section that takes a value."""
     hints, texts = get_type_hints(section), documentation(section)
@@ -133,14 +125,7 @@ def _algorithm_presets() -> dict[str, dict[str, str]]:
         name = file.name.removesuffix(".yaml")
         if name in (file.name, "base"):
             continue
-        for key, value in _flat(yaml.safe_load(file.read_text(encoding="utf-8")) or {}, "algorithm."):
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        for key, value in flat({key: part for key, part in content.items() if key != "defaults"}, "algorithm"):
             found.setdefault(key, {})[name] = shown(value)
     return found
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif name != "defaults":
-            yield f"{prefix}{name}", value

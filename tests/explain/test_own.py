@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from embodied_rl.cli import config_of
 from embodied_rl.config import GROUPS
-from embodied_rl.explain.own import documentation, own_groups, own_keys, shown
+from embodied_rl.explain.own import documentation, own_groups, own_keys
+from embodied_rl.params import shown
 from embodied_rl.schema import ActionModelConfig
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.validation import known_keys
