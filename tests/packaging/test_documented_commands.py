@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from embodied_rl.commands import COMMANDS
 from embodied_rl.errors import UserError
 from embodied_rl.models.registry import policy_class
 from embodied_rl.params import parse_params
+from tests.packaging import warm
 from tests.packaging.documented import PAGES, ROOT, SHELL, Block, blocks, inline
 
 ELSEWHERE = ("apt-get", "echo", "export", "ls", "printf", "python3.11", "source")
@@ -36,13 +37,14 @@ python() {
   if [[ $1 == train.py ]]; then
     shift
     [[ $1 != *=* ]] || set -- "$@" "${short[@]}"
-    set -- -m embodied_rl "$@"
+    command "$PYTHON" -I -S "$WARM" "$WARM_SOCKET" "$@"
+  else
+    command "$PYTHON" "$@"
   fi
-  command "$PYTHON" "$@"
 }
 embodied-rl() { python train.py "$@"; }
 """
-"""``python`` of the blocks: this one, and a training command gets its block's overrides."""
+"""``python`` of the blocks: this one, and a training command gets its block's overrides and starts warm."""
 
 
 def pages(kind: Any) -> list[Any]:
@@ -166,12 +168,21 @@ def check_arguments(program: str, arguments: Sequence[str], monkeypatch: pytest.
 # Run
 
 
+@pytest.fixture(scope="module")
+def warm_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = warm.Server(str(tmp_path_factory.mktemp("warm") / "socket"))
+    yield server.address
+    server.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages(lambda block: block.run is not None))
-def test_commands_run(page: Path, tmp_path: Path) -> None:
+def test_commands_run(page: Path, tmp_path: Path, warm_socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page's blocks are run one after the other: a later one may need what an earlier one left. ``/tmp`` and the
     working directory are ``tmp_path``."""
+    monkeypatch.setenv("WARM", warm.__file__)
+    monkeypatch.setenv("WARM_SOCKET", warm_socket)
     for block in blocks(page):
         if block.run is None or missing(block):
             continue
