@@ -85,7 +85,7 @@ def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:
 
 
 def placement_table(plan: RunPlan[Any]) -> Table:
-    """Who sits where, with how much memory by estimate."""
+    """Workers, their devices and, by estimate, their memory."""
     table = Table(title="workers", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("component", "workers", "devices", "threads", "memory of each, by estimate"):
         table.add_column(name)

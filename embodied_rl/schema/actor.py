@@ -23,7 +23,7 @@ from embodied_rl.schema.types import (
 class OptimConfig(Section):
     lr: PositiveFloat
     value_lr: PositiveFloat | None
-    """Of the value head; null: ``lr``."""
+    """Learning rate of the value head; null: ``lr``."""
     adam_beta1: Fraction
     adam_beta2: Fraction
     adam_eps: PositiveFloat
@@ -37,7 +37,7 @@ class OptimConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRScheduleConfig(Section):
-    """Of all learning rates alike, in training steps."""
+    """Schedule of all learning rates alike, in training steps."""
 
     lr_decay_style: Literal["constant", "linear", "cosine", "wsd"]
     """wsd: stable, then linear."""
@@ -48,7 +48,7 @@ class LRScheduleConfig(Section):
     lr_decay_iters: PositiveInt | None
     """The training step in which the decay ends; null: ``runner.max_steps``."""
     min_lr_ratio: Fraction
-    """Of the rate, at the decay's end."""
+    """Share of the rate that is left at the decay's end."""
     wsd_decay_fraction: Annotated[float, Field(gt=0, le=1)]
     """wsd: the part of the steps after the warm-up that decays."""
 
@@ -58,8 +58,8 @@ class MixedPrecisionConfig(Section):
     """Weights, optimiser state and the mathematics of losses stay as they are, float32 as a rule."""
 
     param_dtype: DType | None
-    """Of gathered parameters, and so of forward and backward passes; null: that of the weights. float16 scales the loss
-    so that gradients do not underflow."""
+    """Type of gathered parameters, and so of forward and backward passes; null: that of the weights. float16 scales
+    the loss so that gradients do not underflow."""
     reduce_dtype: DType
     """In which gradients are summed over ranks, and over micro-batches until then."""
 
@@ -84,7 +84,7 @@ class FSDPConfig(Section):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig(Section):
     seed: NonNegativeInt
-    """Of the initial weights, the sampled actions and the mini-batches' order."""
+    """Seed of the initial weights, the sampled actions and the mini-batches' order."""
     micro_batch_size: MicroBatchSize
     """Samples (chunks) per forward and backward pass of one rank; no influence on the result. auto: all that an
     optimiser step has, or a half, a quarter and so on where memory runs out; with one rank."""
@@ -116,7 +116,7 @@ class ActorConfig(Section):
     sync_bucket_mb: PositiveInt
     """MiB of weights that travel to a rollout worker at once: bounds memory."""
     sync_dtype: Literal["bfloat16", "float16"] | None
-    """What floating-point weights are rounded to on their way to the rollout workers; null: not at all."""
+    """Type that floating-point weights are rounded to on their way to the rollout workers; null: not at all."""
     verify_weight_sync: bool
     """Compare checksums of the whole policy after every weight sync, and stop where they differ. For debugging."""
     optim: OptimConfig

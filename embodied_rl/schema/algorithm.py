@@ -26,9 +26,9 @@ from embodied_rl.schema.types import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig(Section):
     temperature: PositiveFloat
-    """Of the sampled actions in training; the same value scales the recomputed log-probabilities."""
+    """Temperature of the sampled actions in training; the same value scales the recomputed log-probabilities."""
     temperature_eval: NonNegativeFloat
-    """Of evaluation; 0 takes the most likely action."""
+    """Temperature of evaluation; 0 takes the most likely action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +74,21 @@ class AlgorithmConfig(Section):
     n_minibatches: PositiveInt | None
     """Optimiser steps per pass. Give this or ``actor.global_batch_size``."""
     reward_type: RewardLevel
-    """What a reward, value and advantage belong to."""
+    """Unit of a reward, a value and an advantage."""
     logprob_type: LogprobLevel
-    """What a probability ratio belongs to."""
+    """Unit of a probability ratio."""
     entropy_type: LogprobLevel
-    """What an entropy belongs to."""
+    """Unit of an entropy."""
     gamma: Fraction
     """Discount per chunk or per action, after ``reward_type``. gae and reinforce_plus_plus."""
     gae_lambda: Fraction
     """gae only."""
     reward_norm: NormConfig
-    """Of the rollouts' scores, before the estimator. raw and reinforce_plus_plus; the others compare groups."""
+    """Normalisation of the scores, before the estimator. raw and reinforce_plus_plus; the others compare groups."""
     normalize_advantages: bool
     """Apply ``adv_norm``. gae, raw and reinforce_plus_plus; the others compare groups."""
     adv_norm: NormConfig
-    """Of the advantages, over valid units."""
+    """Normalisation of the advantages, over valid units."""
     normalize_returns: bool
     """gae: the value loss measures errors in standard deviations of the step's returns, whatever the rewards' scale."""
     norm_std: bool
@@ -130,7 +130,7 @@ class AlgorithmConfig(Section):
     positive_nll_coef: PositiveFloat | None
     """Weight of imitating successful episodes, or completions that the reward function gave more than 0. null: off."""
     loss_agg_func: LossAggregation
-    """How units become one loss; sequences are completions, or rollouts of an env."""
+    """Aggregation of units into one loss; sequences are completions, or rollouts of an env."""
     loss_scale_factor: PositiveFloat | None
     """seq-mean-token-sum-norm: what a sequence's sum is divided by; null: what the longest possible sequence has."""
     kl_beta: NonNegativeFloat
@@ -138,13 +138,13 @@ class AlgorithmConfig(Section):
     kl_penalty_type: KLType
     """Estimator, a token each; full: exact, for models whose distribution is known."""
     kl_in: Literal["loss", "reward"]
-    """Where the divergence is penalised."""
+    """Quantity that the divergence is a penalty on."""
     kl_ctrl: KLControllerConfig
     value_loss_coef: NonNegativeFloat
     value_clip: PositiveFloat | None
     """Largest change of a value's prediction that is rewarded; null: off."""
     huber_delta: PositiveFloat | None
-    """Where the value loss turns from squared to absolute; null: squared."""
+    """Distance at which the value loss turns from squared to absolute; null: squared."""
     critic_warmup_steps: NonNegativeInt
     """Training steps in which the value head alone is trained."""
     entropy_bonus: NonNegativeFloat

@@ -51,12 +51,12 @@ class EnvEvalConfig(Section):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvConfig(Section):
     name: str
-    """Of the env group, for the run's name."""
+    """Name of the env group, for the run's name."""
     env_type: str
     """Simulator adapter: a name in ``envs/base.py``, of an entry point, ``module:Class`` or
     ``path/to/file.py:Class``."""
     seed: NonNegativeInt
-    """Of the choice of initial states."""
+    """Seed of the choice of initial states."""
     task_ids: list[int] | None
     """Only these tasks of the suite; null: all."""
     use_rel_reward: bool

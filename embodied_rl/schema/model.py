@@ -22,7 +22,7 @@ class LoraSettings(Section):
     alpha: PositiveInt
     """The adapters' output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    """Of the adapters' inputs, while gradients are taken."""
+    """Dropout of the adapters' inputs, while gradients are taken."""
     target_modules: list[str] | str
     """Names of linear layers, or the last parts of names; ``all-linear``: all but value head and output head."""
     use_rslora: bool

@@ -11,20 +11,26 @@ from embodied_rl.schema.types import NonEmptyString, NonNegativeInt, PositiveFlo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutConfig(Section):
-    pipeline_stage_num: PositiveInt
-    """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
+class SharedRolloutConfig(Section):
+    """Keys of both."""
+
     enable_offload: bool
-    """Keep the policy in host memory but while it acts, where it shares an accelerator with the actor."""
+    """Keep the policy in host memory except while it acts, where it shares an accelerator with the actor."""
     max_staleness: NonNegativeInt
-    """How many updates older than the newest weights those may be that a training step's rollout was made with. 0: the
-    next rollout waits for the update; 1: it runs while the actor updates; more: further ahead."""
+    """Maximum policy lag, in updates: how far the weights of a training step's rollout may trail the newest ones. 0:
+    the next rollout waits for the update; 1: it runs while the actor updates; more: further ahead."""
     interruptible: bool
     """Take new weights in the middle of a rollout that runs ahead, instead of after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationConfig(Section):
+class RolloutConfig(SharedRolloutConfig):
+    pipeline_stage_num: PositiveInt
+    """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig(SharedRolloutConfig):
     backend: str
     """Engine that decodes: a name in ``language/engines/base.py``, of an entry point, ``module:Class`` or
     ``path/to/file.py:Class``."""
@@ -45,12 +51,5 @@ class GenerationConfig(Section):
     without it. Beside the model's end tokens."""
     max_batch_size: PositiveInt
     """Completions decoded at once by a worker: bounds memory, no influence on the result."""
-    enable_offload: bool
-    """Keep the model in host memory but while it generates, where it shares an accelerator with the actor."""
-    max_staleness: NonNegativeInt
-    """How many updates older than the newest weights those may be that a training step's rollout was made with. 0: the
-    next rollout waits for the update; 1: it runs while the actor updates; more: further ahead."""
-    interruptible: bool
-    """Take new weights in the middle of a rollout that runs ahead, instead of after it."""
     engine_kwargs: dict[str, Any]
     """Arguments of the engine's own, such as vLLM's ``max_model_len`` or ``gpu_memory_utilization``."""

@@ -50,13 +50,13 @@ class RunnerConfig(Section):
     save_async: bool
     """Go on training while a checkpoint is written, from a copy in host memory."""
     save_contents: list[Literal["model", "optimizer"]]
-    """What a checkpoint holds. Without the optimiser it is smaller, and no run can go on from it."""
+    """Contents of a checkpoint. Without the optimiser it is smaller, and no run can resume it."""
     weight_sync_interval: PositiveInt
     """Training steps between two versions of the weights that rollouts are made with."""
     max_keep: PositiveInt | None
     """Keep only the newest checkpoints; null keeps all."""
     resume_dir: str | None
-    """A checkpoint, or a run directory (its newest), to go on from; ``auto``: this experiment's newest, if there is."""
+    """A checkpoint, or a run directory (its newest), to resume; ``auto``: this experiment's newest, if there is."""
     init_from: str | None
     """A checkpoint, or a run's or an experiment's directory (its newest): start from its weights, at step 0. A run that
     resumes goes on from its own instead."""

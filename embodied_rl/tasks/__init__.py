@@ -1,1 +1,1 @@
-"""What a run can do: one folder a task, and the parts of the loop that they share."""
+"""Tasks of a run, a folder each or for two that are alike, and the parts of the loop that they share."""

@@ -20,7 +20,7 @@ SHARING = ("env",)
 
 
 def placement_of(config: Config) -> Placement:
-    """Where the run's workers go.
+    """Placement of the run's workers.
 
     Raises:
         PlacementError: as :func:`parse_placement`.
@@ -73,7 +73,7 @@ def _env_params(env: EnvConfig | None, section: str) -> Any:
 
 
 def _start(config: Config) -> Start:
-    """Where the run begins. A checkpoint is looked for once: with ``auto`` the newest may be another one later."""
+    """The beginning of the run. A checkpoint is looked for once: with ``auto`` the newest may be another one later."""
     resumed = find_checkpoint(config)
     initial = find_initial(config)
     if resumed is not None and config.algorithm.kl_beta == 0:

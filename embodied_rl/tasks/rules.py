@@ -135,7 +135,7 @@ def _loss_problems(c: Config, loss: Entry) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scores:
-    """What members of a group can score."""
+    """Range of a group member's scores."""
 
     name: str
     low: float

@@ -1,4 +1,4 @@
-"""When a run saves its checkpoints, and how: while it waits, or while it goes on."""
+"""Saving of a run's checkpoints: when it is due, and whether the run waits for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckpointSaver:
     updating: bool = False
     """The actor may hold part of a step."""
     _began: float = field(default_factory=lambda: time.monotonic(), init=False)
-    """When the run, or its newest checkpoint, began."""
+    """Time at which the run, or its newest checkpoint, began."""
     _unpublished: Publication | None = field(default=None, init=False)
 
     def step_finished(self, done: int, *, last: bool) -> bool:

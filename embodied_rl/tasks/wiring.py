@@ -21,12 +21,12 @@ from embodied_rl.tasks.saving import CheckpointSaver
 LANE_CAPACITY = 4
 """A lane has at most a turn and the marks of its rollouts' ends in flight."""
 BUCKETS_IN_FLIGHT = 2
-"""Of the weights, to each receiver: one is written while another is read."""
+"""Buffers of weights on their way to each receiver: one is written while another is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What a training loop is given beside its configuration and its workers."""
+    """Surroundings of a training loop: where it writes and what it tells of itself."""
 
     run_dir: Path
     checkpoint: str | None
@@ -97,7 +97,7 @@ class Wiring(Generic[C]):
         )
 
     def spec(self, spaces: Spaces) -> PolicySpec:
-        """What the policy must fit."""
+        """Shapes that the policy must fit."""
         return PolicySpec(
             action_dim=spaces.action_dim,
             num_action_chunks=self.plan.arithmetic.num_action_chunks,

@@ -229,7 +229,7 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
 
 
 def show_workers(plan: RunPlan[Any]) -> str:
-    """How many workers there are of each component."""
+    """Number of workers of each component, in words."""
     counts = [f"{plan.world_size(component)} {component}" for component in ("env", "rollout", "actor")]
     return f"{', '.join(counts)} worker(s)"
 
