@@ -39,7 +39,7 @@ class TrainingLoop(Generic[C]):
         self.plan, self.config, self.first_step = plan, plan.config, plan.start.step
         self.rollout, self.actor = rollout, actor
         self.run_dir, self.logger = context.run_dir, context.logger
-        self.progress, self.console = context.progress, context.console
+        self.progress, self.say = context.progress, context.say
         self._ahead: Lookahead[Any] = Lookahead(
             max_staleness=self.max_staleness,
             first=self.first_step,
@@ -98,11 +98,9 @@ class TrainingLoop(Generic[C]):
 
     def _end_early(self, done: int, reached: float) -> None:
         saved = self.saver.save_at_termination()
-        self.console.print(
+        self.say(
             f"step {done}: evaluated at {reached:.1%}, at least runner.stop_at={self.config.runner.stop_at:.1%}: the "
-            f"end; {saved}",
-            highlight=False,
-            soft_wrap=True,
+            f"end; {saved}"
         )
 
     @property
@@ -180,7 +178,7 @@ class TrainingLoop(Generic[C]):
         """Say so where a step taught nothing, once for as long as it stays so."""
         text = self.warning(metrics)
         if text is not None and text != self._warned:
-            self.console.print(f"step {step + 1}: {text}", style="yellow", highlight=False)
+            self.say(f"step {step + 1}: {text}", "yellow")
         self._warned = text
 
     def update(self, step: int) -> list[UpdateReport]:
@@ -194,11 +192,10 @@ class TrainingLoop(Generic[C]):
     def _warn_of_idle_parameters(self, step: int, names: tuple[str, ...]) -> None:
         """Say so where parameters are to be trained that no loss reaches, once for as long as they are the same."""
         if names and names != self._idle:
-            self.console.print(
+            self.say(
                 f"step {step + 1}: no gradient for {listed(names, 3)}: they stay as they are, since nothing "
                 "that the loss depends on reads them",
-                style="yellow",
-                highlight=False,
+                "yellow",
             )
         self._idle = names
 

@@ -35,6 +35,10 @@ class RunContext:
     progress: Progress
     console: Console
 
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a line, which the console does not break."""
+        self.console.print(text, style=style, highlight=False, soft_wrap=True)
+
 
 class Runner(Protocol):
     """The loop of a task."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 import yaml
-from rich.console import Console
 
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.lerobot import metadata, writer
@@ -26,7 +25,6 @@ from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, success_table
 from embodied_rl.extras import versions
 from embodied_rl.files import locked, write_json, write_text
-from embodied_rl.monitoring.progress import Progress
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import CollectConfig
 from embodied_rl.tasks.wiring import RunContext, Wiring
@@ -41,12 +39,10 @@ class CollectRunner:
     """Drives the env group."""
 
     config: CollectConfig
-    run_dir: Path
+    context: RunContext
     env: WorkerGroup
     backend: Backend
     spaces: CollectSpaces
-    progress: Progress
-    console: Console
     saver: None = field(default=None, init=False)
     """Nothing is trained."""
 
@@ -75,12 +71,14 @@ class CollectRunner:
             try:
                 self._play(jobs)
             except (KeyboardInterrupt, SystemExit):
-                self._say(f"{count_staged(self.root).successes} finished demonstrations wait in {self.root}; the same "
-                          "command resumes from there")  # fmt: skip
+                count = count_staged(self.root).successes
+                self.context.say(
+                    f"{count} finished demonstrations wait in {self.root}; the same command resumes from there"
+                )
                 raise
-            self.progress.describe("writing the data set")
+            self.context.progress.describe("writing the data set")
             self._publish(published)
-        self.progress.advance()
+        self.context.progress.advance()
         self._report()
 
     def _play(self, jobs: list[Job]) -> None:
@@ -88,13 +86,13 @@ class CollectRunner:
         if not jobs:
             return
         before = count_staged(self.root)
-        with self.progress.phase("demonstrations"):
+        with self.context.progress.phase("demonstrations"):
 
             def follow(*_: object) -> None:  # a worker's report is of its own part
                 now = count_staged(self.root)
                 successes = now.successes - before.successes
-                self.progress.report("demonstrations", successes, len(jobs))
-                self.progress.describe(f"{now.failures - before.failures} failed")
+                self.context.progress.report("demonstrations", successes, len(jobs))
+                self.context.progress.describe(f"{now.failures - before.failures} failed")
 
             self.backend.on_progress(follow)
             self.env.call(CollectWorker.play, jobs).wait()
@@ -140,7 +138,7 @@ class CollectRunner:
             {
                 "episodes": [first, first + len(new)],
                 "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-                "run_directory": str(self.run_dir),
+                "run_directory": str(self.context.run_dir),
                 "command": sys.argv,
                 "weights": (self.config.runner.init_from or self.config.model.path) if model else None,
                 "python": sys.version.split()[0],
@@ -165,21 +163,18 @@ class CollectRunner:
             )
             for facts in known
         ]
-        self.console.print(SuccessReport(success_table(records), title=f"attempts, {self.config.env.name}"))
+        self.context.console.print(SuccessReport(success_table(records), title=f"attempts, {self.config.env.name}"))
         wanted = self.config.collect.episodes_per_task
         for task_id in self.spaces.tasks:
             got = sum(facts.success for facts in published if facts.task_id == task_id)
             if got < wanted:
-                self._say(
+                self.context.say(
                     f"task {task_id} has {got} of {wanted} demonstrations; raise collect.max_attempts for more",
-                    style="yellow",
+                    "yellow",
                 )
         size = sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file() and not _hidden(path))
         frames = sum(facts.length for facts in published)
-        self._say(f"data set: {self.root}, {len(published)} episodes, {frames} frames, {size / 2**20:.1f} MiB")
-
-    def _say(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, highlight=False, soft_wrap=True)
+        self.context.say(f"data set: {self.root}, {len(published)} episodes, {frames} frames, {size / 2**20:.1f} MiB")
 
 
 def _hidden(path: Path) -> bool:
@@ -206,10 +201,8 @@ class CollectWiring(Wiring[CollectConfig]):
         [env] = groups
         return CollectRunner(
             config=self.config,
-            run_dir=context.run_dir,
+            context=context,
             env=env,
             backend=self.backend,
             spaces=self._spaces,
-            progress=context.progress,
-            console=context.console,
         )

@@ -150,10 +150,14 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         self.progress.describe("resuming envs")
         state = read(checkpoint)
         if state is None:
-            self._say(f"every env starts a new episode: {checkpoint.name} was saved without env.train.auto_reset")
+            self.say(
+                f"every env starts a new episode: {checkpoint.name} was saved without env.train.auto_reset", "yellow"
+            )
             return
         if changed := changes(state.settings, settings_of(self.config)):
-            self._say(f"every env starts a new episode, as other settings make other ones: {'; '.join(changed)}")
+            self.say(
+                f"every env starts a new episode, as other settings make other ones: {'; '.join(changed)}", "yellow"
+            )
             first = 1 + max(episode.number for episode in state.episodes)
             self.env.call(EnvWorker.resume, [], first_episode=first).wait()
             return
@@ -162,14 +166,12 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         self._unreported = list(state.unreported)
         self._open_episodes = list(state.episodes)
         if astray:
-            self._say(
+            self.say(
                 f"{astray} of {len(state.episodes)} envs did not come to the very state where the checkpoint left "
                 "them when their actions were repeated, as on another machine or version of the simulator: they go on "
-                "from where that led"
+                "from where that led",
+                "yellow",
             )
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
     def evaluate(self, step: int) -> float:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
