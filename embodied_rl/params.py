@@ -89,6 +89,13 @@ def _lower_first(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
+def at(content: Any, key: str) -> Any:
+    """The value of a dotted key of nested mappings; None where there is none."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, Mapping) else None
+    return content
+
+
 def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Each dotted key of nested mappings, with its value; empty mappings are left out."""
     if not isinstance(value, Mapping):

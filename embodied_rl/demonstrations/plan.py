@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import yaml
 
 from embodied_rl.envs.reset_states import after_evaluation
 from embodied_rl.errors import UserError
+from embodied_rl.params import at
 from embodied_rl.schema import CollectConfig, CollectSection
 from embodied_rl.seeding import generator
 
@@ -138,16 +139,10 @@ def conflicts(config: CollectConfig) -> Iterator[str]:
         return
     now = yaml.safe_load(yaml.safe_dump(asdict(config)))
     decisive = _DECISIVE + _DECISIVE_FOR[config.collect.policy]
-    differing = [key for key in decisive if _at(before, key) != _at(now, key)]
+    differing = [key for key in decisive if at(before, key) != at(now, key)]
     if differing:
-        changes = "; ".join(f"{key} was {_at(before, key)}, now {_at(now, key)}" for key in differing)
+        changes = "; ".join(f"{key} was {at(before, key)}, now {at(now, key)}" for key in differing)
         yield (
             f"collect.path: the episodes in {root} were played with other settings: {changes}. Set them as they were, "
             "or give another collect.path"
         )
-
-
-def _at(content: Any, key: str) -> Any:
-    for part in key.split("."):
-        content = content.get(part) if isinstance(content, Mapping) else None
-    return content

@@ -17,7 +17,7 @@ from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry
 from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import backend_problems
-from embodied_rl.params import describe
+from embodied_rl.params import at, describe
 from embodied_rl.runtime.placement import PlacementError, later_lines_win
 from embodied_rl.schema import (
     CollectConfig,
@@ -61,8 +61,10 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     own = {section: content for section, content in raw.items() if section not in foreign}
     if isinstance(own.get("eval_env"), Mapping):
         own["eval_env"] = _with_shared_options(own["eval_env"], own["env"])
-    if "cluster" in own:
-        own["cluster"] = _with_later_lines(own["cluster"], overridden)
+    lines = at(own, "cluster.component_placement")
+    if isinstance(lines, Mapping):  # what is none stays for pydantic
+        chosen = [key.removeprefix("cluster.component_placement.") for key in overridden]
+        own["cluster"] = {**own["cluster"], "component_placement": later_lines_win(lines, chosen)}
     try:
         config = TypeAdapter(task.config).validate_json(json.dumps(own))
     except ValidationError as error:
@@ -81,23 +83,13 @@ def _with_shared_options(eval_env: Mapping[str, Any], env: Any) -> Mapping[str, 
     return {**eval_env, "init_params": {**env["init_params"], **eval_env["init_params"]}}
 
 
-def _with_later_lines(cluster: Any, overridden: Sequence[str]) -> Any:
-    """The section ``cluster``, each component in one line of the placement. What is no section stays for pydantic."""
-    lines = cluster.get("component_placement") if isinstance(cluster, Mapping) else None
-    if not isinstance(lines, Mapping):
-        return cluster
-    chosen = [key.removeprefix("cluster.component_placement.") for key in overridden]
-    return {**cluster, "component_placement": later_lines_win(lines, chosen)}
-
-
 def _task_name(raw: Mapping[str, Any]) -> str:
     """The run's task.
 
     Raises:
         ConfigError: there is no such task.
     """
-    runner = raw.get("runner")
-    name = runner.get("task_type") if isinstance(runner, Mapping) else None
+    name = at(raw, "runner.task_type")
     if name not in TASKS:
         near = suggestion(str(name), TASKS)
         raise ConfigError([f"runner.task_type: got {name!r}, expected one of {', '.join(TASKS)}.{near}"])
@@ -106,8 +98,7 @@ def _task_name(raw: Mapping[str, Any]) -> str:
 
 def _model_misfit(raw: Mapping[str, Any], task: Task) -> str:
     """The message for a model of another task."""
-    model = raw.get("model")
-    name = model.get("model_type") if isinstance(model, Mapping) else None
+    name = at(raw, "model.model_type")
     if name not in MODELS or (name in LANGUAGE_MODELS) == task.language:
         return ""
     if task.language:
