@@ -151,7 +151,7 @@ def complete_checkpoints(directory: Path) -> list[Path]:
 
 
 def later_checkpoints(checkpoint: Path) -> list[Path]:
-    """Whole checkpoints of the same run and of later steps, oldest first: written before the run was resumed at this one."""
+    """Whole checkpoints of the same run and of later steps, oldest first: from before it was resumed here."""
     found = complete_checkpoints(checkpoint.parent)
     return found[found.index(checkpoint) + 1 :] if checkpoint in found else []
 

@@ -147,13 +147,18 @@ class SuccessReport:
         yield grid
 
 
+def percentages(interval: tuple[float, float]) -> str:
+    """An interval in [0, 1] for people."""
+    low, high = interval
+    return f"{100 * low:.1f} - {100 * high:.1f}"
+
+
 def _cells(row: SuccessRow, width: int) -> dict[str, Text]:
     """Column name -> cell, for a console of ``width`` columns."""
-    low, high = row.interval
     cells = {
         "success": Text(f"{row.successes}/{row.episodes}"),
         "rate": Text(f"{row.success_rate:.1%}", style="bold"),
-        "95 % interval": Text(f"{100 * low:.1f} - {100 * high:.1f}"),
+        "95 % interval": Text(percentages(row.interval)),
         "steps": Text(f"{row.mean_length:.0f}"),
     }
     if width >= _DETAILS_MIN_WIDTH:

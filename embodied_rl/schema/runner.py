@@ -64,6 +64,11 @@ class RunnerConfig(Section):
     """Evaluate the policy (of ``resume_dir``, if given) and stop."""
     logger: LoggerConfig
 
+    @property
+    def saves(self) -> bool:
+        """Whether the run saves checkpoints."""
+        return self.save_interval > 0 or self.save_interval_seconds is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig(Section):

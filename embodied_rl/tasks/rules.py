@@ -229,11 +229,6 @@ def staleness_problems(c: Config) -> Iterator[str]:
             )
 
 
-def saves_checkpoints(c: Config) -> bool:
-    """Whether the run saves any."""
-    return c.runner.save_interval > 0 or c.runner.save_interval_seconds is not None
-
-
 def runner_problems(c: Config) -> Iterator[str]:
     """Each problem: what was got, why it cannot be, and what to do."""
     contents = c.runner.save_contents
@@ -245,13 +240,12 @@ def runner_problems(c: Config) -> Iterator[str]:
             f"are none (runner.val_check_interval={c.runner.val_check_interval}); set both or none"
         )
     interval = c.runner.weight_sync_interval
-    for key in ("save_interval", "val_check_interval"):
+    for key, why in (
+        ("save_interval", "a run that resumes a checkpoint begins with the newest weights"),
+        ("val_check_interval", "an evaluation needs the newest weights"),
+    ):
         period = getattr(c.runner, key)
         if period > 0 and period % interval:
-            why = {
-                "save_interval": "a run that goes on from a checkpoint begins with the newest weights",
-                "val_check_interval": "an evaluation needs the newest weights",
-            }[key]
             yield (
                 f"runner.{key}: got {period}, no multiple of runner.weight_sync_interval={interval}, but {why}, so the "
                 f"rollouts that follow would be others; use {period // interval * interval + interval}"

@@ -91,8 +91,7 @@ class CheckpointSaver:
 
     def save_at_termination(self) -> str:
         """See that there is a checkpoint of the last finished step, if that can be; returns what came of it."""
-        saves = self.config.save_interval > 0 or self.config.save_interval_seconds is not None
-        if not saves:
+        if not self.config.saves:
             return "no checkpoint: runner.save_interval=-1"
         if self.updating and self.saved != self.finished:
             return f"no checkpoint of step {self.finished}: step {self.finished + 1} was being trained"

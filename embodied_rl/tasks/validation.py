@@ -31,7 +31,6 @@ from embodied_rl.tasks.rules import (
     actor_problems,
     algorithm_problems,
     runner_problems,
-    saves_checkpoints,
     staleness_problems,
 )
 from embodied_rl.tasks.table import TASKS
@@ -231,9 +230,9 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("actor.fsdp_config.fsdp_size", lambda c: _strategy(c) != "hybrid_shard", "sharding_strategy is not hybrid_shard"),
     ("actor.fsdp_config.reshard_after_forward", lambda c: _strategy(c) == "no_shard", "no_shard gathers nothing"),
     ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
-    ("runner.max_keep", lambda c: not saves_checkpoints(c), "it saves nothing"),
-    ("runner.save_async", lambda c: not saves_checkpoints(c), "it saves nothing"),
-    ("runner.save_contents", lambda c: not saves_checkpoints(c), "it saves nothing"),
+    ("runner.max_keep", lambda c: not c.runner.saves, "it saves nothing"),
+    ("runner.save_async", lambda c: not c.runner.saves, "it saves nothing"),
+    ("runner.save_contents", lambda c: not c.runner.saves, "it saves nothing"),
     *(
         (key, lambda c: _imitates(c), "demonstrations are made by no policy")
         for key in ("runner.weight_sync_interval", "rollout.max_staleness", "rollout.interruptible")

@@ -147,13 +147,11 @@ def weighted(parts: Sequence[Part]) -> Reward:
 
 
 def build_reward(function: str, params: Mapping[str, Any]) -> Reward:
-    """The function that ``reward.function`` names, with ``reward.params`` bound.
+    """The one function of that name with its options bound.
 
     Raises:
         UserError: as :func:`bind_reward`.
     """
-    if function == WEIGHTED:
-        return weighted(parts_of(function, params))
     bound = bind_reward(function, params)
     found = bound() if isinstance(bound.func, type) else bound
     takes_metadata = _METADATA in inspect.signature(found).parameters

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null
 from embodied_rl.evaluation.report import PACKAGES, jsonable
+from embodied_rl.evaluation.success import percentages
 from embodied_rl.extras import versions
 from embodied_rl.files import write_json
 from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
@@ -186,13 +187,12 @@ def summary(accuracy: Accuracy) -> str:
     k = accuracy.per_prompt
     unverified = f", {accuracy.unverified} unverified" if accuracy.unverified else ""
     found = f"{accuracy.solved}/{accuracy.verified}"
-    rate = f"{accuracy.accuracy:.1%} (95 % interval {_percent(accuracy.interval)})"
+    rate = f"{accuracy.accuracy:.1%} (95 % interval {percentages(accuracy.interval)})"
     if k == 1:
         head = f"accuracy {found} = {rate}"
     else:  # over prompts, so it is not the quotient where some are unverified
-        head = (
-            f"mean@{k} {rate}, {found} solved, pass@{k} {accuracy.pass_at_k:.1%} ({_percent(accuracy.pass_interval)})"
-        )
+        passed = f"{accuracy.pass_at_k:.1%} ({percentages(accuracy.pass_interval)})"
+        head = f"mean@{k} {rate}, {found} solved, pass@{k} {passed}"
     return f"{head}{unverified}, {accuracy.mean_length:.1f} tokens, {accuracy.truncated:.1%} cut"
 
 
@@ -204,7 +204,7 @@ def source_table(evaluation: Evaluation) -> Table:
     for name in ("solved", "accuracy" if k == 1 else f"mean@{k}", "95 % interval", *([f"pass@{k}"] if k > 1 else [])):
         table.add_column(name, justify="right")
     for name, row in evaluation.sources.items():
-        cells = [f"{row.solved}/{row.verified}", f"{row.accuracy:.1%}", _percent(row.interval)]
+        cells = [f"{row.solved}/{row.verified}", f"{row.accuracy:.1%}", percentages(row.interval)]
         table.add_row(Text(name), *cells, *([f"{row.pass_at_k:.1%}"] if k > 1 else []))
     return table
 
@@ -223,11 +223,6 @@ def sample_text(records: Sequence[CompletionRecord]) -> str:
         )
         for record in records[:SHOWN]
     )
-
-
-def _percent(interval: tuple[float, float]) -> str:
-    low, high = interval
-    return f"{100 * low:.1f} - {100 * high:.1f}"
 
 
 def sample_table(records: Sequence[CompletionRecord], *, title: str) -> Table:
