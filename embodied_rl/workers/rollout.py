@@ -101,9 +101,11 @@ class RolloutWorker(Worker):
                         where = (mode == "eval", step, first_epoch, rounds, index, self.context.rank)
                         seed = derived_seed(self._seed, *where)
                         with self._timer.phase("inference"):
-                            answers = self._act(turns, mode, seed)
-                        for lane, answer in answers.items():
-                            await self._answers.put(answer, key=lane)
+                            decisions = self._decide(turns, mode, seed)
+                        for lane, decision in decisions.items():
+                            await self._answers.put(self._answer(turns[lane], decision), key=lane)
+                        with self._timer.phase("inference"):  # the envs step meanwhile
+                            self._record(turns, decisions)
                         await self._deliver(turns, step)
                 rounds += 1
         if self._resident:
@@ -135,38 +137,9 @@ class RolloutWorker(Worker):
         return turns
 
     @torch.inference_mode()
-    def _act(self, turns: Mapping[Lane, Turn], mode: Mode, seed: int) -> dict[Lane, ActionChunk]:
-        """Answer every turn that is not its rollout's last, and record all of them."""
-        ended = {lane: turn for lane, turn in turns.items() if isinstance(turn, ChunkResult) and turn.last}
-        acting = {lane: _obs(turn) for lane, turn in turns.items() if lane not in ended}
-        decisions = self._decide(acting, mode, seed)
-        after = {f"next{lane}": turn.next_obs for lane, turn in ended.items() if turn.next_obs is not None}
-        finals = {
-            f"final{lane}": turn.final_obs
-            for lane, turn in turns.items()
-            if isinstance(turn, ChunkResult) and turn.final_obs is not None
-        }
-        values = self._value(after | finals)
-        for lane, turn in turns.items():
-            if isinstance(turn, RolloutStart):
-                self._recording.pop(lane, None)  # of a rollout that was given up
-                if turn.group_ids is not None:
-                    self._recording[lane] = TrajectoryBuilder(turn)
-            elif lane in self._recording:
-                decision = decisions.get(lane)
-                followed = values.get(f"next{lane}") if decision is None else _first(decision.values)
-                self._recording[lane].happened(turn, followed, values.get(f"final{lane}"))
-            if lane in decisions and lane in self._recording:
-                self._recording[lane].decided(decisions[lane], self._weights.version)
-        return {
-            lane: ActionChunk(
-                env_ids=acting[lane].env_ids, actions=decision.actions, policy_version=self._weights.version
-            )
-            for lane, decision in decisions.items()
-        }
-
-    def _decide(self, acting: Mapping[Lane, EnvObs], mode: Mode, seed: int) -> dict[Lane, PolicyOutput]:
-        """One forward pass for all, on the host again."""
+    def _decide(self, turns: Mapping[Lane, Turn], mode: Mode, seed: int) -> dict[Lane, PolicyOutput]:
+        """The policy's decision for each turn but the last of a rollout: one forward pass for all."""
+        acting = {lane: _obs(turn) for lane, turn in turns.items() if not _ends(turn)}
         if not acting:
             return {}
         temperature = self._sampling.temperature if mode == "train" else self._sampling.temperature_eval
@@ -188,7 +161,33 @@ class RolloutWorker(Worker):
             for lane, rows in _rows(acting).items()
         }
 
-    def _value(self, observations: Mapping[str, EnvObs]) -> dict[str, Tensor]:
+    def _answer(self, turn: Turn, decision: PolicyOutput) -> ActionChunk:
+        return ActionChunk(env_ids=_obs(turn).env_ids, actions=decision.actions, policy_version=self._weights.version)
+
+    @torch.inference_mode()
+    def _record(self, turns: Mapping[Lane, Turn], decisions: Mapping[Lane, PolicyOutput]) -> None:
+        """Record what came of earlier decisions, with the values of states on which nobody acts, and the new ones."""
+        unacted: dict[tuple[str, Lane], EnvObs] = {}
+        for lane, turn in turns.items():
+            if isinstance(turn, ChunkResult):
+                if turn.last and turn.next_obs is not None:
+                    unacted["next", lane] = turn.next_obs
+                if turn.final_obs is not None:
+                    unacted["final", lane] = turn.final_obs
+        values = self._value(unacted)
+        for lane, turn in turns.items():
+            decision = decisions.get(lane)
+            if isinstance(turn, RolloutStart):
+                self._recording.pop(lane, None)  # of a rollout that was given up
+                if turn.group_ids is not None:
+                    self._recording[lane] = TrajectoryBuilder(turn)
+            elif lane in self._recording:
+                followed = values.get(("next", lane)) if decision is None else _first(decision.values)
+                self._recording[lane].happened(turn, followed, values.get(("final", lane)))
+            if decision is not None and lane in self._recording:
+                self._recording[lane].decided(decision, self._weights.version)
+
+    def _value(self, observations: Mapping[tuple[str, Lane], EnvObs]) -> dict[tuple[str, Lane], Tensor]:
         """The values of states on which nobody acts, each [N] float32; none without a value head."""
         if not observations or not self.policy.spec.values_per_chunk:
             return {}
@@ -199,7 +198,7 @@ class RolloutWorker(Worker):
     async def _deliver(self, turns: Mapping[Lane, Turn], step: int) -> None:
         """Send the trajectories that ended with ``turns`` to the actor, every rank its groups."""
         for lane, turn in turns.items():
-            if lane in self._recording and isinstance(turn, ChunkResult) and turn.last:
+            if lane in self._recording and _ends(turn):
                 trajectory = self._recording.pop(lane).build()
                 for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
                     await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
@@ -215,6 +214,11 @@ class RolloutWorker(Worker):
             state=obs.state.to(device),
             instructions=obs.instructions,
         )
+
+
+def _ends(turn: Turn) -> bool:
+    """Whether it is its rollout's last."""
+    return isinstance(turn, ChunkResult) and turn.last
 
 
 def _obs(turn: Turn) -> EnvObs:
