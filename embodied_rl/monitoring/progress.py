@@ -43,6 +43,8 @@ class Progress:
     ::
 
         with Progress(total_steps=100, initial_step=20) as progress:
+            ...  # workers start
+            progress.begin_steps(evaluations_after=lambda step: step < 100)
             for _ in range(20, 100):
                 progress.describe("update")
                 progress.advance()
@@ -76,6 +78,10 @@ class Progress:
         self._phase: _Phase | None = None
         self._over = False
         """There has been a phase; where that is the run, all is done."""
+        self._evaluations_after: Callable[[int], int] = lambda step: 0
+        self._evaluation_s: float | None = None
+        """Seconds of the last evaluation, or as long as there was none what it is expected to take."""
+        self._evaluated = False
         self._bar: RichProgress | None = None
         self._printed: list[str] = []
         self._begin()
@@ -111,6 +117,20 @@ class Progress:
         else:
             self._print_line()
 
+    def begin_steps(self, evaluations_after: Callable[[int], int] = lambda step: 0) -> None:
+        """Start the steps' clock: the time before, in which workers start, tells nothing of their pace.
+
+        Args:
+            evaluations_after: finished steps -> number of evaluations after later steps.
+        """
+        self._evaluations_after = evaluations_after
+        self._times = deque([(self._clock(), self.step)], maxlen=_ETA_WINDOW + 1)
+
+    def expect_evaluation(self, seconds: float) -> None:
+        """An estimate of an evaluation's time, which counts until one has been timed."""
+        if not self._evaluated:
+            self._evaluation_s = seconds
+
     def advance(self, count: int = 1) -> None:
         """``count`` more steps are done."""
         self.step += count
@@ -135,9 +155,10 @@ class Progress:
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Count work that is no step, such as an evaluation: until it is over, :meth:`report` says how far it is, and
-        the time left is its own beside that of the steps to come."""
-        self._phase, self._text = _Phase(what, self._clock()), ""
+        """Count work that is no step, an evaluation: until it is over, :meth:`report` says how far it is, and the time
+        left is its own beside that of the steps and evaluations to come. It does not count for the steps' pace."""
+        start = self._clock()
+        self._phase, self._text = _Phase(what, start), ""
         self._show()
         try:
             yield
@@ -146,22 +167,25 @@ class Progress:
         finally:
             self._text = self._current()
             self._phase, self._over = None, True
+            self._evaluation_s, self._evaluated = self._clock() - start, True
+            self._times = deque(((at + self._evaluation_s, step) for at, step in self._times), maxlen=_ETA_WINDOW + 1)
             self._show()
 
     @property
     def eta(self) -> float | None:
         """Seconds still to go at the recent pace; None before the first step is done, or the first part of a phase."""
+        now, steps = self._clock(), self._steps_left()
+        evaluations = self._evaluations_after(self.step) * (self._evaluation_s or 0.0)
         if self._phase is not None:
-            phase, steps = self._phase.left(self._clock()), self._steps_left()
-            return None if phase is None or steps is None else phase + steps
+            phase = self._phase.left(now)
+            return None if phase is None or steps is None else phase + steps + evaluations
         if not self.total:
             return 0.0 if self._over else None
-        steps = self._steps_left()
-        return None if steps is None else max(steps - (self._clock() - self._times[-1][0]), 0.0)
+        return None if steps is None else max(steps - (now - self._times[-1][0]), 0.0) + evaluations
 
     def _steps_left(self) -> float | None:
         """Seconds that the steps to come take, counted from the end of the last one."""
-        if self.step == self.total:
+        if self.step >= self.total:
             return 0.0
         (first_time, first_step), (last_time, last_step) = self._times[0], self._times[-1]
         if last_step == first_step:

@@ -73,6 +73,8 @@ class TrainingLoop(Generic[C]):
             self.restore(self.plan.start.resumed)
         if cfg.val_before_train:
             self._evaluate(self.first_step)
+        work = self.evaluation_work() if self._evaluations_after(self.first_step) else None
+        self.progress.begin_steps(self._evaluations_after)
         for step in range(self.first_step, cfg.max_steps):
             metrics = self.train_step(step)
             done = step + 1
@@ -83,14 +85,33 @@ class TrainingLoop(Generic[C]):
             if self.saver.step_finished(done, last=last):
                 self.progress.describe("checkpoint")
                 self.saver.save()
+            if work is not None:
+                seconds = metrics["time/step" if self.max_staleness else "time/rollout"]
+                self.progress.expect_evaluation(work * seconds / metrics["rollout/rounds"])
             self.progress.advance()
-            if (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0) or (last and cfg.eval_at_end):
+            if self._evaluates_after(done):
                 self.sync(done)
                 reached = self._evaluate(done)
                 if not last and cfg.stop_at is not None and reached >= cfg.stop_at:
                     self._end_early(done, reached)
                     break
         self.saver.wait()
+
+    def _evaluates_after(self, done: int) -> bool:
+        cfg = self.config.runner
+        at_end = cfg.eval_at_end and done == cfg.max_steps
+        return at_end or (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0)
+
+    def _evaluations_after(self, done: int) -> int:
+        """Number of evaluations after later steps than these."""
+        cfg = self.config.runner
+        checks = (
+            cfg.max_steps // cfg.val_check_interval - done // cfg.val_check_interval
+            if cfg.val_check_interval > 0
+            else 0
+        )
+        end_is_one = cfg.val_check_interval > 0 and cfg.max_steps % cfg.val_check_interval == 0
+        return checks + (cfg.eval_at_end and done < cfg.max_steps and not end_is_one)
 
     def _evaluate(self, step: int) -> float:
         with self.progress.phase("evaluation"):
@@ -169,6 +190,10 @@ class TrainingLoop(Generic[C]):
     def evaluate(self, step: int) -> float:
         """Evaluate and report the weights after ``step`` training steps; returns their success rate or accuracy."""
         raise NotImplementedError
+
+    def evaluation_work(self) -> float | None:
+        """Work of an evaluation, at most, as a multiple of a training rollout's; None: no rollout is like it."""
+        return None
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         """Why a step cannot have taught anything, and what to do; None if it can."""

@@ -137,6 +137,12 @@ class EnvWorker(Worker):
                     )
         return astray
 
+    def count_evaluated(self) -> int:
+        """Number of episodes of an evaluation, over all workers."""
+        stages = self._eval or self._train
+        tasks = task_ranges(stages[0].sim, self._eval_config.task_ids)
+        return len(eval_reset_states(tasks, episodes_per_task=self._eval_config.eval.episodes_per_task))
+
     async def interact(self, *, step: int, first_epoch: int = 0, video_dir: Path | None = None) -> EnvReport:
         """Roll out a training step.
 

@@ -108,6 +108,10 @@ class GenerationWorker(Worker):
             print(note, flush=True)
         self._held_out = self._dataset.held_out(self._data.eval_size)
 
+    def count_held_out(self) -> int:
+        """Number of prompts of an evaluation, over all workers."""
+        return len(self._held_out)
+
     async def load_weights(self, version: int) -> int:
         """Take this version of the weights from the actor, unless it came in the middle of a rollout; returns what is
         held then.

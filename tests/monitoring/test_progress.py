@@ -166,7 +166,7 @@ def test_an_evaluation_in_the_middle_leaves_the_steps_to_come() -> None:
             clock.now += 5
             progress.report("scoring", 2, 3)
             assert progress.eta == pytest.approx(2.5 + 300)
-        assert progress.eta == 300 - 50
+        assert progress.eta == 300, "the evaluation was no part of a step"
 
 
 def test_an_evaluation_alone() -> None:
@@ -215,3 +215,40 @@ def test_a_phase_is_described() -> None:
         "step 0/1 (0%), demonstrations 3/8, 2 failed, elapsed 0:00:31, left -:--:--",
         "step 0/1 (0%), demonstrations 8/8, 2 failed, elapsed 0:00:31, left -:--:--",
     ]
+
+
+def test_the_start_of_workers_is_no_step() -> None:
+    clock = Clock()
+    progress, _ = plain(clock, total=5)
+    with progress:
+        clock.now += 60
+        progress.begin_steps()
+        clock.now += 10
+        progress.advance()
+        assert progress.eta == 40
+
+
+def test_evaluations_to_come_count() -> None:
+    clock = Clock()
+    progress, _ = plain(clock, total=4)
+    with progress:
+        progress.begin_steps(evaluations_after=lambda step: {0: 2, 1: 2, 2: 1, 3: 1}.get(step, 0))
+        clock.now += 10
+        progress.expect_evaluation(25)
+        progress.advance()
+        assert progress.eta == 30 + 2 * 25, "by the estimate"
+        clock.now += 10
+        progress.advance()
+        with progress.phase("evaluation"):
+            clock.now += 20
+            progress.report("evaluation chunk", 1, 2)
+            assert progress.eta == 20 + 20 + 25
+            clock.now += 20
+        assert progress.eta == 20 + 40, "as long as the first one; and it is no part of a step's time"
+        progress.expect_evaluation(1)
+        clock.now += 10
+        progress.advance()
+        assert progress.eta == 10 + 40
+        clock.now += 10
+        progress.advance()
+        assert progress.eta == 0

@@ -200,6 +200,13 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             self.logger.log_video(step, f"eval/{path.stem}", path)
         return table.overall.success_rate
 
+    def evaluation_work(self) -> float | None:
+        cfg, train = self.config.evaluated.eval, self.config.env.train
+        episodes: int = self.env.call(EnvWorker.count_evaluated).wait()[0]
+        per_rollout = train.max_steps_per_rollout_epoch or train.max_episode_steps
+        trained = train.total_num_envs * per_rollout * self.config.algorithm.rollout_epoch
+        return episodes * cfg.max_episode_steps / trained
+
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         return warning(metrics, self.config)
 

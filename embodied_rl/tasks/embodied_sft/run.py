@@ -46,6 +46,9 @@ class EmbodiedSftRunner(EmbodiedRunner):
         """Read a training step's demonstrations."""
         return self.rollout.call(ImitationWorker.demonstrate, step=step)
 
+    def evaluation_work(self) -> None:
+        """Nobody plays between evaluations."""
+
     def train_step(self, step: int) -> dict[str, float]:
         """Demonstrations, update."""
         start = time.perf_counter()

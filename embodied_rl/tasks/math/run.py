@@ -93,6 +93,10 @@ class MathRunner(TrainingLoop[MathConfig]):
         self.logger.log_text(step, "eval/samples", sample_text(records))
         return evaluation.overall.accuracy
 
+    def evaluation_work(self) -> float | None:
+        numbers, prompts = self.plan.arithmetic, self.rollout.call(GenerationWorker.count_held_out).wait()[0]
+        return prompts * self.config.data.eval_completions / (numbers.groups * numbers.group_size)
+
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         return warning(metrics, self.config)
 
@@ -140,6 +144,9 @@ class SftRunner(MathRunner):
             "time/step": time.perf_counter() - start,
             "time/rollout": rollout_s,
         }
+
+    def evaluation_work(self) -> None:
+        """Nothing is generated between evaluations."""
 
     def warning(self, metrics: Mapping[str, float]) -> None:
         """Every demonstration teaches something."""
