@@ -15,6 +15,7 @@ BACKENDS: Final = Registry(
     "runner.logger.logger_backends",
     {
         "console": "embodied_rl.monitoring.builtin:ConsoleBackend",
+        "verbose": "embodied_rl.monitoring.builtin:VerboseBackend",
         "jsonl": "embodied_rl.monitoring.builtin:JsonlBackend",
         "tensorboard": "embodied_rl.monitoring.builtin:TensorboardBackend",
         "wandb": "embodied_rl.monitoring.builtin:WandbBackend",

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from embodied_rl.monitoring.backend import RunInfo
-from embodied_rl.monitoring.builtin import ConsoleBackend, format_number, metrics_panel
+from embodied_rl.monitoring.builtin import ConsoleBackend, VerboseBackend, format_number, metrics_panel, sparkline
 
 METRICS = {
     "time/step": 81.3,
@@ -18,6 +18,11 @@ METRICS = {
     "actor/update/lr": 2e-5,
     "env_steps": 1_234_567,
 }
+
+
+def on(output: io.StringIO, *, width: int) -> RunInfo:
+    console = Console(file=output, width=width)
+    return RunInfo(run_dir=Path(), project_name="p", experiment_name="e", config={}, console=console)
 
 
 @pytest.mark.parametrize(
@@ -68,17 +73,80 @@ def test_a_value_that_is_not_finite_is_highlighted() -> None:
 
 def test_metrics_of_single_tasks_are_left_to_the_table_and_the_files() -> None:
     output = io.StringIO()
-    run = RunInfo(
-        run_dir=Path(),
-        project_name="p",
-        experiment_name="e",
-        config={},
-        first_step=0,
-        wandb_options={},
-        console=Console(file=output, width=80),
-    )
-    backend = ConsoleBackend(run)
+    backend = VerboseBackend(on(output, width=80))
     backend.log(1, {"eval_task/00_open/success": 0.5})
     assert output.getvalue() == ""
     backend.log(1, {"env_task/00_open/success": 0.5, "env/return": 1.0})
     assert "return" in output.getvalue() and "open" not in output.getvalue()
+
+
+STEP = {
+    "env/episodes": 64.0,
+    "env/success_once": 0.25,
+    "env/return": 0.5,
+    "env/episode_len": 31.5,
+    "time/step": 12.3,
+    "time/rollout": 9.1,
+    "time/update": 0.02,
+    "actor/approx_kl": 2e-4,
+    "actor/entropy": 1.2,
+    "actor/grad_norm": 0.3,
+}
+
+
+def rows(width: int, *steps: dict[str, float]) -> list[str]:
+    output = io.StringIO()
+    backend = ConsoleBackend(on(output, width=width))
+    for number, metrics in enumerate(steps, 1):
+        backend.log(number, metrics)
+    return output.getvalue().splitlines()
+
+
+def test_a_step_is_a_row() -> None:
+    heading, first, second = rows(120, STEP, STEP | {"env/success_once": 0.5, "env/return": -1234.5})
+    names = ["step", "success", "return", "steps", "s/step", "rollout", "update", "KL", "entropy", "gradient", "trend"]
+    assert heading.split() == names
+    assert first.split("  ")[0].strip() == "" and first.split()[:4] == ["1", "25.0%", "0.5", "31.5"]
+    assert first.split()[4:] == ["12.3", "s", "9.1", "s", "20", "ms", "2.0e-04", "1.2", "0.3", "█"]
+    assert second.split()[:3] == ["2", "50.0%", "-1234"] and second.endswith("▅█")
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_rows_fit_the_terminal(width: int) -> None:
+    lines = rows(width, *[STEP | {"env/return": -12345.6}] * 30)
+    assert len(lines) == 31 and max(map(len, lines)) <= width
+    assert lines[0].split()[1] == "success", "kept in the narrowest"
+
+
+def test_columns_stand_below_their_headings() -> None:
+    heading, row = rows(120, STEP)
+    for name, value in (("success", "25.0%"), ("s/step", "12.3 s"), ("gradient", "0.3 ")):
+        assert heading.index(name) + len(name) == row.index(value) + len(value.rstrip())
+
+
+def test_a_step_without_a_finished_episode() -> None:
+    """With auto-reset the first steps may have none."""
+    nothing = {name: value for name, value in STEP.items() if name == "env/episodes" or not name.startswith("env/")}
+    _, first, second = rows(120, nothing, STEP)
+    assert first.split()[:4] == ["1", "-", "-", "-"] and second.endswith("  █")
+
+
+def test_the_heading_comes_again_after_an_evaluation() -> None:
+    lines = rows(80, STEP, STEP, {"eval/success_rate": 0.5}, STEP)
+    assert [line.split()[0] for line in lines] == ["step", "1", "2", "step", "4"]
+
+
+def test_a_value_that_is_not_finite_is_named() -> None:
+    _, row = rows(80, STEP | {"actor/grad_norm": math.nan, "actor/policy_loss": math.inf})
+    assert row.endswith("not finite: actor/grad_norm, actor/policy_loss")
+
+
+def test_answers_and_imitation_have_their_own_columns() -> None:
+    math_step = {"rollout/accuracy": 0.5, "rollout/score": 0.4, "rollout/length": 17.0, "time/step": 1.0}
+    assert rows(120, math_step)[0].split()[:4] == ["step", "accuracy", "score", "tokens"]
+    assert rows(120, {"actor/policy_loss": 2.5, "time/step": 1.0})[0].split()[:3] == ["step", "loss", "s/step"]
+
+
+def test_sparkline() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█" and sparkline([]) == "" and sparkline([0.0, 0.0]) == "▁▁"
+    assert sparkline([-1.0, 1.0]) == "▁█"
