@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if any(map(_is_hydras, arguments)):
             _hydra_main()
         else:
-            _run(_checked(given))
+            _run(_checked(given), given)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
@@ -83,15 +83,15 @@ def _hydra_main(composed: DictConfig) -> None:
     except UserError as error:  # here and not only in main: Hydra would wrap it in a traceback of its own
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
-    _run(config)
+    _run(config, HydraConfig.get().overrides.task)
 
 
-def _run(config: Config) -> None:
+def _run(config: Config, command: Sequence[str]) -> None:
     try:
         plan = plan_of(config)
         from embodied_rl.launch import carry_out  # imports torch, so only once the configuration is known to be right
 
-        carry_out(plan)
+        carry_out(plan, command)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)

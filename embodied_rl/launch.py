@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import errno
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.tasks.planning import plan_of
+from embodied_rl.tasks.reporting import end_of
 from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.wiring import RunContext, Wiring
@@ -45,8 +46,12 @@ def run(config: Config) -> None:
     carry_out(plan_of(config))
 
 
-def carry_out(plan: RunPlan[Any]) -> None:
-    """As :func:`run`, with a plan that was made before."""
+def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None) -> None:
+    """As :func:`run`, with a plan that was made before.
+
+    Args:
+        command: the arguments of the command line, from which the end of the run makes those that come next.
+    """
     config, start, console = plan.config, plan.start, rich.get_console()
     provide(config.model.path)
     run_dir = _prepare(plan, console)
@@ -95,6 +100,9 @@ def carry_out(plan: RunPlan[Any]) -> None:
                 word = "terminated" if isinstance(ending, Terminated) else "interrupted"
                 _save_at_end(word, runner.saver, wiring, groups[-1], console)
             raise
+    if runner.saver is not None and not config.runner.only_eval:
+        for line in end_of(run_dir, config, command):
+            context.say(line)
 
 
 def make_backend(config: Config) -> Backend:

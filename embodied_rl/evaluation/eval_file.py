@@ -155,7 +155,7 @@ def find_evaluation(argument: str) -> Path:
     if step is None and (path / FILE_NAME).is_file():
         return path / FILE_NAME
     runs = [path, *sorted((child for child in path.iterdir() if child.is_dir()), reverse=True)]
-    evaluations = next(filter(None, map(_evaluations, runs)), None)
+    evaluations = next(filter(None, map(evaluations_of, runs)), None)
     if evaluations is None:
         raise UserError(
             f"{path}: holds no evaluation; expected an {FILE_NAME}, a run directory with eval_step_<n> folders, or its "
@@ -169,7 +169,7 @@ def find_evaluation(argument: str) -> Path:
     return evaluations[step]
 
 
-def _evaluations(run: Path) -> dict[int, Path]:
+def evaluations_of(run: Path) -> dict[int, Path]:
     """Step -> the file of its evaluation."""
     return {
         int(match[1]): path

@@ -1,15 +1,20 @@
-"""Reports that several tasks share: an update's metrics, the problem of a training step, evaluations' folders."""
+"""Reports that several tasks share: a step's metrics and its problem, evaluations' folders, the end of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rich.console import Console
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.checkpoints.store import complete_checkpoints, read_state
+from embodied_rl.errors import UserError
+from embodied_rl.evaluation.comparison import Recipe, check_comparable, compare
+from embodied_rl.evaluation.eval_file import evaluations_of, read_evaluation
 from embodied_rl.schema import Config
 from embodied_rl.workers.actor import UpdateReport
 
@@ -119,3 +124,61 @@ class Reporter(Generic[C]):
 def eval_name(step: int) -> str:
     """The folder of an evaluation, in its run's directory and among its videos."""
     return f"eval_step_{step:06d}"
+
+
+def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iterator[str]:
+    """The last lines of a training run: its last evaluation against its first, checkpoints, and the commands that come
+    next.
+
+    Args:
+        command: the run's own arguments; None: it was not started by the command line.
+    """
+    rates, changed = _evaluated(run_dir)
+    yield from changed
+    checkpoints = {read_state(path).step: path for path in complete_checkpoints(run_dir / "checkpoints")}
+    if not checkpoints:
+        return
+    last = checkpoints[max(checkpoints)]
+    kept = {step: rate for step, rate in rates.items() if step in checkpoints}
+    best = max(kept, key=lambda step: (kept[step], step), default=max(checkpoints))
+    yield f"checkpoint: {last}"
+    if checkpoints[best] != last and kept[best] > kept.get(max(checkpoints), 0.0):
+        yield f"best:       {checkpoints[best]} ({kept[best]:.1%})"
+    python = "python train.py" if Path("train.py").is_file() else "embodied-rl"
+    if command is not None:
+        own = shlex.join([text for text in command if not text.startswith(_RESUMING)])
+        evaluated = shlex.quote(f"runner.resume_dir={checkpoints[best]}")
+        yield f"evaluate:   {python} {own} {evaluated} runner.only_eval=true"
+        if "optimizer" in config.runner.save_contents:
+            resumed = shlex.quote(f"runner.resume_dir={run_dir}")
+            yield f"go on:      {python} {own} {resumed} runner.max_steps={2 * config.runner.max_steps}"
+    yield f"export:     {python} export {shlex.quote(str(checkpoints[best]))} <folder>"
+
+
+_RESUMING: Final = ("runner.resume_dir=", "runner.max_steps=", "runner.only_eval=", "runner.init_from=")
+
+
+def _evaluated(run_dir: Path) -> tuple[dict[int, float], list[str]]:
+    """Step -> success rate or accuracy, and a line on the last of them against the first."""
+    found = {step: read_evaluation(path) for step, path in sorted(evaluations_of(run_dir).items())}
+    rates: dict[int, float] = {}
+    for step, evaluation in found.items():
+        scores = [outcome.score for outcome in evaluation.outcomes.values() if outcome.score is not None]
+        if scores:
+            rates[step] = sum(scores) / len(scores)
+    if not rates:
+        return rates, []
+    first, last = min(rates), max(rates)
+    text = f"evaluated:  {rates[last]:.1%} after {last} steps"
+    if first != last:
+        try:
+            check_comparable([found[first], found[last]])
+            change = compare(Recipe(name="A", runs=(found[first],)), Recipe(name="B", runs=(found[last],))).overall
+        except UserError:  # it was resumed with another evaluation
+            return rates, [text]
+        low, high = (100 * bound for bound in change.change.interval or (change.change.value,) * 2)
+        text += (
+            f", {rates[first]:.1%} after {first}: {100 * change.change.value:+.1f} points (95 % interval {low:.1f} to "
+            f"{high:.1f}), paired over {change.pairs}"
+        )
+    return rates, [text]
