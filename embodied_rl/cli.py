@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from embodied_rl import __version__
 from embodied_rl.commands import COMMANDS
 from embodied_rl.composition import checked, config_of, from_hydra, understood, value_keys
 from embodied_rl.config import CONFIG_MODULE
@@ -31,6 +33,11 @@ WORKER_ERROR = 1
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of ``train.py`` and ``embodied-rl``."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if given == ["--version"]:  # Hydra would print its own
+        print(f"embodied_rl {__version__}")
+        return
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:  # the installed command sees modules of one's own, too
+        sys.path.insert(0, str(Path.cwd()))
     arguments = understood(given)
     sys.argv[1:] = arguments
     try:

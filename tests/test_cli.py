@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from embodied_rl import __version__
+from embodied_rl.cli import main
 from embodied_rl.composition import _problems as problems_of
 from tests.configs import embodied as config_of
 
@@ -164,3 +166,17 @@ def test_a_sweep_runs_each_job(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert len(list(tmp_path.glob("*/*/config.yaml"))) == 2
+
+
+def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"embodied_rl {__version__}\n"
+
+
+def test_the_installed_command_sees_modules_of_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "my_env.py").write_text(
+        "from embodied_rl.envs.dummy import DummyEnv\n\n\nclass Mine(DummyEnv):\n    pass\n"
+    )
+    command = [str(Path(sys.executable).with_name("embodied-rl")), "plan", "env=dummy", "env.env_type=my_env:Mine"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
