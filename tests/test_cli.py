@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +178,10 @@ def test_the_installed_command_sees_modules_of_the_working_directory(tmp_path: P
     (tmp_path / "my_env.py").write_text(
         "from embodied_rl.envs.dummy import DummyEnv\n\n\nclass Mine(DummyEnv):\n    pass\n"
     )
-    command = [str(Path(sys.executable).with_name("embodied-rl")), "plan", "env=dummy", "env.env_type=my_env:Mine"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    as_installed = [sys.executable, "-P", "-c", "from embodied_rl.cli import main; main()"]
+    command = [*as_installed, "plan", "env=dummy", "env.env_type=my_env:Mine"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
