@@ -187,6 +187,15 @@ def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     assert len(videos) == 2 * len(tables[0]["overall"]["video_paths"]) > 0
 
 
+def test_an_evaluation_alone_is_not_held_to_the_sizes_of_training(tmp_path: Path) -> None:
+    sizes = ("env.train.total_num_envs=7", "env.train.max_steps_per_rollout_epoch=8", "algorithm.group_size=3")
+    evaluation = tiny_run(tmp_path, "cluster=serial", "runner.only_eval=true", *sizes)
+    run(evaluation)
+    assert len(list(only_run(evaluation).glob("eval_step_*/eval.json"))) == 1
+    with pytest.raises(UserError, match=r"env\.eval\.total_num_envs: got 7"):
+        tiny_run(tmp_path, "runner.only_eval=true", "env.eval.total_num_envs=7")
+
+
 def test_a_finished_run_is_not_resumed_for_nothing(tmp_path: Path) -> None:
     options = ["cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false"]
     run(tiny_run(tmp_path, *options))

@@ -21,6 +21,9 @@ def embodied_problems(c: EmbodiedConfig, placement: Placement | None) -> Iterato
         placement: None where it could not be read, which was said already.
     """
     yield from _name_problems(c)
+    if c.runner.only_eval:  # sizes of training do not matter then
+        yield from lane_problems(c, placement, eval_envs(c)) if placement else ()
+        return
     if placement:
         yield from _batch_problems(c, placement)
     yield from _episode_problems(c)
