@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
-import transformers  # its models only where they are needed: importing those takes seconds
 from pydantic import ConfigDict, PositiveInt
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
@@ -32,6 +31,9 @@ from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
 from embodied_rl.models.categorical import scaled_log_softmax
 from embodied_rl.models.weights.folder import LOADING_ERRORS, VALUE_HEAD_FILE, load_head, load_model, write_tensors
+
+if TYPE_CHECKING:
+    import transformers
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -200,6 +202,8 @@ def character_tokenizer(characters: str) -> transformers.PreTrainedTokenizerFast
     ``save_pretrained`` works on it, and ``PreTrainedTokenizerFast.from_pretrained`` reads it back; ``AutoTokenizer``
     may take the tokenizer class of a model that is saved beside it.
     """
+    import transformers  # in functions: it takes a second, and a plan of the run needs only the parameters
+
     tokens = [PAD, EOS, UNKNOWN, *dict.fromkeys(characters)]
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
     # `.` would drop line ends.
@@ -224,6 +228,8 @@ def _load_tokenizer(params: CausalLMParams, path: str | None) -> transformers.Pr
     if path is None:
         assert params.architecture is not None  # else there would be no model
         return character_tokenizer(params.architecture.characters)
+    import transformers
+
     try:
         tokenization_auto = transformers.models.auto.tokenization_auto
         if tokenization_auto.get_tokenizer_config(path).get("tokenizer_class") in GENERIC_TOKENIZERS:
@@ -235,6 +241,8 @@ def _load_tokenizer(params: CausalLMParams, path: str | None) -> transformers.Pr
 
 
 def _build_model(params: CausalLMParams, path: str | None) -> transformers.PreTrainedModel:
+    import transformers
+
     dtype, architecture = getattr(torch, params.dtype), params.architecture
     if path is not None:
         try:

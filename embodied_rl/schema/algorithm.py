@@ -138,7 +138,7 @@ class AlgorithmConfig(Section):
     kl_penalty_type: KLType
     """Estimator, a token each; full: exact, for models whose distribution is known."""
     kl_in: Literal["loss", "reward"]
-    """Quantity that the divergence is a penalty on."""
+    """Quantity that takes the penalty."""
     kl_ctrl: KLControllerConfig
     value_loss_coef: NonNegativeFloat
     value_clip: PositiveFloat | None
