@@ -176,9 +176,9 @@ def _evaluated(run_dir: Path) -> tuple[dict[int, float], list[str]]:
             change = compare(Recipe(name="A", runs=(found[first],)), Recipe(name="B", runs=(found[last],))).overall
         except UserError:  # it was resumed with another evaluation
             return rates, [text]
-        low, high = (100 * bound for bound in change.change.interval or (change.change.value,) * 2)
-        text += (
-            f", {rates[first]:.1%} after {first}: {100 * change.change.value:+.1f} points (95 % interval {low:.1f} to "
-            f"{high:.1f}), paired over {change.pairs}"
-        )
+        text += f", {rates[first]:.1%} after {first}: {100 * change.change.value:+.1f} points"
+        if change.change.interval is not None:
+            low, high = (100 * bound for bound in change.change.interval)
+            text += f" (95 % interval {low:.1f} to {high:.1f})"
+        text += f", paired over {change.pairs}"
     return rates, [text]
