@@ -118,7 +118,7 @@ def test_tensorboard_events_read_back_and_resume_hides_repeated_steps(tmp_path: 
 
 def test_several_backends_get_the_same(tmp_path: Path) -> None:
     out = io.StringIO()
-    with make(["console", "jsonl"], tmp_path, console=Console(file=out, width=80)) as logger:
+    with make(["verbose", "jsonl"], tmp_path, console=Console(file=out, width=80)) as logger:
         logger.log(12, {"success_once": 0.4375}, prefix="env/")
     assert "step 12" in out.getvalue()
     assert "success_once" in out.getvalue()
