@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"embodied_rl {__version__}")
         return
     if str(Path.cwd()) not in sys.path and "" not in sys.path:  # the installed command sees modules of one's own, too
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.append(str(Path.cwd()))
     arguments = understood(given)
     sys.argv[1:] = arguments
     try:

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from rich.console import Console
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.checkpoints.store import complete_checkpoints, read_state
+from embodied_rl.checkpoints.store import complete_checkpoints
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.comparison import Recipe, check_comparable, compare
 from embodied_rl.evaluation.eval_file import evaluations_of, read_evaluation
@@ -135,7 +135,8 @@ def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iter
     """
     rates, changed = _evaluated(run_dir)
     yield from changed
-    checkpoints = {read_state(path).step: path for path in complete_checkpoints(run_dir / "checkpoints")}
+    complete = complete_checkpoints(run_dir / "checkpoints")
+    checkpoints = {int(path.name.rpartition("_")[2]): path for path in complete}
     if not checkpoints:
         return
     last = checkpoints[max(checkpoints)]
@@ -160,8 +161,11 @@ _RESUMING: Final = ("runner.resume_dir=", "runner.max_steps=", "runner.only_eval
 
 def _evaluated(run_dir: Path) -> tuple[dict[int, float], list[str]]:
     """Step -> success rate or accuracy, and a line on the last of them against the first."""
-    found = {step: read_evaluation(path) for step, path in sorted(evaluations_of(run_dir).items())}
     rates: dict[int, float] = {}
+    try:
+        found = {step: read_evaluation(path) for step, path in sorted(evaluations_of(run_dir).items())}
+    except UserError:  # a resumed run may have files of another version
+        return rates, []
     for step, evaluation in found.items():
         scores = [outcome.score for outcome in evaluation.outcomes.values() if outcome.score is not None]
         if scores:

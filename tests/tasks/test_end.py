@@ -79,6 +79,14 @@ def test_a_run_without_evaluation_or_checkpoint_promises_none(tmp_path: Path) ->
     assert list(end_of(only_run(nothing), nothing, [])) == []
 
 
+def test_files_of_another_version_do_not_fail_a_run_that_is_done(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, *EVALUATED)
+    run(config)
+    directory = only_run(config)
+    (directory / "eval_step_000001/eval.json").write_text("{}")
+    assert labels(list(end_of(directory, config, None))) == ["checkpoint", "export"]
+
+
 def test_answers_are_paired_by_prompt(tmp_path: Path) -> None:
     config = tiny_math_run(tmp_path, "runner.val_before_train=true")
     run(config)
