@@ -185,9 +185,9 @@ def _save_at_end(word: str, saver: CheckpointSaver, wiring: Wiring[Any], actor: 
         outcome = saver.save_at_termination()
     except Exception as error:
         outcome = f"no checkpoint of step {saver.finished}: {str(error).strip() or type(error).__name__}"
-    console.print(f"{word}: {outcome}", highlight=False, soft_wrap=True)
+    console.print(f"{word}: {outcome}", markup=False, highlight=False, soft_wrap=True)
     if complete_checkpoints(saver.run_dir / "checkpoints") and "optimizer" in saver.config.save_contents:
-        console.print(f"go on with: runner.resume_dir={saver.run_dir}", highlight=False, soft_wrap=True)
+        console.print(f"go on with: runner.resume_dir={saver.run_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

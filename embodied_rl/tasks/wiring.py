@@ -37,7 +37,7 @@ class RunContext:
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line, which the console does not break."""
-        self.console.print(text, style=style, highlight=False, soft_wrap=True)
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 class Runner(Protocol):

@@ -95,7 +95,7 @@ def nothing_left_of(job: Job) -> Iterator[None]:
 
 
 def training(job: Job) -> None:
-    job.until(lambda: "step 2 " in job.screen, "second step")
+    job.until(lambda: f"{2:>6}  " in job.screen, "second step")  # its row
 
 
 def test_ctrl_c(job: Job) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.launch import run
+from embodied_rl.launch import carry_out, run
+from embodied_rl.tasks.planning import plan_of
 from embodied_rl.tasks.reporting import end_of
 from tests.configs import tiny_math_run, tiny_run
 from tests.test_end_to_end import only_run
@@ -85,6 +86,12 @@ def test_files_of_another_version_do_not_fail_a_run_that_is_done(tmp_path: Path)
     directory = only_run(config)
     (directory / "eval_step_000001/eval.json").write_text("{}")
     assert labels(list(end_of(directory, config, None))) == ["checkpoint", "export"]
+
+
+def test_brackets_of_the_command_line_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false")
+    carry_out(plan_of(config), ["data.files=[/tmp/a.jsonl]"])
+    assert "'data.files=[/tmp/a.jsonl]'" in capsys.readouterr().out
 
 
 def test_answers_are_paired_by_prompt(tmp_path: Path) -> None:
