@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from embodied_rl.commands.plan import arithmetic_lines
 from embodied_rl.composition import checked
@@ -110,6 +111,16 @@ def test_a_run_goes_on_with_another_one(tmp_path: Path) -> None:
     second = split_run(tmp_path, "cluster=serial", f"runner.resume_dir={only_run(first)}", "eval_env.task_ids=[3]")
     run(second)
     assert [tasks_of(evaluation) for evaluation in evaluations(only_run(first))] == [HELD_OUT, [3]]
+
+
+def test_a_run_from_before_it_existed_goes_on(tmp_path: Path) -> None:
+    shared = ("cluster=serial", "runner.eval_at_end=false")
+    first = split_run(tmp_path, *shared, "runner.max_steps=1", other=())
+    run(first)
+    saved = only_run(first) / "config.yaml"
+    saved.write_text(yaml.safe_dump({k: v for k, v in yaml.safe_load(saved.read_text()).items() if k != "eval_env"}))
+    run(split_run(tmp_path, *shared, f"runner.resume_dir={only_run(first)}", other=()))
+    assert [line["step"] for line in metrics_of(only_run(first))] == [1, 2]
 
 
 def test_imitation_is_evaluated_there_too(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class EmbodiedConfig(Config):
     env: EnvConfig
     eval_env: EnvConfig | None = None
     """Env of evaluations, a choice of the same group (``eval_env=libero_10``); null: that of training.
-    With the same ``env_type`` it has those of ``env.init_params``, too, that it does not set."""
+    Where both have the same ``env_type``, options of ``env.init_params`` that it does not set hold for it, too."""
     rollout: RolloutConfig
 
     @property

@@ -104,14 +104,11 @@ class TrainingLoop(Generic[C]):
 
     def _evaluations_after(self, done: int) -> int:
         """Number of evaluations after later steps than these."""
-        cfg = self.config.runner
-        checks = (
-            cfg.max_steps // cfg.val_check_interval - done // cfg.val_check_interval
-            if cfg.val_check_interval > 0
-            else 0
-        )
-        end_is_one = cfg.val_check_interval > 0 and cfg.max_steps % cfg.val_check_interval == 0
-        return checks + (cfg.eval_at_end and done < cfg.max_steps and not end_is_one)
+        last, interval = self.config.runner.max_steps, self.config.runner.val_check_interval
+        if done >= last:
+            return 0
+        before_the_end = (last - 1) // interval - done // interval if interval > 0 else 0
+        return before_the_end + self._evaluates_after(last)
 
     def _evaluate(self, step: int) -> float:
         with self.progress.phase("evaluation"):

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.checkpoints.store import complete_checkpoints
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.comparison import Recipe, check_comparable, compare
-from embodied_rl.evaluation.eval_file import evaluations_of, read_evaluation
+from embodied_rl.evaluation.eval_file import SavedEvaluation, evaluations_of, read_evaluation
 from embodied_rl.schema import Config
 from embodied_rl.workers.actor import UpdateReport
 
@@ -133,8 +134,10 @@ def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iter
     Args:
         command: the run's own arguments; None: it was not started by the command line.
     """
-    rates, changed = _evaluated(run_dir)
-    yield from changed
+    found = _evaluations(run_dir)
+    rates = {step: rate for step, evaluation in found.items() if (rate := _rate(evaluation)) is not None}
+    if rates:
+        yield f"evaluated:  {rates[max(rates)]:.1%} after {max(rates)} steps{_against_first(found, rates)}"
     complete = complete_checkpoints(run_dir / "checkpoints")
     checkpoints = {int(path.name.rpartition("_")[2]): path for path in complete}
     if not checkpoints:
@@ -159,30 +162,32 @@ def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iter
 _RESUMING: Final = ("runner.resume_dir=", "runner.max_steps=", "runner.only_eval=", "runner.init_from=")
 
 
-def _evaluated(run_dir: Path) -> tuple[dict[int, float], list[str]]:
-    """Step -> success rate or accuracy, and a line on the last of them against the first."""
-    rates: dict[int, float] = {}
+def _evaluations(run_dir: Path) -> dict[int, SavedEvaluation]:
+    """By finished training steps; none where a file cannot be read, as of another version before a resume."""
     try:
-        found = {step: read_evaluation(path) for step, path in sorted(evaluations_of(run_dir).items())}
-    except UserError:  # a resumed run may have files of another version
-        return rates, []
-    for step, evaluation in found.items():
-        scores = [outcome.score for outcome in evaluation.outcomes.values() if outcome.score is not None]
-        if scores:
-            rates[step] = sum(scores) / len(scores)
-    if not rates:
-        return rates, []
+        return {step: read_evaluation(path) for step, path in evaluations_of(run_dir).items()}
+    except UserError:
+        return {}
+
+
+def _rate(evaluation: SavedEvaluation) -> float | None:
+    """Success rate or accuracy; None where no completion was verified."""
+    scores = [outcome.score for outcome in evaluation.outcomes.values() if outcome.score is not None]
+    return fmean(scores) if scores else None
+
+
+def _against_first(found: Mapping[int, SavedEvaluation], rates: Mapping[int, float]) -> str:
+    """The last evaluation against the first, in words; nothing where it is the same or cannot be compared."""
     first, last = min(rates), max(rates)
-    text = f"evaluated:  {rates[last]:.1%} after {last} steps"
-    if first != last:
-        try:
-            check_comparable([found[first], found[last]])
-            change = compare(Recipe(name="A", runs=(found[first],)), Recipe(name="B", runs=(found[last],))).overall
-        except UserError:  # it was resumed with another evaluation
-            return rates, [text]
-        text += f", {rates[first]:.1%} after {first}: {100 * change.change.value:+.1f} points"
-        if change.change.interval is not None:
-            low, high = (100 * bound for bound in change.change.interval)
-            text += f" (95 % interval {low:.1f} to {high:.1f})"
-        text += f", paired over {change.pairs}"
-    return rates, [text]
+    if first == last:
+        return ""
+    try:
+        check_comparable([found[first], found[last]])
+        overall = compare(Recipe(name="A", runs=(found[first],)), Recipe(name="B", runs=(found[last],))).overall
+    except UserError:  # the run was resumed with another evaluation
+        return ""
+    text = f", {rates[first]:.1%} after {first}: {100 * overall.change.value:+.1f} points"
+    if overall.change.interval is not None:
+        low, high = (100 * bound for bound in overall.change.interval)
+        text += f" (95 % interval {low:.1f} to {high:.1f})"
+    return f"{text}, paired over {overall.pairs}"

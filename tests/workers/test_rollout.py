@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from embodied_rl.contracts import EnvObs, Trajectory
+from embodied_rl.channel.in_process import InProcessChannel
+from embodied_rl.contracts import ActionChunk, EnvObs, Trajectory
 from embodied_rl.models.base import Policy
+from embodied_rl.workers.rollout import RolloutWorker
 from tests.fakes import seen_after
 from tests.workers.job import ChunkSpy, Job, easy, small
 
@@ -160,3 +164,25 @@ def test_greedy_evaluation_does_not_depend_on_the_number_of_rollout_workers() ->
         with Job(easy(small(f"cluster.component_placement.rollout={ranks}"))) as job:
             outcomes.append({e.reset_state_id: (e.success, e.episode_length) for e in job.evaluate()})
     assert outcomes[0] == outcomes[1]
+
+
+def test_the_envs_are_answered_before_anything_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They step while the last states are valued and noted down."""
+    events: list[str] = []
+    put, record = InProcessChannel.put, RolloutWorker._record
+
+    async def noted(channel: InProcessChannel, item: Any, **options: Any) -> None:
+        if isinstance(item, ActionChunk):
+            events.append("answer")
+        await put(channel, item, **options)
+
+    def recorded(worker: RolloutWorker, turns: Any, decisions: Any) -> None:
+        events.append("record")
+        record(worker, turns, decisions)
+
+    monkeypatch.setattr(InProcessChannel, "put", noted)
+    monkeypatch.setattr(RolloutWorker, "_record", recorded)
+    with Job(small("algorithm=ppo", "rollout.pipeline_stage_num=1")) as job:
+        job.roll()
+    lanes = events.index("record")
+    assert lanes > 0 and events == (["answer"] * lanes + ["record"]) * 2 + ["record"], "two chunks, and the end"
