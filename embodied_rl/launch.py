@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import rich
 import yaml
 from rich.console import Console
 
@@ -21,6 +20,7 @@ from embodied_rl.checkpoints.store import complete_checkpoints, experiment_dir, 
 from embodied_rl.errors import UserError
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
+from embodied_rl.monitoring.console import LOG_FILE, RunConsole
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.plan import Channels, RunPlan
@@ -52,17 +52,32 @@ def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None) -> None:
     Args:
         command: the arguments of the command line, from which the end of the run makes those that come next.
     """
-    config, start, console = plan.config, plan.start, rich.get_console()
+    config, console = plan.config, RunConsole()
     provide(config.model.path)
     run_dir = _prepare(plan, console)
+    with console.logging_to(run_dir / LOG_FILE), _full_disk(run_dir), _terminable():
+        trained = _drive(plan, run_dir, console)
+        if trained:
+            for line in end_of(run_dir, config, command):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole) -> bool:
+    """Start the workers, run the task's loop and end the workers; returns whether something was trained."""
+    config, start = plan.config, plan.start
     total = 0 if config.runner.only_eval else config.runner.max_steps
-    with _full_disk(run_dir), _terminable(), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         backend = make_backend(config)
         stack.callback(backend.shutdown)
         progress = stack.enter_context(
-            Progress(total_steps=total, initial_step=0 if config.runner.only_eval else min(start.step, total))
+            Progress(
+                total_steps=total,
+                initial_step=0 if config.runner.only_eval else min(start.step, total),
+                console=console,
+                log=console.log_only,
+            )
         )
-        backend.on_progress(progress.report)
+        backend.on_progress(progress.hear)
         progress.describe("starting workers")
         wiring = wiring_of(plan, backend)
         groups = wiring.connect()
@@ -100,9 +115,7 @@ def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None) -> None:
                 word = "terminated" if isinstance(ending, Terminated) else "interrupted"
                 _save_at_end(word, runner.saver, wiring, groups[-1], console)
             raise
-    if runner.saver is not None and not config.runner.only_eval:
-        for line in end_of(run_dir, config, command):
-            context.say(line)
+    return runner.saver is not None and not config.runner.only_eval
 
 
 def make_backend(config: Config) -> Backend:

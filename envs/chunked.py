@@ -110,6 +110,16 @@ class ChunkedEnv:
         }
 
     @property
+    def num_running(self) -> int:
+        """Number of envs that go on."""
+        return int((~self._done).sum())
+
+    @property
+    def num_ended(self) -> int:
+        """Number of episodes that ended and :meth:`drain_episodes` has yet to give."""
+        return len(self._finished)
+
+    @property
     def all_done(self) -> bool:
         """No env has anything left to do until the next reset."""
         return bool(self._done.all())

@@ -89,7 +89,7 @@ def play(arguments: argparse.Namespace) -> list[EpisodeRecord]:
     states = spread_states(env, arguments.tasks, arguments.episodes)
     expert = expert_type(env)
     # The console of standard error, so that the table alone can be redirected.
-    with Progress(len(states), unit="episode", console=Console(stderr=True)) as progress:
+    with Progress(len(states), console=Console(stderr=True)) as progress:
         for state in states:
             if state not in records:
                 record = play_expert(env, expert, state, max_steps=steps, noise_seed=arguments.noise)

@@ -8,14 +8,15 @@ from typing import Any, Final
 
 from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.monitoring.backend import MetricBackend, RunInfo, TextBackend, VideoBackend
+from embodied_rl.monitoring.console import LogBackend
 from embodied_rl.params import parse_params
 from embodied_rl.registry import Registry
 
 BACKENDS: Final = Registry(
     "runner.logger.logger_backends",
     {
-        "console": "embodied_rl.monitoring.builtin:ConsoleBackend",
-        "verbose": "embodied_rl.monitoring.builtin:VerboseBackend",
+        "console": "embodied_rl.monitoring.console:ConsoleBackend",
+        "verbose": "embodied_rl.monitoring.console:VerboseBackend",
         "jsonl": "embodied_rl.monitoring.builtin:JsonlBackend",
         "tensorboard": "embodied_rl.monitoring.builtin:TensorboardBackend",
         "wandb": "embodied_rl.monitoring.builtin:WandbBackend",
@@ -72,7 +73,7 @@ def _options(backend: Any, name: str, params: Mapping[str, Mapping[str, Any]]) -
 
 
 class MetricLogger:
-    """Sends each step's metrics to every chosen backend.
+    """Sends each step's metrics to every chosen backend, and all of them to ``run.log``.
 
     Names are paths such as ``env/success_once`` or ``actor/policy_loss``; the part before the first slash groups them.
 
@@ -94,6 +95,8 @@ class MetricLogger:
             for name in backends:
                 backend = BACKENDS.load(name)
                 self._backends.append(backend(run, *_options(backend, name, params or {})))
+            if "verbose" not in backends:  # which run.log has anyway
+                self._backends.append(LogBackend(run))
         except BaseException:
             self.close()
             raise

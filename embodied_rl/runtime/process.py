@@ -27,12 +27,12 @@ from embodied_rl.runtime import process_worker, signals
 from embodied_rl.runtime.worker import (
     Abandoned,
     GroupSpec,
-    ProgressCallback,
     StallError,
     UserFailure,
     WorkerContext,
     WorkerError,
     WorkerGroup,
+    WorkerProgress,
 )
 
 _GRACE_S: Final = 15.0
@@ -55,6 +55,8 @@ class _Process:
     def __init__(self, context: WorkerContext, process: BaseProcess, pipe: Connection) -> None:
         self.context, self.process, self.pipe = context, process, pipe
         self.name, self.pid = context.name, process.pid
+        self.unanswered = 0
+        """Number of calls under way."""
         self.ready = False
         """It has been built, so it may have something to close."""
         self.failure: tuple[bool, str] | None = None
@@ -118,7 +120,7 @@ class ProcessBackend:
         self._processes: list[_Process] = []
         self._results: dict[int, Any] = {}
         self._ticket = 0
-        self._callback: ProgressCallback | None = None
+        self._callback: Callable[[WorkerProgress], None] = lambda progress: None
         self._failure: WorkerError | UserFailure | None = None
         self._scratch = tempfile.mkdtemp(prefix="embodied_rl-")
         atexit.register(self.shutdown)  # before multiprocessing's own hook, which would wait for the workers for ever
@@ -167,15 +169,17 @@ class ProcessBackend:
         try:
             with signals.deferred():
                 process.pipe.send((self._ticket, method, args, kwargs))
+                process.unanswered += 1
         except OSError:  # it died since it was last heard of: say how
             self._fail()
+        self._callback(WorkerProgress(worker=process.name, what=method.replace("_", " ")))
         return self._ticket
 
     def abandon(self, channel: Channel, keys: Sequence[Hashable]) -> None:
         for key in keys:
             run_blocking(channel.put(Abandoned(), key=key, timeout=_GRACE_S))
 
-    def on_progress(self, callback: ProgressCallback) -> None:
+    def on_progress(self, callback: Callable[[WorkerProgress], None]) -> None:
         self._callback = callback
 
     def collect(self, tickets: Sequence[int]) -> list[Any]:
@@ -205,15 +209,22 @@ class ProcessBackend:
         pipes = {p.pipe: p for p in self._processes}
         arrived = [item for item in wait([*pipes, *_sentinels(self._processes)], timeout) if item in pipes]
         for pipe in arrived:
+            process = pipes[pipe]  # type: ignore[index]
             with signals.deferred():  # half a message read, or a result lost, and nobody could be called any more
                 try:
-                    kind, content = pipes[pipe].receive()  # type: ignore[index]
+                    kind, content = process.receive()
                 except (EOFError, OSError):
                     self._fail()
                 if kind == "result":
                     self._results[content[0]] = content[1]
-                elif kind == "progress" and self._callback is not None:
-                    self._callback(*content)
+                    process.unanswered -= 1
+                    if not process.unanswered:
+                        self._callback(WorkerProgress(worker=process.name, what=None))
+                elif kind == "progress":
+                    what, done, total, fraction = content
+                    self._callback(
+                        WorkerProgress(worker=process.name, what=what, done=done, total=total, fraction=fraction)
+                    )
                 elif kind == "failure":
                     self._fail()
         if not all(p.running for p in self._processes):

@@ -25,7 +25,7 @@ from typing import Any, Final, NoReturn
 from embodied_rl.channel.base import run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime import signals
-from embodied_rl.runtime.worker import ProgressCallback, Worker, WorkerContext
+from embodied_rl.runtime.worker import ReportProgress, Worker, WorkerContext
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -112,8 +112,8 @@ def _build(context: WorkerContext, pickled: bytes, driver: _Driver) -> Worker:
     if torch := sys.modules.get("torch"):  # the user's main module may have brought it in before the variables were set
         torch.set_num_threads(context.num_threads)
 
-    def report_progress(what: str, done: int, total: int) -> None:
-        driver.send("progress", what, done, total)
+    def report_progress(what: str, done: int, total: int, fraction: float | None = None) -> None:
+        driver.send("progress", what, done, total, fraction)
 
     return worker_class(replace(context, report_progress=rarely(report_progress)), **arguments)
 
@@ -133,19 +133,19 @@ _MOVED_BYTES: Final = 2**20
 """Far more in :data:`_LOOK_S` than waiting takes, far less than any disk or network gives."""
 
 
-def rarely(report: ProgressCallback, clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
+def rarely(report: ReportProgress, clock: Callable[[], float] = time.monotonic) -> ReportProgress:
     """Drop reports that follow another within a tenth of a second, so that each micro-batch can make one.
 
     What is done is never dropped, nor is the first report of what follows it.
     """
     last = -float("inf")
 
-    def at_most_often(what: str, done: int, total: int) -> None:
+    def at_most_often(what: str, done: int, total: int, fraction: float | None = None) -> None:
         nonlocal last
         now = clock()
         if done >= total or now - last >= _REPORT_S:
             last = now if done < total else -float("inf")
-            report(what, done, total)
+            report(what, done, total, fraction)
 
     return at_most_often
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import tempfile
@@ -13,7 +14,7 @@ import torch
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.channel.in_process import InProcessChannel, Scheduler, Task
-from embodied_rl.runtime.worker import GroupSpec, ProgressCallback, Worker, WorkerContext, WorkerGroup
+from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup, WorkerProgress
 
 
 class SerialHandle:
@@ -56,7 +57,7 @@ class SerialBackend:
         self._scheduler = Scheduler()
         self._channels: list[InProcessChannel] = []
         self._workers: list[Worker] = []
-        self._callback: ProgressCallback | None = None
+        self._callback: Callable[[WorkerProgress], None] | None = None
         self._threads = torch.get_num_threads()
 
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
@@ -77,23 +78,23 @@ class SerialBackend:
                     device=device,
                     num_threads=spec.num_threads,
                     rendezvous=os.path.join(tempfile.gettempdir(), "unused: one rank"),
-                    report_progress=self._report,
+                    report_progress=functools.partial(self._report, f"{spec.name}[{rank}]"),
                 )
                 workers.append(spec.worker(context, **spec.arguments))
                 self._workers.append(workers[-1])
             groups.append(SerialGroup(spec.name, workers, self._scheduler))
         return groups
 
-    def on_progress(self, callback: ProgressCallback) -> None:
+    def on_progress(self, callback: Callable[[WorkerProgress], None]) -> None:
         self._callback = callback
 
     def abandon(self, channel: Channel, keys: Sequence[Hashable]) -> None:
         del channel, keys  # a suspended worker can answer another call
         self._scheduler.cancel()
 
-    def _report(self, what: str, done: int, total: int) -> None:
+    def _report(self, worker: str, what: str, done: int, total: int, fraction: float | None = None) -> None:
         if self._callback is not None:
-            self._callback(what, done, total)
+            self._callback(WorkerProgress(worker=worker, what=what, done=done, total=total, fraction=fraction))
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all of it, last line first, whatever raises

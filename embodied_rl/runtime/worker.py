@@ -25,12 +25,28 @@ class StallError(WorkerError):
     """No worker has shown a sign of life for too long."""
 
 
-ProgressCallback = Callable[[str, int, int], None]
-"""Called with (what, done, total)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgress:
+    """What a worker does. Producer: backends, for calls and answers, and workers. Consumer: the progress display."""
+
+    worker: str
+    what: str | None
+    """Name of the call, or of the work within it; None: it has answered its last call."""
+    done: int = 0
+    total: int = 0
+    """0: nobody knows."""
+    fraction: float | None = None
+    """Share of the work that is done, in time; None: done / total."""
 
 
-def _ignore_progress(what: str, done: int, total: int) -> None:
-    del what, done, total
+class ReportProgress(Protocol):
+    """A worker's way to say how far long work is; also a sign of life."""
+
+    def __call__(self, what: str, done: int, total: int, fraction: float | None = None) -> None: ...
+
+
+def _ignore_progress(what: str, done: int, total: int, fraction: float | None = None) -> None:
+    del what, done, total, fraction
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,8 +62,7 @@ class WorkerContext:
     """CPU threads for torch and the numerical libraries."""
     rendezvous: str
     """A file that the group's ranks share, for ``torch.distributed``'s initialisation."""
-    report_progress: ProgressCallback = field(default=_ignore_progress)
-    """Tells the runner how far long work is; also a sign of life."""
+    report_progress: ReportProgress = field(default=_ignore_progress)
 
     @property
     def name(self) -> str:
@@ -124,8 +139,8 @@ class Backend(Protocol):
         """Start all workers. Returns at once; the first call waits for the start."""
         ...
 
-    def on_progress(self, callback: ProgressCallback) -> None:
-        """Send workers' progress reports to ``callback``."""
+    def on_progress(self, callback: Callable[[WorkerProgress], None]) -> None:
+        """Tell ``callback`` of every call, of its answer, and of workers' reports between."""
         ...
 
     def abandon(self, channel: Channel, keys: Sequence[Hashable]) -> None:

@@ -81,6 +81,7 @@ class TrainingLoop(Generic[C]):
             last = done == cfg.max_steps
             # Logged before it is saved: a run killed in between resumes before this step and logs it again.
             self.logger.log(done, metrics)
+            self.progress.show(metrics)
             self.warn(step, metrics)
             if self.saver.step_finished(done, last=last):
                 self.progress.describe("checkpoint")

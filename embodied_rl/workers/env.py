@@ -161,7 +161,13 @@ class EnvWorker(Worker):
                 ids = torch.arange(stage.env_ids.start, stage.env_ids.stop)
                 stage.group_ids = epoch * num_groups + ids // self._group_size
                 stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, self._group_size)
-            await self._roll(self._train, self._train_starts(step, epoch), num_chunks, epoch=epoch)
+            await self._roll(
+                self._train,
+                self._train_starts(step, epoch),
+                num_chunks,
+                report=lambda chunks: self.context.report_progress("rollout", chunks, num_chunks),
+                epoch=epoch,
+            )
             videos += self._finish_videos(self._train, video_dir, f"train_epoch{epoch}")
         await self._end()
         return self._report(self._train, videos)
@@ -181,14 +187,19 @@ class EnvWorker(Worker):
         num_chunks = math.ceil(cfg.max_episode_steps / self._chunk)
         videos: list[Path] = []
         episodes: list[EvaluatedEpisode] = []
-        total = max(len(w) for w in waves)
-        for wave in range(total):
+        total = sum(state is not None for rows in waves for row in rows for state in row)
+
+        def report(chunks: int) -> None:
+            running = sum(stage.env.num_running for stage in stages)
+            ended = len(episodes) + sum(stage.env.num_ended for stage in stages)
+            share = (ended + running * chunks / num_chunks) / max(total, 1)
+            self.context.report_progress("episode", ended, total, share)
+
+        for wave in range(max(len(w) for w in waves)):
             starts = [w[wave] if wave < len(w) else [None] * len(s.env_ids) for s, w in zip(stages, waves, strict=True)]
             for stage in stages:
                 stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, group_size=1)
-            await self._roll(
-                stages, starts, num_chunks, what="evaluation chunk", before=wave * num_chunks, of=total * num_chunks
-            )
+            await self._roll(stages, starts, num_chunks, report=report)
             for stage in stages:
                 tiles = stage.recorder.tiles if stage.recorder else {}
                 video = self._finish_video(stage, video_dir, f"eval_wave{wave}")
@@ -213,22 +224,19 @@ class EnvWorker(Worker):
         starts: Sequence[Sequence[int | None] | None],
         num_chunks: int,
         *,
+        report: Callable[[int], None],
         epoch: int = 0,
-        what: str = "rollout",
-        before: int = 0,
-        of: int | None = None,
     ) -> None:
         """Drive all stages, in turns, until each has done ``num_chunks`` chunks or none of its envs goes on.
 
         Args:
             starts: for each stage the initial states of its envs, or None: they go on where they are.
+            report: told how many chunks are done.
             epoch: the rollout epoch.
-            what: for the progress reports.
-            before: chunks before these, of ``of`` in all, that the reports count.
         """
         for stage, states in zip(stages, starts, strict=True):
             stage.env.recorder = stage.recorder
-            self.context.report_progress(what, before, of or num_chunks)  # a sign of life: resets may take long
+            report(0)  # a sign of life: resets may take long
             with self._timer.phase("reset"):
                 obs = stage.env.current_obs() if states is None else stage.env.reset(states, stage.next_reset_state)
             stage.running = not stage.env.all_done
@@ -247,7 +255,7 @@ class EnvWorker(Worker):
                     valued = self._needs_values and stage.group_ids is not None
                     result = replace(result, last=True, next_obs=result.next_obs if valued else None)
                 await self._turns.put(result, key=stage.lane)
-            self.context.report_progress(what, before + chunk_index + 1, of or num_chunks)
+            report(chunk_index + 1)
 
     def _train_starts(self, step: int, epoch: int) -> list[Sequence[int | None] | None]:
         """What :meth:`_roll` takes. With auto-reset only the run's first rollout begins the envs' episodes."""

@@ -2,13 +2,24 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from embodied_rl.errors import UserError
 from embodied_rl.monitoring.backend import RunInfo
-from embodied_rl.monitoring.builtin import ConsoleBackend, VerboseBackend, format_number, metrics_panel, sparkline
+from embodied_rl.monitoring.console import (
+    ConsoleBackend,
+    RunConsole,
+    VerboseBackend,
+    format_number,
+    metrics_panel,
+)
+from embodied_rl.monitoring.metrics import MetricLogger
+from embodied_rl.monitoring.trend import sparkline
 
 METRICS = {
     "time/step": 81.3,
@@ -150,3 +161,29 @@ def test_answers_and_imitation_have_their_own_columns() -> None:
 def test_sparkline() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█" and sparkline([]) == "" and sparkline([0.0, 0.0]) == "▁▁"
     assert sparkline([-1.0, 1.0]) == "▁█"
+
+
+def test_the_log_has_what_was_printed_from_the_beginning(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = RunConsole(file=out, width=40)
+    console.print("before there was a directory")
+    path = tmp_path / "run.log"
+    path.write_text("of the run that is resumed\n")
+    with suppress(UserError), console.logging_to(path):
+        console.print("[bold]a row[/bold]")
+        logger = MetricLogger(["console"], replace(on(out, width=40), console=console))
+        logger.log(1, {"time/step": 2.0, "actor/entropy": 0.25})
+        raise UserError("no room for [3] envs")
+    text = path.read_text()
+    assert text.startswith("of the run that is resumed\nbefore there was a directory\na row\n")
+    assert "entropy" in text and "0.25" in text, "all metrics, though a narrow console has no column for them"
+    assert text.endswith("error: no room for [3] envs\n")
+    assert "entropy" not in out.getvalue() and "a row" in out.getvalue() and "no room" not in out.getvalue()
+
+
+def test_verbose_panels_are_logged_once(tmp_path: Path) -> None:
+    console = RunConsole(file=io.StringIO(), width=80)
+    with console.logging_to(tmp_path / "run.log"):
+        run = replace(on(io.StringIO(), width=80), console=console)
+        MetricLogger(["verbose"], run).log(1, {"time/step": 2.0})
+    assert (tmp_path / "run.log").read_text().count("step 1") == 1

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress as RichProgress
+from rich.live import Live
 
-from embodied_rl.monitoring.progress import Progress, format_duration
+from embodied_rl.monitoring.live import format_duration
+from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runtime.worker import WorkerProgress
 
 
 class Clock:
@@ -39,6 +42,7 @@ def test_lines_without_a_terminal() -> None:
         "step 2/6 (33%), rollout 3/4, elapsed 0:00:30, left -:--:--",
         "step 3/6 (50%), update, elapsed 0:01:00, left 0:03:00",
         "step 4/6 (67%), update, elapsed 0:02:00, left 0:02:00",
+        "finished: step 4/6, elapsed 0:02:00",
     ]
     assert "\x1b" not in out.getvalue()
     assert "\r" not in out.getvalue()
@@ -50,7 +54,16 @@ def test_a_short_run_prints_its_end_once() -> None:
     with progress:
         clock.now += 5
         progress.advance()
-    assert out.getvalue() == "step 1/1 (100%), elapsed 0:00:05, left 0:00:00\n"
+    assert out.getvalue() == "finished: step 1/1, elapsed 0:00:05\n"
+
+
+def test_a_run_that_fails_did_not_finish() -> None:
+    clock = Clock()
+    progress, out = plain(clock, total=3)
+    with suppress(KeyboardInterrupt), progress:
+        progress.advance()
+        raise KeyboardInterrupt
+    assert out.getvalue() == "stopped at step 1/3, elapsed 0:00:00\n"
 
 
 def test_eta_ignores_the_steps_of_an_earlier_process_and_counts_down() -> None:
@@ -77,34 +90,61 @@ def test_eta_follows_the_recent_pace() -> None:
         assert progress.eta == 975
 
 
-def test_bar_on_a_terminal_shares_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
+def on_a_terminal(width: int = 100) -> tuple[Console, io.StringIO]:
     out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, force_interactive=True)
+    return Console(file=out, width=width, force_terminal=True, force_interactive=True), out
+
+
+def lines_of(progress: Progress, width: int = 100) -> list[str]:
+    """The live lines as they stand."""
+    out = io.StringIO()
+    assert progress._live is not None
+    Console(file=out, width=width, force_terminal=False).print(progress._live.lines())
+    return out.getvalue().splitlines()
+
+
+def test_live_lines_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    console, out = on_a_terminal()
+    log = io.StringIO()
     clock = Clock()
-    with Progress(4, 1, unit="episode", console=console, clock=clock) as progress:
+    progress = Progress(4, 1, console=console, clock=clock, log=Console(file=log, width=100))
+    with progress:
         clock.now += 65
-        progress.report("rollout", 2, 3)
+        for worker, done in (("EnvGroup[0]", 2), ("EnvGroup[1]", 1)):
+            progress.hear(WorkerProgress(worker=worker, what="rollout", done=done, total=3))
+        progress.hear(WorkerProgress(worker="ActorGroup[0]", what="receive"))
+        progress.show(
+            {"env/episodes": 8.0, "env/success_once": 0.125, "env/return": 0.5, "time/step": 4.06, "time/update": 0.9}
+        )
+        bar, metrics, workers = lines_of(progress)
+        assert "step 1/4, rollout 3/6" in bar and bar.endswith("0:01:05, -:--:-- left")
+        assert metrics == "  success 12.5% █, 4.1 s a step (update 900 ms), return 0.5, steps -"
+        assert workers == "  2 env: rollout 1/3 · actor: receive"
+        progress.hear(WorkerProgress(worker="EnvGroup[1]", what=None))
+        assert lines_of(progress)[-1] == "  2 env: rollout 2/3 (1 idle) · actor: receive"
         progress.advance()
         console.print("a table")
         progress.describe("[update]")
+        assert "step 2/4, [update]" in lines_of(progress)[0], "text in brackets is no markup"
+        assert lines_of(progress)[0].endswith("0:02:10 left")
+        assert max(map(len, lines_of(progress, 40))) <= 40
     text = out.getvalue()
     assert "\x1b" in text
     assert "a table" in text
-    assert "episode [update]" in text, "text in brackets is no markup"
-    assert "2/4" in text
-    assert "0:02:10 left" in text
+    assert text.rstrip().endswith("finished: step 2/4, elapsed 0:01:05"), "the live lines are gone"
+    assert log.getvalue() == "step 1/4 (25%), rollout 2/3, elapsed 0:01:05, left -:--:--\n"
 
 
 def test_an_interrupted_start_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    started = RichProgress.start
+    started = Live.start
 
-    def interrupted(bar: RichProgress) -> None:
-        started(bar)
+    def interrupted(live: Live) -> None:
+        started(live)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RichProgress, "start", interrupted)
+    monkeypatch.setattr(Live, "start", interrupted)
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True)
     with pytest.raises(KeyboardInterrupt), Progress(total_steps=3, console=console):
@@ -132,18 +172,18 @@ def test_an_evaluation_counts_itself_after_the_last_step() -> None:
         out.truncate(out.seek(0))
         with progress.phase("evaluation"):
             clock.now += 40
-            progress.report("evaluation chunk", 1, 10)
+            progress.report("chunk", 1, 10)
             assert progress.eta == 360
             clock.now += 40
-            progress.report("evaluation chunk", 2, 10)
+            progress.report("chunk", 2, 10)
             clock.now += 120
-            progress.report("evaluation chunk", 5, 10)
+            progress.report("chunk", 5, 10)
         clock.now += 1
     assert out.getvalue().splitlines() == [
-        "step 2/2 (100%), evaluation chunk 1/10, elapsed 0:04:00, left 0:06:00",
-        "step 2/2 (100%), evaluation chunk 2/10, elapsed 0:04:40, left 0:05:20",
-        "step 2/2 (100%), evaluation chunk 5/10, elapsed 0:06:40, left 0:03:20",
-        "step 2/2 (100%), evaluation chunk 10/10, elapsed 0:06:41, left 0:00:00",
+        "step 2/2 (100%), evaluation: chunk 1/10, elapsed 0:04:00, left 0:06:00",
+        "step 2/2 (100%), evaluation: chunk 2/10, elapsed 0:04:40, left 0:05:20",
+        "step 2/2 (100%), evaluation: chunk 5/10, elapsed 0:06:40, left 0:03:20",
+        "finished: step 2/2, elapsed 0:06:41",
     ]
 
 
@@ -178,30 +218,28 @@ def test_an_evaluation_alone() -> None:
         progress.describe("starting workers")
         with progress.phase("evaluation"):
             clock.now += 60
-            progress.report("evaluation chunk", 3, 6)
+            progress.report("chunk", 3, 6)
     lines = out.getvalue().splitlines()
     assert lines[0] == "starting workers, elapsed 0:00:31, left -:--:--"
-    assert "evaluation chunk 3/6, elapsed 0:01:31, left 0:01:00" in lines
-    assert lines[-1] == "evaluation chunk 6/6, elapsed 0:01:31, left 0:00:00"
+    assert "evaluation: chunk 3/6, elapsed 0:01:31, left 0:01:00" in lines
+    assert lines[-1] == "finished: chunk 6/6, elapsed 0:01:31"
 
 
 def test_the_bar_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts the episodes of all workers; the time left is that of the one that is farthest behind."""
     monkeypatch.setenv("TERM", "xterm")
-    out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, force_interactive=True)
+    console, _ = on_a_terminal()
     clock = Clock()
     with Progress(1, console=console, clock=clock) as progress:
         clock.now += 5
         progress.advance()
         with progress.phase("evaluation"):
             clock.now += 20
-            progress.report("evaluation chunk", 2, 8)
-            assert progress._bar is not None
-            progress._bar.refresh()
-            text = out.getvalue()
-    assert "step 1/1, evaluation chunk" in text
-    assert "2/8" in text
-    assert "0:01:00 left" in text
+            progress.hear(WorkerProgress(worker="env[0]", what="episode", done=3, total=16, fraction=0.5))
+            progress.hear(WorkerProgress(worker="env[1]", what="episode", done=1, total=16, fraction=0.25))
+            assert "step 1/1, evaluation: episode 4/32" in lines_of(progress)[0]
+            assert lines_of(progress)[0].endswith("0:01:00 left")
+            assert progress.fraction == 0.25
 
 
 def test_a_phase_is_described() -> None:
@@ -213,7 +251,7 @@ def test_a_phase_is_described() -> None:
         progress.describe("2 failed")
     assert out.getvalue().splitlines() == [
         "step 0/1 (0%), demonstrations 3/8, 2 failed, elapsed 0:00:31, left -:--:--",
-        "step 0/1 (0%), demonstrations 8/8, 2 failed, elapsed 0:00:31, left -:--:--",
+        "finished: step 0/1, elapsed 0:00:31",
     ]
 
 
@@ -241,7 +279,7 @@ def test_evaluations_to_come_count() -> None:
         progress.advance()
         with progress.phase("evaluation"):
             clock.now += 20
-            progress.report("evaluation chunk", 1, 2)
+            progress.report("chunk", 1, 2)
             assert progress.eta == 20 + 20 + 25
             clock.now += 20
         assert progress.eta == 20 + 40, "as long as the first one; and it is no part of a step's time"

@@ -14,7 +14,7 @@ import pytest
 from embodied_rl.channel.base import run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.process import ProcessBackend
-from embodied_rl.runtime.worker import GroupSpec, StallError, WorkerError, WorkerGroup
+from embodied_rl.runtime.worker import GroupSpec, StallError, WorkerError, WorkerGroup, WorkerProgress
 from tests.runtime.workers import Answerer, Asker, Probe, Unbuildable
 
 pytestmark = pytest.mark.usefixtures("short_grace")
@@ -74,12 +74,27 @@ def test_the_system_shows_workers_by_name(backend: ProcessBackend) -> None:
 
 
 def test_progress_reaches_the_callback(backend: ProcessBackend) -> None:
-    reports: list[tuple[str, int, int]] = []
+    reports: list[WorkerProgress] = []
     group = probes(backend)
     group.call(Probe.count, 1).wait()  # dropped: nobody listens yet
-    backend.on_progress(lambda *report: reports.append(report))
+    backend.on_progress(reports.append)
     group.call(Probe.count, 2).wait()
-    assert reports == [("probe[0] counts", 1, 2), ("probe[0] counts", 2, 2)]
+    assert reports == [
+        WorkerProgress(worker="probe[0]", what="count"),
+        WorkerProgress(worker="probe[0]", what="probe[0] counts", done=1, total=2),
+        WorkerProgress(worker="probe[0]", what="probe[0] counts", done=2, total=2),
+        WorkerProgress(worker="probe[0]", what=None),
+    ]
+
+
+def test_a_worker_is_idle_when_it_has_answered_every_call(backend: ProcessBackend) -> None:
+    reports: list[WorkerProgress] = []
+    group = probes(backend)
+    backend.on_progress(reports.append)
+    first, second = group.call(Probe.identity), group.call(Probe.identity)
+    second.wait()
+    first.wait()
+    assert [report.what for report in reports] == ["identity", "identity", None]
 
 
 def test_an_exception_ends_the_run_whoever_is_waited_for(backend: ProcessBackend) -> None:

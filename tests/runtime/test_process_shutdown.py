@@ -19,7 +19,7 @@ import pytest
 from embodied_rl.channel.base import ChannelClosed, run_blocking
 from embodied_rl.runtime import process
 from embodied_rl.runtime.process import ProcessBackend
-from embodied_rl.runtime.worker import WorkerError
+from embodied_rl.runtime.worker import WorkerError, WorkerProgress
 from tests.leftovers import left_since, shared_files
 from tests.runtime.conftest import alive
 from tests.runtime.test_process import probes, spec
@@ -73,8 +73,9 @@ def test_after_an_error_workers_close(backend: ProcessBackend, tmp_path: Path) -
 
 
 def test_after_ctrl_c(backend: ProcessBackend, tmp_path: Path) -> None:
-    def interrupt(what: str, done: int, total: int) -> None:
-        signal.raise_signal(signal.SIGINT)
+    def interrupt(progress: WorkerProgress) -> None:
+        if progress.total:
+            signal.raise_signal(signal.SIGINT)
 
     group = probes(backend, folder=tmp_path)
     backend.on_progress(interrupt)
@@ -109,7 +110,7 @@ def test_a_worker_in_a_long_step_that_ignores_sigterm_is_killed(
     deaf, polite = backend.launch([spec("deaf", Probe), spec("polite", Probe, folder=tmp_path)])
     polite.call(Probe.identity).wait()
     heard = threading.Event()
-    backend.on_progress(lambda *_: heard.set())
+    backend.on_progress(lambda progress: heard.set() if progress.total else None)
     deaf.call(Probe.sleep_deaf)
     while not heard.is_set():
         polite.call(Probe.identity).wait()

@@ -11,7 +11,7 @@ from embodied_rl.channel.base import ChannelClosed, run_blocking
 from embodied_rl.channel.in_process import DeadlockError
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.serial import SerialBackend
-from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup
+from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup, WorkerProgress
 from tests.runtime.workers import Answerer, Asker, Probe, Unbuildable
 
 
@@ -82,10 +82,10 @@ def test_each_worker_has_its_number_of_threads_whenever_it_runs() -> None:
 
 
 def test_progress_reaches_the_callback(backend: SerialBackend) -> None:
-    reports: list[tuple[str, int, int]] = []
-    backend.on_progress(lambda *report: reports.append(report))
+    reports: list[WorkerProgress] = []
+    backend.on_progress(reports.append)
     probes(backend).call(Probe.count, 2).wait()
-    assert reports == [("probe[0] counts", 1, 2), ("probe[0] counts", 2, 2)]
+    assert reports == [WorkerProgress(worker="probe[0]", what="probe[0] counts", done=done, total=2) for done in (1, 2)]
 
 
 def test_progress_without_a_callback_is_dropped(backend: SerialBackend) -> None:

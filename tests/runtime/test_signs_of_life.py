@@ -11,7 +11,7 @@ from embodied_rl.runtime.process_worker import DataWatch, bytes_moved, rarely
 def test_many_reports_are_few_messages_and_long_silence_is_none() -> None:
     now = 0.0
     sent: list[tuple[float, int]] = []
-    report = rarely(lambda what, done, total: sent.append((now, done)), clock=lambda: now)
+    report = rarely(lambda what, done, total, fraction=None: sent.append((now, done)), clock=lambda: now)
     for done in range(1, 4097):
         now = done / 1000
         report("micro-batch", done, 4096)
