@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,9 +54,11 @@ class SimEnv(Protocol):
     Construct as ``Adapter(num_slots, params, seed)`` where ``params`` is the adapter's own ``Params`` dataclass, built
     from the config's ``env.init_params``.
 
-    Two class attributes may be left out; ``eval.json`` tells by them which evaluations had the same episodes:
+    Three class attributes may be left out. By two of them ``eval.json`` tells which evaluations had the same episodes:
     ``packages``, the names of the distributions whose versions change what an episode is (none), and
-    ``states_need_seed``, whether an initial state depends on ``seed`` beside its number (True).
+    ``states_need_seed``, whether an initial state depends on ``seed`` beside its number (True). And
+    ``image_shapes_of(params)``, a static method: ``image_shapes`` before there is a simulator, None where only that
+    knows them. With it, and with sizes that are class attributes, misfits are found before anything starts.
     """
 
     Params: ClassVar[type]
@@ -112,6 +114,28 @@ class SeededParams:
     """Width in pixels of video frames."""
     num_reset_states: PositiveInt = 1_000_000
     """Number of initial states. An evaluation takes the first ones; training draws from all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSpaces:
+    """What goes in and out of an env; None: only the simulator knows."""
+
+    action_dim: int | None
+    state_dim: int | None
+    image_shapes: Mapping[str, tuple[int, int]] | None
+    """Camera -> (height, width)."""
+
+
+def known_spaces(env_type: str, params: Any) -> KnownSpaces:
+    """As much as the adapter tells without its simulator."""
+    adapter = adapter_class(env_type)
+    action_dim, state_dim = (getattr(adapter, name, None) for name in ("action_dim", "state_dim"))
+    shapes = getattr(adapter, "image_shapes_of", lambda _: None)(params)
+    return KnownSpaces(
+        action_dim=action_dim if isinstance(action_dim, int) else None,
+        state_dim=state_dim if isinstance(state_dim, int) else None,
+        image_shapes=shapes,
+    )
 
 
 def check_reset_state(sim: SimEnv, reset_state_id: int) -> None:

@@ -61,11 +61,15 @@ class DummyEnv:
         self._params = params
         self.step_size = params.step_size
         self.num_reset_states = len(_QUADRANTS) * params.states_per_task
-        size = params.image_size
-        self.image_shapes: Mapping[str, tuple[int, int]] = {"agentview": (size, size)} if size else {}
+        self.image_shapes = self.image_shapes_of(params)
         self._position = np.zeros((num_slots, 2), dtype=np.float32)
         self._goal = np.zeros((num_slots, 2), dtype=np.float32)
         self._start_distance = np.zeros(num_slots, dtype=np.float32)
+
+    @staticmethod
+    def image_shapes_of(params: DummyParams) -> Mapping[str, tuple[int, int]]:
+        size = params.image_size
+        return {"agentview": (size, size)} if size else {}
 
     def task(self, reset_state_id: int) -> Task:
         check_reset_state(self, reset_state_id)

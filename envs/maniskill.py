@@ -101,6 +101,11 @@ class ManiSkillEnv:
         self._state = np.zeros((num_slots, self.state_dim), dtype=np.float32)
         self._first_reward = np.zeros(num_slots, dtype=np.float32)
 
+    @staticmethod
+    def image_shapes_of(params: ManiSkillParams) -> Mapping[str, tuple[int, int]] | None:
+        """The cameras are the task's own."""
+        return {} if params.obs_mode == "state" else None
+
     def task(self, reset_state_id: int) -> Task:
         check_reset_state(self, reset_state_id)
         return self._task

@@ -84,12 +84,15 @@ class RobosuiteEnv:
         self._params, self._seed = params, seed
         self.num_reset_states = params.num_reset_states
         self._task = Task(task_id=0, instruction=INSTRUCTIONS[params.task], suite="robosuite")
-        size = (params.camera_height, params.camera_width)
-        self.image_shapes: Mapping[str, tuple[int, int]] = dict.fromkeys(params.cameras, size)
+        self.image_shapes = self.image_shapes_of(params)
         self._envs = [self._build() for _ in range(num_slots)]
         self.state_dim = len(self._state_of(self._envs[0]._get_observations(force_update=True)))
         self._state = np.zeros((num_slots, self.state_dim), dtype=np.float32)
         self._first_reward = np.zeros(num_slots, dtype=np.float32)
+
+    @staticmethod
+    def image_shapes_of(params: RobosuiteParams) -> Mapping[str, tuple[int, int]]:
+        return dict.fromkeys(params.cameras, (params.camera_height, params.camera_width))
 
     def task(self, reset_state_id: int) -> Task:
         check_reset_state(self, reset_state_id)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.demonstrations.lerobot import metadata
-from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress, damaged
+from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.schema import AugmentationConfig
 from embodied_rl.seeding import generator
@@ -37,6 +37,8 @@ class Demonstrations:
         chunk: C, the actions that follow a frame.
         cameras: the policy's camera -> the data set's feature, as ``{"agentview": "observation.images.image"}``. None:
             all cameras, under their own names.
+        sizes: the policy's camera -> (height, width) that its pictures are stretched to; the others stay as recorded.
+        clip_actions: cut actions off at -1 and 1.
         successes_only: leave out episodes that the data set marks as failures.
         report: told how far the decoding is, as (what, done, total).
 
@@ -50,27 +52,27 @@ class Demonstrations:
         *,
         chunk: int,
         cameras: Mapping[str, str] | None = None,
+        sizes: Mapping[str, tuple[int, int]] | None = None,
+        clip_actions: bool = False,
         successes_only: bool = True,
         report: ReportProgress = lambda what, done, total: None,
     ) -> None:
         root = Path(path)
         source = DataSet.open(root)
-        if not source.info["total_episodes"]:
-            raise UserError(f"{root}: the data set has no episodes; collect or copy some first")
         keys = _camera_features(source, cameras)
         source.require(metadata.STATE, "the state")
         source.require(metadata.ACTION, "the actions")
-        records = source.episodes()
-        used = [e for e in records if not successes_only or e.get("success", True) is not False]
-        if not used:
-            raise UserError(f"{root}: all its {len(records)} episodes failed, so there is nothing to imitate")
+        used = source.used_episodes(successes_only=successes_only)
         self._chunk = chunk
-        self._state, self._actions = _rows(source, metadata.STATE), _rows(source, metadata.ACTION)
+        self._state, self._actions = (torch.from_numpy(source.rows(n)) for n in (metadata.STATE, metadata.ACTION))
+        if clip_actions:
+            self._actions = self._actions.clamp(-1.0, 1.0)
         self._tasks, self._task_index = source.tasks(), source.column("task_index")
         self._episode = np.repeat([e["episode_index"] for e in used], [e["length"] for e in used])
         self._frames = np.concatenate([np.arange(e["dataset_from_index"], e["dataset_to_index"]) for e in used])
         self._ends = np.repeat([e["dataset_to_index"] for e in used], [e["length"] for e in used])
-        self._images = source.frames(list(keys.values()), report)
+        wanted = {key: (sizes or {}).get(camera, source.image_size(key)) for camera, key in keys.items()}
+        self._images = source.frames(wanted, report)
         self._keys = keys
 
         self.num_episodes = len(used)
@@ -113,7 +115,7 @@ class Demonstrations:
 
 def _camera_features(source: DataSet, cameras: Mapping[str, str] | None) -> dict[str, str]:
     """Camera -> feature of the data set."""
-    images = [name for name, feature in source.info["features"].items() if feature["dtype"] in ("video", "image")]
+    images = source.image_features()
     if cameras is None:
         return {name.removeprefix(metadata.IMAGES): name for name in images}
     for camera, name in cameras.items():
@@ -123,15 +125,6 @@ def _camera_features(source: DataSet, cameras: Mapping[str, str] | None) -> dict
                 f"{', '.join(images) or 'none at all'}.{suggestion(name, images)}"
             )
     return dict(cameras)
-
-
-def _rows(source: DataSet, name: str) -> Tensor:
-    """[F,D] float32: a feature of all frames."""
-    values = source.column(name)
-    rows = torch.from_numpy(values.astype(np.float32).reshape(len(values), -1))
-    if not torch.isfinite(rows).all():
-        raise damaged(source.root / "data", f"{name} has numbers that are NaN or infinite")
-    return rows
 
 
 def frames_of_step(num_frames: int, *, seed: int, step: int, batch_size: int) -> Tensor:

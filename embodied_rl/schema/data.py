@@ -73,6 +73,11 @@ class DemonstrationConfig(Section):
     cameras: dict[str, str] | None
     """The env's camera -> the data set's feature, such as ``observation.images.image``; null: they have the same
     names."""
+    resize: bool
+    """Stretch recorded images to the sizes of the env's (Pillow, bicubic) when they are decoded. Else other sizes are
+    refused."""
+    clip_actions: bool
+    """Cut recorded actions off at -1 and 1, as the env does with a policy's. Else actions beyond are refused."""
     seed: NonNegativeInt
     """Seed of the frames' order and of the augmentation."""
     batch_size: PositiveInt

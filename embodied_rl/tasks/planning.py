@@ -6,12 +6,12 @@ from typing import Any
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.checkpoints.store import find_checkpoint, find_initial, read_state
-from embodied_rl.envs.base import adapter_class
+from embodied_rl.envs.base import adapter_class, known_spaces
 from embodied_rl.models.registry import policy_class
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
 from embodied_rl.runtime.placement import Placement, parse_placement
-from embodied_rl.schema import Config, EmbodiedConfig, EnvConfig, MathConfig
+from embodied_rl.schema import Config, EmbodiedConfig, EmbodiedSftConfig, EnvConfig, MathConfig
 from embodied_rl.tasks.rules import staleness_bound
 from embodied_rl.tasks.table import TASKS
 
@@ -34,13 +34,18 @@ def plan_of(config: Config) -> RunPlan[Any]:
 
     Raises:
         CheckpointError: there is no checkpoint where the configuration says.
-        ConfigError: ``model.params``, or ``init_params`` of an env, are not what the model or the env takes.
+        ConfigError: ``model.params``, or ``init_params`` of an env, are not what the model or the env takes, or the
+            demonstrations do not fit the env.
         UserError: there is no such model or env.
     """
     start = _start(config)  # first: a wrong path is known before torch is imported
     task, placement = TASKS[config.runner.task_type], placement_of(config)
     env, rollout = getattr(config, "env", None), getattr(config, "rollout", None)
     env_params = _env_params(env, "env")
+    if isinstance(config, EmbodiedSftConfig) and not config.runner.only_eval:
+        from embodied_rl.demonstrations.fit import check_data  # imports pyarrow
+
+        check_data(config.data, known_spaces(config.env.env_type, env_params))
     eval_env = getattr(config, "eval_env", None)
     training = task.arithmetic(config, placement) if task.arithmetic else None
     values = 0

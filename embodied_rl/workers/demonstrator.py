@@ -10,8 +10,8 @@ import torch
 
 from embodied_rl.contracts import Delivery, EnvObs
 from embodied_rl.demonstrations.dataset import Demonstrations, augment, demonstration_trajectory, frames_of_step
-from embodied_rl.demonstrations.lerobot.metadata import IMAGES
-from embodied_rl.errors import UserError, suggestion
+from embodied_rl.demonstrations.fit import camera_features, check_data
+from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.models.base import ActionStatistics, PolicySpec
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import WorkerContext
@@ -53,39 +53,19 @@ class ImitationWorker(RolloutWorker):
         """Open the data set and see that it fits the env.
 
         Raises:
-            UserError: there is none, or it has other cameras, states or actions than the env.
+            UserError: as :func:`check_data`, or a video is damaged.
         """
-        for camera in self._data.cameras or {}:
-            if camera not in spec.image_shapes:
-                raise UserError(
-                    f"data.cameras: the env has no camera {camera!r}, only {', '.join(spec.image_shapes) or 'none'}"
-                    f".{suggestion(camera, list(spec.image_shapes))}"
-                )
-        own_names = {camera: IMAGES + camera for camera in spec.image_shapes}
+        # The plan looked at what was known of the env before it was built.
+        spaces = KnownSpaces(action_dim=spec.action_dim, state_dim=spec.state_dim, image_shapes=spec.image_shapes)
+        check_data(self._data, spaces)
         self._demonstrations = Demonstrations(
             self._data.path,
             chunk=spec.num_action_chunks,
-            cameras=own_names | (self._data.cameras or {}),
+            cameras=camera_features(self._data, spec.image_shapes),
+            sizes=spec.image_shapes,
+            clip_actions=self._data.clip_actions,
             report=self.context.report_progress,
         )
-        obs, actions, _ = self._demonstrations.sample([0])
-        recorded = {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
-        problems = [
-            f"camera {name}: {recorded.get(name, 'none')} there, {tuple(size)} in the env"
-            for name, size in spec.image_shapes.items()
-            if recorded.get(name) != tuple(size)
-        ]
-        for what, there, wanted in (
-            ("state", obs.state.shape[-1], spec.state_dim),
-            ("action", actions.shape[-1], spec.action_dim),
-        ):
-            if there != wanted:
-                problems.append(f"{what}: {there} numbers there, {wanted} in the env")
-        if problems:
-            raise UserError(
-                f"data.path={self._data.path} was not recorded in this env: {'; '.join(problems)}; choose the env and "
-                "env.init_params that it was recorded with, or another data set"
-            )
         return DemonstrationSummary(
             num_frames=self._demonstrations.num_frames,
             num_episodes=self._demonstrations.num_episodes,

@@ -9,7 +9,7 @@ import functools
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -111,10 +111,14 @@ class LiberoEnv:
             require_renderer(NAME)
         self._first_ids = np.cumsum([0, *(len(task.init_states) for task in self._tasks)]).tolist()
         self.num_reset_states: int = self._first_ids[-1]
-        self.image_shapes = {camera: (params.camera_heights, params.camera_widths) for camera in params.cameras}
+        self.image_shapes = self.image_shapes_of(params)
         self._slots: list[_Slot | None] = [None] * num_slots
         self._warned = self._closed = False
         _scenes.users += 1
+
+    @staticmethod
+    def image_shapes_of(params: LiberoParams) -> Mapping[str, tuple[int, int]]:
+        return {camera: (params.camera_heights, params.camera_widths) for camera in params.cameras}
 
     def task(self, reset_state_id: int) -> Task:
         task_id, _ = self._locate(reset_state_id)

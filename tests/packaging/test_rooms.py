@@ -60,6 +60,7 @@ LIGHT: Final = (
     "embodied_rl.cli",
     "embodied_rl.commands",
     "embodied_rl.commands.terminal",
+    "embodied_rl.demonstrations.fit",
     "embodied_rl.envs.base",
     "embodied_rl.errors",
     "embodied_rl.evaluation.comparison",

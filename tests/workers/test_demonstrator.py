@@ -176,10 +176,16 @@ def test_images_are_changed_as_asked_and_statistics_reach_the_policies(pictures:
     assert torch.equal(changed, again)
 
 
+def test_pictures_of_another_size_are_stretched_as_asked(pictures: Path) -> None:
+    size = ("env.init_params.image_size=48", "data.resize=true", "env.init_params.step_size=2.0")
+    with Job(pictures, "model=tiny_vla", "++model.params.hidden_size=32", *size, "data.batch_size=8") as job:
+        assert job.step(0).replay_inputs["images/agentview"].shape[2:] == (48, 48, 3)
+
+
 def test_a_data_set_of_another_env_is_one_message(demonstrations: Path, pictures: Path) -> None:
-    with pytest.raises(UserError, match=r"has no images 'observation.images.agentview' for the camera 'agentview'"):
+    with pytest.raises(UserError, match=r"was recorded without images, and the env has the cameras agentview"):
         Job(demonstrations, "model=tiny_vla", "env.init_params.image_size=32")
-    with pytest.raises(UserError, match=r"camera agentview: \(32, 32\) there, \(48, 48\) in the env"):
+    with pytest.raises(UserError, match=r"agentview 32 x 32, the env's 48 x 48; stretch them with data.resize=true"):
         Job(pictures, "model=tiny_vla", "env.init_params.image_size=48")
     with pytest.raises(UserError, match=r"data.cameras: the env has no camera 'front'"):
         Job(pictures, "data.cameras={front: observation.images.agentview}")

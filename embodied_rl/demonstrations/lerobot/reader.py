@@ -99,6 +99,46 @@ class DataSet:
             raise damaged(self.root / "data", f"{name} has rows of different lengths")
         return flat.reshape(total, -1)
 
+    def rows(self, name: str) -> NDArray[np.float32]:
+        """[F,D]: one feature of all frames, finite numbers."""
+        values = self.column(name)
+        rows = values.astype(np.float32).reshape(len(values), -1)
+        if not np.isfinite(rows).all():
+            raise damaged(self.root / "data", f"{name} has numbers that are NaN or infinite")
+        return rows
+
+    def used_episodes(self, *, successes_only: bool = True) -> list[dict[str, Any]]:
+        """Records of the episodes to imitate, those that are marked as failures left out.
+
+        Raises:
+            UserError: there is none.
+        """
+        records = self.episodes()
+        if not records:
+            raise UserError(f"{self.root}: the data set has no episodes; collect or copy some first")
+        used = [e for e in records if not successes_only or e.get("success", True) is not False]
+        if not used:
+            raise UserError(f"{self.root}: all its {len(records)} episodes failed, so there is nothing to imitate")
+        return used
+
+    def image_features(self) -> list[str]:
+        """Names of the features that are pictures."""
+        return [name for name, feature in self.info["features"].items() if feature["dtype"] in ("video", "image")]
+
+    def image_size(self, key: str) -> tuple[int, int]:
+        """(height, width) of a feature. Some data sets put the channels first."""
+        feature = self.info["features"][key]
+        shape, names = list(feature["shape"]), feature.get("names") or ["height", "width", "channels"]
+        return (shape[1], shape[2]) if str(names[0]).startswith("channel") else (shape[0], shape[1])
+
+    def require_videos(self, keys: Sequence[str]) -> None:
+        """Raise UserError unless the files of these features are there."""
+        for key in keys:
+            if self.info["features"][key]["dtype"] == "video":
+                for path in self._videos(key):
+                    if not path.is_file():
+                        raise damaged(path, "no such file")
+
     def tasks(self) -> list[str]:
         """The instructions, by ``task_index``."""
         table = self._read(metadata.TASKS)
@@ -112,16 +152,22 @@ class DataSet:
             raise damaged(self.root / metadata.TASKS, f"got task_index {sorted(by_index)}")
         return [by_index[index] for index in range(len(by_index))]
 
-    def frames(self, keys: Sequence[str], report: ReportProgress) -> dict[str, NDArray[np.uint8]]:
+    def frames(self, sizes: Mapping[str, tuple[int, int]], report: ReportProgress) -> dict[str, NDArray[np.uint8]]:
         """Image feature -> [F,H,W,3] RGB of all frames, read-only and memory-mapped.
 
         The first process decodes; others that come meanwhile wait for it.
+
+        Args:
+            sizes: image feature -> (H, W); where that is not the recorded size, pictures are stretched.
 
         Raises:
             UserError: a damaged video or image, or no room on the disk.
         """
         directory = self.root / CACHE / self._fingerprint()
-        paths = {key: directory / f"{key}.npy" for key in keys}
+        paths = {
+            key: directory / f"{key}{'' if size == self.image_size(key) else '.{}x{}'.format(*size)}.npy"
+            for key, size in sizes.items()
+        }
         if not all(path.exists() for path in paths.values()):
             try:
                 with locked(directory.with_name("lock")):
@@ -131,9 +177,9 @@ class DataSet:
                     for key, path in paths.items():
                         if not path.exists():
                             with atomic(path) as scratch:
-                                self._decode(key, scratch, report)
+                                self._decode(key, sizes[key], scratch, report)
             except OSError as error:
-                size = sum(self.info["total_frames"] * np.prod(self.info["features"][key]["shape"]) for key in keys)
+                size = 3 * self.info["total_frames"] * sum(height * width for height, width in sizes.values())
                 raise UserError(
                     f"{directory}: the decoded images cannot be written ({error}); they need {size / 2**30:.1f} GiB: "
                     "make room, or copy the data set to where you may write"
@@ -161,11 +207,11 @@ class DataSet:
         facts = [(str(f.relative_to(self.root)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
         return hashlib.sha256(json.dumps([self.info, facts], sort_keys=True).encode()).hexdigest()[:16]
 
-    def _decode(self, key: str, path: Path, report: ReportProgress) -> None:
-        """Write one feature's array."""
+    def _decode(self, key: str, size: tuple[int, int], path: Path, report: ReportProgress) -> None:
+        """Write one feature's array, of images of ``size``."""
         feature, total = self.info["features"][key], self.info["total_frames"]
-        height, width = _height_and_width(feature)
-        images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(total, height, width, 3))
+        height, width = self.image_size(key)
+        images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(total, *size, 3))
         found = np.zeros(total, dtype=np.bool_)
         source = self._from_videos(key) if feature["dtype"] == "video" else self._from_tables(key)
         for done, (index, image) in enumerate(source):
@@ -173,7 +219,7 @@ class DataSet:
                 got = f"an image of {key} is {list(image.shape)}, info.json says {[height, width, 3]}"
                 raise damaged(self.root, got)
             if index < total:  # behind it is what a killed process left
-                images[index], found[index] = image, True
+                images[index], found[index] = image if size == (height, width) else _resized(image, size), True
             if done % _REPORT_EVERY == 0:
                 report(f"decoding {key}", done, total)
         if not found.all():
@@ -185,14 +231,9 @@ class DataSet:
     def _from_videos(self, key: str) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """(frame index, image) of every frame. A file holds the episodes of a stretch of time each."""
         fps, prefix = self.info["fps"], f"videos/{key}"
-        by_file: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
-        for episode in self.episodes():
-            number = (episode[f"{prefix}/chunk_index"], episode[f"{prefix}/file_index"])
-            by_file.setdefault(number, []).append(episode)
-        for (chunk, file), inside in by_file.items():
+        for path, inside in self._videos(key).items():
             inside = sorted(inside, key=lambda e: e[f"{prefix}/from_timestamp"])
             starts = np.array([e[f"{prefix}/from_timestamp"] for e in inside])
-            path = self.root / self.info["video_path"].format(video_key=key, chunk_index=chunk, file_index=file)
             if not path.is_file():
                 raise damaged(path, "no such file")
             for seconds, image in decode_video(path):
@@ -200,6 +241,15 @@ class DataSet:
                 step = round((seconds - episode[f"{prefix}/from_timestamp"]) * fps)
                 if 0 <= step < episode["length"]:
                     yield episode["dataset_from_index"] + step, image
+
+    def _videos(self, key: str) -> dict[Path, list[dict[str, Any]]]:
+        """File -> records of the episodes in it."""
+        by_file: dict[Path, list[dict[str, Any]]] = {}
+        for episode in self.episodes():
+            chunk, file = (episode[f"videos/{key}/{name}_index"] for name in ("chunk", "file"))
+            name = self.info["video_path"].format(video_key=key, chunk_index=chunk, file_index=file)
+            by_file.setdefault(self.root / name, []).append(episode)
+        return by_file
 
     def _from_tables(self, key: str) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """As :meth:`_from_videos`, for images that are stored in the parquet files."""
@@ -245,7 +295,6 @@ def _parquet_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("[!.]*/[!.]*.parquet"))
 
 
-def _height_and_width(feature: Mapping[str, Any]) -> tuple[int, int]:
-    """Some data sets put the channels first."""
-    shape, names = list(feature["shape"]), feature.get("names") or ["height", "width", "channels"]
-    return (shape[1], shape[2]) if str(names[0]).startswith("channel") else (shape[0], shape[1])
+def _resized(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Stretched, and without aliasing where it becomes smaller."""
+    return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC))

@@ -1,0 +1,118 @@
+"""Whether a data set fits the env and the configuration, by its description and its numbers: no picture is decoded.
+
+No torch: a run asks before it starts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied_rl.demonstrations.lerobot import metadata
+from embodied_rl.demonstrations.lerobot.reader import DataSet
+from embodied_rl.envs.base import KnownSpaces
+from embodied_rl.errors import ConfigError, UserError, listed, suggestion
+from embodied_rl.schema import DemonstrationConfig
+
+_ROUNDING: Final = 1e-3
+"""Actions may be so much larger than 1: nobody can tell."""
+
+
+def check_data(config: DemonstrationConfig, spaces: KnownSpaces) -> None:
+    """See that the data set is whole and what the env gives and takes, as far as that is known.
+
+    Raises:
+        UserError: there is no data set, or a damaged one.
+        ConfigError: it has other cameras, pictures, states or actions; all of them in the message.
+    """
+    try:
+        source = DataSet.open(Path(config.path))
+    except UserError as error:
+        raise UserError(f"data.path: {error}") from None
+    source.require(metadata.STATE, "the state")
+    source.require(metadata.ACTION, "the actions")
+    episodes = source.used_episodes()
+    problems = []
+    if spaces.image_shapes is not None:
+        problems += _camera_problems(config, source, spaces.image_shapes)
+    for name, wanted, advice in (
+        (metadata.STATE, spaces.state_dim, "the policy would be shown other numbers than it learned from"),
+        (metadata.ACTION, spaces.action_dim, "the env could not execute them"),
+    ):
+        found = source.rows(name)
+        if wanted is not None and found.shape[1] != wanted:
+            problems.append(
+                f"data.path={config.path}: {name} has {found.shape[1]} numbers, and the env's {wanted}: {advice}; use "
+                "the env that it was recorded in, or another data set"
+            )
+        elif name == metadata.ACTION and not config.clip_actions:
+            used = np.concatenate([found[e["dataset_from_index"] : e["dataset_to_index"]] for e in episodes])
+            problems += _range_problems(config, used)
+    if problems:
+        raise ConfigError(problems)
+
+
+def camera_features(config: DemonstrationConfig, cameras: Mapping[str, object]) -> dict[str, str]:
+    """The env's camera -> the data set's feature."""
+    return {camera: metadata.IMAGES + camera for camera in cameras} | (config.cameras or {})
+
+
+def _camera_problems(
+    config: DemonstrationConfig, source: DataSet, shapes: Mapping[str, tuple[int, int]]
+) -> Iterator[str]:
+    for camera in config.cameras or {}:
+        if camera not in shapes:
+            yield (
+                f"data.cameras: the env has no camera {camera!r}, only {', '.join(shapes) or 'none'}."
+                f"{suggestion(camera, shapes)}"
+            )
+    features = {camera: feature for camera, feature in camera_features(config, shapes).items() if camera in shapes}
+    known = source.image_features()
+    missing = {camera: feature for camera, feature in features.items() if feature not in known}
+    if missing and not known:
+        yield (
+            f"data.path={config.path}: was recorded without images, and the env has the cameras {', '.join(shapes)}; "
+            "use another data set, or an env without cameras (env.init_params)"
+        )
+        return
+    if missing:
+        wanted = listed(f"{feature} for the env's camera {camera}" for camera, feature in missing.items())
+        near = "".join(dict.fromkeys(suggestion(feature, known) for feature in missing.values()))
+        yield (
+            f"data.path={config.path}: has no images {wanted}, only {', '.join(known)}; say which is "
+            f"which with 'data.cameras={{{', '.join(f'{camera}: <feature>' for camera in shapes)}}}'.{near}"
+        )
+        return
+    source.require_videos(list(features.values()))
+    if config.resize:
+        return
+    sizes = {camera: source.image_size(feature) for camera, feature in features.items()}
+    if others := {camera: size for camera, size in sizes.items() if size != tuple(shapes[camera])}:
+        what = listed(f"{camera} {_size(size)}, the env's {_size(shapes[camera])}" for camera, size in others.items())
+        yield (
+            f"data.path={config.path}: images have other sizes than the env's (height x width): {what}; stretch them "
+            "with data.resize=true, or have the env draw them as large as they were recorded (env.init_params)"
+        )
+
+
+def _range_problems(config: DemonstrationConfig, actions: NDArray[np.float32]) -> Iterator[str]:
+    """``actions`` is [F,A]."""
+    beyond = np.abs(actions) > 1.0 + _ROUNDING
+    if not beyond.any():
+        return
+    ranges = listed(
+        f"{d} from {actions[:, d].min():.3g} to {actions[:, d].max():.3g}" for d in np.flatnonzero(beyond.any(0))
+    )
+    yield (
+        f"data.path={config.path}: {beyond.any(1).mean():.1%} of the actions have numbers outside [-1, 1], where the "
+        f"env cuts them off (number {ranges}). If they are in the env's units, data.clip_actions=true trains on what "
+        "the env would do; if not (metres, degrees, ...), convert them: -1 and 1 are the most that a control step does"
+    )
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"

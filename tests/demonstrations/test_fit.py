@@ -1,0 +1,185 @@
+"""A data set that does not fit is refused before anything starts, and what is offered instead works."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from embodied_rl.cli import config_of, main
+from embodied_rl.demonstrations.dataset import Demonstrations
+from embodied_rl.demonstrations.fit import check_data
+from embodied_rl.demonstrations.lerobot import metadata
+from embodied_rl.envs.base import KnownSpaces, known_spaces
+from embodied_rl.envs.libero.adapter import LiberoParams
+from embodied_rl.envs.maniskill import ManiSkillParams
+from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.schema import EmbodiedSftConfig
+from embodied_rl.tasks.planning import plan_of
+from tests.demonstrations.lerobot.recordings import HEIGHT, WIDTH, data_set
+
+BOTH = {"agentview": (HEIGHT, WIDTH), "wrist": (HEIGHT, WIDTH)}
+
+
+def config(root: Path, *overrides: str) -> EmbodiedSftConfig:
+    found = config_of("task=sft", "env=dummy", "model=mlp", f"data.path={root}", "data.clip_actions=true", *overrides)
+    assert isinstance(found, EmbodiedSftConfig)
+    return found
+
+
+def spaces(cameras: dict[str, tuple[int, int]], state_dim: int = 3, action_dim: int = 2) -> KnownSpaces:
+    return KnownSpaces(action_dim=action_dim, state_dim=state_dim, image_shapes=cameras)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Actions from 0 to 1.02."""
+    return data_set(tmp_path_factory.mktemp("data"), [2, 3], videos=False)
+
+
+def test_what_fits_passes(root: Path) -> None:
+    check_data(config(root).data, spaces(BOTH))
+    check_data(config(root).data, KnownSpaces(action_dim=None, state_dim=None, image_shapes=None))
+    named = "data.cameras={front: observation.images.wrist}"
+    check_data(config(root, named).data, spaces({"front": (HEIGHT, WIDTH)}))
+
+
+@pytest.mark.parametrize(
+    ("cameras", "overrides", "message"),
+    [
+        (
+            {"front": (HEIGHT, WIDTH)},
+            [],
+            "has no images observation.images.front for the env's camera front, only observation.images.agentview, "
+            "observation.images.wrist; say which is which with 'data.cameras={front: <feature>}'",
+        ),
+        (
+            BOTH,
+            ["data.cameras={agentveiw: observation.images.wrist}"],
+            "data.cameras: the env has no camera 'agentveiw', only agentview, wrist. Did you mean 'agentview'?",
+        ),
+        (
+            BOTH | {"wrist": (64, 48)},
+            [],
+            "images have other sizes than the env's (height x width): wrist 16 x 24, the env's 64 x 48; stretch them "
+            "with data.resize=true",
+        ),
+        (
+            BOTH,
+            ["data.clip_actions=false"],
+            "40.0% of the actions have numbers outside [-1, 1], where the env cuts them off (number 0 from 0 to 1.02, "
+            "1 from 0 to 1.02). If they are in the env's units, data.clip_actions=true",
+        ),
+    ],
+)
+def test_what_does_not_fit_says_what_to_do(
+    root: Path, cameras: dict[str, tuple[int, int]], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_data(config(root, *overrides).data, spaces(cameras))
+    assert message in str(caught.value)
+    assert len(caught.value.problems) == 1
+
+
+def test_all_misfits_come_at_once(root: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_data(config(root).data, spaces({"front": (8, 8)}, state_dim=8, action_dim=7))
+    assert len(caught.value.problems) == 3
+    assert "observation.state has 3 numbers, and the env's 8" in str(caught.value)
+    assert "action has 2 numbers, and the env's 7" in str(caught.value)
+
+
+def test_actions_beyond_by_rounding_are_none(tmp_path: Path) -> None:
+    data_set(tmp_path, [3], videos=False)
+    for largest, fits in ((1.0005, True), (1.002, False)):
+        path = tmp_path / "data/chunk-000/file-000.parquet"
+        table = pq.read_table(path)
+        column = pa.array([[-largest, 0.0]] * 3, type=table.schema.field("action").type)
+        pq.write_table(table.set_column(table.schema.get_field_index("action"), "action", column), path)
+        if fits:
+            check_data(config(tmp_path, "data.clip_actions=false").data, spaces(BOTH))
+        else:
+            with pytest.raises(ConfigError, match=r"number 0 from -1 to -1\)"):
+                check_data(config(tmp_path, "data.clip_actions=false").data, spaces(BOTH))
+
+
+def test_actions_of_failures_do_not_count(tmp_path: Path) -> None:
+    data_set(tmp_path, [2, 3], videos=False, failures=[1])
+    check_data(config(tmp_path, "data.clip_actions=false").data, spaces(BOTH))
+
+
+def test_a_missing_video_is_noticed_before_decoding(tmp_path: Path) -> None:
+    data_set(tmp_path, [3])
+    (tmp_path / "videos/observation.images.wrist/chunk-000/file-000.mp4").unlink()
+    with pytest.raises(UserError, match=r"file-000.mp4: cannot be read \(no such file\)"):
+        check_data(config(tmp_path).data, spaces(BOTH))
+
+
+def test_resized_pictures_are_pillows(root: Path) -> None:
+    plain = Demonstrations(root, chunk=1)
+    sizes = {"agentview": (8, 40), "wrist": (HEIGHT, WIDTH)}
+    stretched = Demonstrations(root, chunk=1, sizes=sizes)
+    assert stretched.cameras == sizes
+    before, after = (d.sample([0, 4])[0].images for d in (plain, stretched))
+    for row in range(2):
+        image = Image.fromarray(before["agentview"][row].numpy()).resize((40, 8), Image.Resampling.BICUBIC)
+        assert np.array_equal(after["agentview"][row].numpy(), np.asarray(image))
+    assert np.array_equal(after["wrist"], before["wrist"])
+    assert Demonstrations(root, chunk=1).cameras == BOTH, "both are in the cache"
+
+
+def test_clipped_actions_and_their_statistics(root: Path) -> None:
+    clipped = Demonstrations(root, chunk=1, clip_actions=True)
+    assert clipped.sample(range(5))[1][:, 0, 0].tolist() == pytest.approx([0.0, 0.01, 1.0, 1.0, 1.0])
+    assert clipped.action_statistics["max"] == [1.0, 1.0]
+
+
+def test_spaces_are_known_without_a_simulator() -> None:
+    libero = known_spaces("libero", LiberoParams(task_suite_name="libero_10", cameras=("wrist",), camera_heights=96))
+    assert libero == KnownSpaces(action_dim=7, state_dim=8, image_shapes={"wrist": (96, 128)})
+    params = ManiSkillParams(env_id="PushCube-v1", obs_mode="rgb")
+    assert known_spaces("maniskill", params) == KnownSpaces(action_dim=None, state_dim=None, image_shapes=None)
+
+
+def test_no_worker_is_started(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object) -> None:
+        raise AssertionError("a run was begun")
+
+    monkeypatch.setattr("embodied_rl.launch.carry_out", started)
+    arguments = ["task=sft", "env=dummy", "model=mlp", f"runner.output_dir={tmp_path}", "data.path="]
+    for path in (root, tmp_path / "nowhere"):
+        with pytest.raises(SystemExit) as ending:
+            main([*arguments[:-1], f"data.path={path}"])
+        assert ending.value.code == 2
+    with pytest.raises(AssertionError, match="a run was begun"):
+        main([*arguments[:-1], f"data.path={root}", "env.env_type=dummy", "runner.only_eval=true"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_found_without_torch(root: Path) -> None:
+    code = (
+        "import sys\nfrom embodied_rl.cli import main\ntry:\n    main(sys.argv[1:])\n"
+        "finally:\n    print('torch' in sys.modules)"
+    )
+    arguments = ["task=sft", "env=libero_10", f"data.path={root}"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.strip() == "False"
+    assert done.stderr.startswith("error: 3 problems in the configuration"), done.stderr
+
+
+def test_only_evaluating_needs_no_data(tmp_path: Path) -> None:
+    assert plan_of(config(tmp_path / "nowhere", "runner.only_eval=true")).env_params is not None
+    with pytest.raises(UserError, match=r"data.path: .*no such folder"):
+        plan_of(config(tmp_path / "nowhere"))
+    (tmp_path / metadata.INFO).parent.mkdir()
+    (tmp_path / metadata.INFO).write_text(json.dumps({"codebase_version": "v2.1"}))
+    with pytest.raises(UserError, match=r"LeRobot format v2\.1, expected v3\.0"):
+        plan_of(config(tmp_path))
