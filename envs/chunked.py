@@ -25,9 +25,8 @@ all envs of a group the same answer for the same k; then they share starts howev
 class FrameRecorder(Protocol):
     """Takes the frames of a video."""
 
-    @property
-    def wants_frames(self) -> bool:
-        """Asked before every step; nothing is rendered while False."""
+    def wants(self, env_index: int) -> bool:
+        """Asked before every step; the env is not rendered while False."""
         ...
 
     def record(
@@ -58,7 +57,7 @@ class ChunkedEnv:
         ignore_terminations: success is recorded but does not end the episode.
         use_rel_reward: reward changes of the simulator's reward level (r_t - r_{t-1}, with r_{-1} = 0) instead of it.
         reward_coef: factor of every reward.
-        recorder: gets a frame of every step while it wants them.
+        recorder: gets a frame of every step of the envs that it wants.
     """
 
     def __init__(
@@ -354,10 +353,15 @@ class ChunkedEnv:
         )
 
     def _record_frames(self, slots: list[int], rewards: NDArray[np.float32], success: NDArray[np.bool_]) -> None:
-        if self.recorder is None or not self.recorder.wants_frames:
+        recorder = self.recorder
+        if recorder is None:
             return
+        wanted = [i for i, slot in enumerate(slots) if recorder.wants(int(self._env_ids[slot]))]
+        if not wanted:
+            return
+        slots, rewards, success = [slots[i] for i in wanted], rewards[wanted], success[wanted]
         for slot, frame, reward, holds in zip(slots, self._sim.render(slots), rewards, success, strict=True):
-            self.recorder.record(
+            recorder.record(
                 int(self._env_ids[slot]),
                 frame,
                 instruction=self._tasks[slot].instruction,

@@ -232,7 +232,9 @@ def test_every_estimator_trains(tmp_path: Path, options: list[str]) -> None:
 def test_training_videos_go_where_their_own_config_says(tmp_path: Path) -> None:
     videos = ["env.train.video_cfg.save_video=true", f"env.train.video_cfg.video_base_dir={tmp_path / 'training'}"]
     run(tiny_run(tmp_path, "cluster=serial", *videos, "runner.max_steps=1", "runner.eval_at_end=false"))
-    assert [path.parent.name for path in (tmp_path / "training").rglob("*.mp4")] == ["step_000001"] * 2
+    videos = sorted(path.relative_to(tmp_path / "training").parts[1:] for path in tmp_path.rglob("*.mp4"))
+    every_stage = [f"epoch0_worker{worker}_stage{stage}.mp4" for worker in (0, 1) for stage in (0, 1)]
+    assert videos == [("step_000001", name) for name in every_stage]
     assert not (tmp_path / "videos").exists()
 
 

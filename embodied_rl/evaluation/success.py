@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from embodied_rl.contracts import EpisodeRecord
 
 CONFIDENCE = 0.95
 """Level of the intervals in a success table."""
+_NAME_LENGTH = 64
 _CHART_CELLS = 21
 _CHART_AXIS = "0 %".ljust(_CHART_CELLS - 5) + "100 %"
 _CHART_MIN_WIDTH = 120
@@ -68,6 +71,12 @@ class SuccessRow:
     def success_rate(self) -> float:
         """In [0, 1]."""
         return self.successes / self.episodes
+
+
+def task_name(task_id: int | None, instruction: str) -> str:
+    """A task as metrics and files name it: ``03_put_the_bowl_on_the_plate``."""
+    words = re.findall(r"[a-z0-9]+", instruction.lower())
+    return textwrap.shorten(f"{task_id:02d} {' '.join(words)}", _NAME_LENGTH, placeholder="").replace(" ", "_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

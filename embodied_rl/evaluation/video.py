@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.evaluation.success import task_name
 from embodied_rl.evaluation.tiles import TileStyle, arrange, canvas, fit
 from embodied_rl.files import atomic
 
@@ -50,6 +52,7 @@ class VideoRecorder:
         tile_size: width of a tile in pixels. Its height follows from the first frame's aspect ratio.
         info_on_video: a caption under each image: instruction, step, reward, success.
         max_tiles: frames of further envs are ignored; whole groups are kept as far as they fit.
+        only: the envs to record; None: all.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class VideoRecorder:
         tile_size: int = 256,
         info_on_video: bool = True,
         max_tiles: int = 16,
+        only: Collection[int] | None = None,
     ) -> None:
         for name, value, least in (("group_size", group_size, 1), ("tile_size", tile_size, MIN_TILE_SIZE),
                                    ("max_tiles", max_tiles, 1)):  # fmt: skip
@@ -69,12 +73,11 @@ class VideoRecorder:
             raise ValueError(f"VideoRecorder: got fps={fps}, expected a positive number of frames per second")
         self.fps, self.group_size, self.tile_size = fps, group_size, tile_size
         self.info_on_video, self.max_tiles = info_on_video, max_tiles
-        self.wants_frames = True
-        """Set to False to make the env base skip rendering."""
+        self._only = only
         self._clear()
 
     def _clear(self) -> None:
-        self._spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 - closed by finish
+        self._spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 - closed by clear
         self._end = 0
         self._moments: dict[int, list[_Moment]] = {}
         self._image_size: tuple[int, int] | None = None
@@ -104,7 +107,7 @@ class VideoRecorder:
             )
         moments = self._moments.get(env_index)
         if moments is None:
-            if not self._has_room(env_index):
+            if not self.wants(env_index):
                 return
             moments = self._moments[env_index] = []
         if self._image_size is None:
@@ -123,7 +126,12 @@ class VideoRecorder:
             )
         )
 
-    def _has_room(self, env_index: int) -> bool:
+    def wants(self, env_index: int) -> bool:
+        """Whether the env has a tile, or may get one."""
+        if env_index in self._moments:
+            return True
+        if self._only is not None and env_index not in self._only:
+            return False
         groups = {index // self.group_size for index in self._moments} | {env_index // self.group_size}
         return len(self._moments) < self.max_tiles and (
             len(groups) == 1 or len(groups) * self.group_size <= self.max_tiles
@@ -145,40 +153,50 @@ class VideoRecorder:
         self._spool.seek(moment.offset)
         return Image.open(io.BytesIO(self._spool.read(moment.size))).convert("RGB")
 
-    @property
-    def tiles(self) -> dict[int, int]:
-        """Env index -> its tile's number, in the order in which tiles stand; envs without room are left out."""
-        return {env_index: number for number, env_index in enumerate(sorted(self._moments))}
+    def tiles(self, envs: Collection[int] | None = None) -> dict[int, int]:
+        """Env index -> its tile's number in a video of ``envs`` (None: all), in the order in which tiles stand; envs
+        that have none are left out."""
+        shown = sorted(env for env in self._moments if envs is None or env in envs)
+        return {env_index: number for number, env_index in enumerate(shown)}
 
     def finish(self, path: Path | str) -> Path | None:
-        """Write what was recorded as H.264 (yuv420p, plays in browsers) and forget it.
+        """Write everything, as :meth:`write` does, and forget it."""
+        try:
+            return self.write(path)
+        finally:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        self._spool.close()
+        self._clear()
+
+    def write(self, path: Path | str, envs: Collection[int] | None = None) -> Path | None:
+        """Write what was recorded of ``envs`` (None: all) as H.264 (yuv420p, plays in browsers).
 
         The file appears under its name when it is complete. An env that ended before the others stays on its last
         frame, dimmed.
 
         Returns:
-            The file, or None if nothing was recorded.
+            The file, or None if nothing of them was recorded.
         """
-        if self._image_size is None:
+        shown = {env_index: self._moments[env_index] for env_index in self.tiles(envs)}
+        if not shown:
             return None
         path = Path(path)
-        try:
-            with atomic(path, shared=True) as scratch:
-                write_h264(scratch, map(np.asarray, self._pictures()), self.fps, _ENCODER, movflags="+faststart")
-        finally:
-            self._spool.close()
-            self._clear()
+        with atomic(path, shared=True) as scratch:
+            write_h264(scratch, map(np.asarray, self._pictures(shown)), self.fps, _ENCODER, movflags="+faststart")
         return path
 
-    def _pictures(self) -> Iterator[Image.Image]:
-        """Each picture of the video. It is one buffer that the next step draws over."""
+    def _pictures(self, shown: Mapping[int, list[_Moment]]) -> Iterator[Image.Image]:
+        """Each picture of a video of these envs. It is one buffer that the next step draws over."""
         assert self._image_size is not None
-        instructions = {moment.instruction for moments in self._moments.values() for moment in moments}
+        instructions = {moment.instruction for moments in shown.values() for moment in moments}
         style = TileStyle(*self._image_size, instructions, captions=self.info_on_video)
-        grid = arrange(list(self._moments), self.group_size, style.width, style.height)
+        grid = arrange(list(shown), self.group_size, style.width, style.height)
         picture = canvas(grid)
-        for time in range(max(len(moments) for moments in self._moments.values())):
-            for env_index, moments in self._moments.items():
+        for time in range(max(len(moments) for moments in shown.values())):
+            for env_index, moments in shown.items():
                 if time <= len(moments):
                     ended = time == len(moments)
                     tile = self._tile(style, moments[min(time, len(moments) - 1)], ended=ended)
@@ -197,6 +215,25 @@ class VideoRecorder:
                 ended=ended,
             )
         return style.tile(self._load(moment), caption, success=moment.success, ended=ended)
+
+
+def filmed_states(tasks: Iterable[range], max_videos: int | None) -> set[int]:
+    """The initial states whose episodes an evaluation films: each task's first ``max_videos``; None: all."""
+    return {state for states in tasks for state in states[:max_videos]}
+
+
+def video_name(episodes: Sequence[EpisodeRecord], states: range) -> str:
+    """A file name for episodes of one task, by their initial states and how many succeeded:
+    ``task_03_put_the_bowl_on_the_plate_states_0-1_success_1_of_2.mp4``.
+
+    Args:
+        states: all initial states of the task.
+    """
+    numbers = sorted(episode.reset_state_id - states.start for episode in episodes)
+    which = f"state_{numbers[0]}" if len(numbers) == 1 else f"states_{numbers[0]}-{numbers[-1]}"
+    won = sum(episode.success for episode in episodes)
+    name = task_name(episodes[0].task_id, min(episode.instruction for episode in episodes))
+    return f"task_{name}_{which}_success_{won}_of_{len(episodes)}.mp4"
 
 
 def write_h264(

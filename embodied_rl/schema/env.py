@@ -16,7 +16,8 @@ class VideoConfig(Section):
     video_base_dir: str
     """Videos go to ``<video_base_dir>/<run>/``."""
     max_videos: PositiveInt | None
-    """Per worker and evaluation (or training step); the rest is not rendered. null: all."""
+    """Evaluation: episodes of each task that are filmed, those of its first initial states. Training: rollouts of each
+    step. The rest is not rendered. null: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

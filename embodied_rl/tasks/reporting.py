@@ -16,7 +16,7 @@ from embodied_rl.checkpoints.store import complete_checkpoints
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.comparison import Recipe, check_comparable, compare
 from embodied_rl.evaluation.eval_file import SavedEvaluation, evaluations_of, read_evaluation
-from embodied_rl.schema import Config
+from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
 
 C = TypeVar("C", bound=Config)
@@ -122,6 +122,11 @@ class Reporter(Generic[C]):
         }
 
 
+def video_folder(config: EmbodiedConfig, run_dir: Path) -> Path:
+    """The folder of a run's evaluations' videos."""
+    return Path(config.evaluated.eval.video_cfg.video_base_dir) / f"{config.runner.experiment_name}_{run_dir.name}"
+
+
 def eval_name(step: int) -> str:
     """The folder of an evaluation, in its run's directory and among its videos."""
     return f"eval_step_{step:06d}"
@@ -148,6 +153,8 @@ def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iter
     yield f"checkpoint: {last}"
     if checkpoints[best] != last and kept[best] > kept.get(max(checkpoints), 0.0):
         yield f"best:       {checkpoints[best]} ({kept[best]:.1%})"
+    if isinstance(config, EmbodiedConfig) and (videos := video_folder(config, run_dir)).is_dir():
+        yield f"watch:      {videos}"
     python = "python train.py" if Path("train.py").is_file() else "embodied-rl"
     if command is not None:
         own = shlex.join([text for text in command if not text.startswith(_RESUMING)])

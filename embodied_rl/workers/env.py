@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.video import VideoRecorder
+from embodied_rl.evaluation.video import VideoRecorder, filmed_states, video_name
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
@@ -160,7 +160,8 @@ class EnvWorker(Worker):
             for stage in self._train:
                 ids = torch.arange(stage.env_ids.start, stage.env_ids.stop)
                 stage.group_ids = epoch * num_groups + ids // self._group_size
-                stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, self._group_size)
+                if video_dir is not None and (cfg.video_cfg.max_videos is None or epoch < cfg.video_cfg.max_videos):
+                    stage.recorder = self._recorder(cfg.video_cfg, stage, self._group_size)
             await self._roll(
                 self._train,
                 self._train_starts(step, epoch),
@@ -168,7 +169,13 @@ class EnvWorker(Worker):
                 report=lambda chunks: self.context.report_progress("rollout", chunks, num_chunks),
                 epoch=epoch,
             )
-            videos += self._finish_videos(self._train, video_dir, f"train_epoch{epoch}")
+            for stage in self._train:
+                if stage.recorder is not None and video_dir is not None:
+                    name = f"epoch{epoch}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4"
+                    with self._timer.phase("video"):
+                        video = stage.recorder.finish(video_dir / name)
+                    videos += [video] if video else []
+                stage.recorder = None
         await self._end()
         return self._report(self._train, videos)
 
@@ -197,16 +204,26 @@ class EnvWorker(Worker):
 
         for wave in range(max(len(w) for w in waves)):
             starts = [w[wave] if wave < len(w) else [None] * len(s.env_ids) for s, w in zip(stages, waves, strict=True)]
-            for stage in stages:
-                stage.recorder = self._recorder(cfg.video_cfg, stage, len(videos), video_dir, group_size=1)
+            for stage, states in zip(stages, starts, strict=True):
+                stage.recorder = None
+                if video_dir is not None:
+                    filmed = filmed_states(tasks.values(), cfg.video_cfg.max_videos)
+                    only = [env_id for env_id, state in zip(stage.env_ids, states, strict=True) if state in filmed]
+                    stage.recorder = self._recorder(cfg.video_cfg, stage, group_size=1, only=only)
             await self._roll(stages, starts, num_chunks, report=report)
             for stage in stages:
-                tiles = stage.recorder.tiles if stage.recorder else {}
-                video = self._finish_video(stage, video_dir, f"eval_wave{wave}")
-                videos += [video] if video else []
+                ended = stage.env.drain_episodes()
+                shown = self._film(stage.recorder, ended, tasks, video_dir)
+                videos += dict.fromkeys(video for video, _ in shown.values())
                 episodes += [
-                    _evaluated(record, tasks[record.task_id], stage.policy_version, video, tiles)
-                    for record in stage.env.drain_episodes()
+                    EvaluatedEpisode(
+                        **{field.name: getattr(record, field.name) for field in fields(record)},
+                        init_state=record.reset_state_id - tasks[record.task_id].start,
+                        policy_version=stage.policy_version,
+                        video=shown[record.env_id][0] if record.env_id in shown else None,
+                        tile=shown[record.env_id][1] if record.env_id in shown else None,
+                    )
+                    for record in ended
                 ]
         await self._end()
         return EvalReport(
@@ -336,23 +353,33 @@ class EnvWorker(Worker):
         return stages
 
     def _recorder(
-        self, cfg: VideoConfig, stage: _Stage, already: int, video_dir: Path | None, group_size: int
+        self, cfg: VideoConfig, stage: _Stage, group_size: int, only: Collection[int] | None = None
     ) -> VideoRecorder | None:
-        """A recorder for the stage's next rollout, unless this worker has made its videos."""
-        enough = cfg.max_videos is not None and already + stage.lane[1] >= cfg.max_videos
-        if video_dir is None or not cfg.save_video or enough:
+        if not cfg.save_video:
             return None
-        return VideoRecorder(fps=stage.sim.control_hz, group_size=group_size, info_on_video=cfg.info_on_video)
+        return VideoRecorder(
+            fps=stage.sim.control_hz, group_size=group_size, info_on_video=cfg.info_on_video, only=only
+        )
 
-    def _finish_videos(self, stages: Sequence[_Stage], video_dir: Path | None, name: str) -> list[Path]:
-        return [path for stage in stages if (path := self._finish_video(stage, video_dir, name))]
-
-    def _finish_video(self, stage: _Stage, video_dir: Path | None, name: str) -> Path | None:
-        recorder, stage.recorder = stage.recorder, None
+    def _film(
+        self,
+        recorder: VideoRecorder | None,
+        ended: Sequence[EpisodeRecord],
+        tasks: Mapping[int, range],
+        video_dir: Path | None,
+    ) -> dict[int, tuple[Path, int]]:
+        """Write a video of each task's episodes that were recorded; returns env id -> (file, tile)."""
+        shown: dict[int, tuple[Path, int]] = {}
         if recorder is None or video_dir is None:
-            return None
+            return shown
         with self._timer.phase("video"):
-            return recorder.finish(video_dir / f"{name}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4")
+            for task_id, states in tasks.items():
+                recorded = recorder.tiles({record.env_id for record in ended if record.task_id == task_id})
+                episodes = [record for record in ended if record.env_id in recorded]
+                if episodes and (path := recorder.write(video_dir / video_name(episodes, states), set(recorded))):
+                    shown |= {env_id: (path, tile) for env_id, tile in recorded.items()}
+            recorder.clear()
+        return shown
 
     def _report(self, stages: Sequence[_Stage], videos: list[Path]) -> EnvReport:
         episodes = [episode for stage in stages for episode in stage.env.drain_episodes()]
@@ -377,20 +404,6 @@ def _spaces(stages: Sequence[_Stage]) -> Spaces:
 def _shown(spaces: Spaces) -> str:
     cameras = [f"{name} {height} x {width}" for name, (height, width) in spaces.image_shapes.items()]
     return f"actions of {spaces.action_dim}, states of {spaces.state_dim}, cameras {', '.join(cameras) or 'none'}"
-
-
-def _evaluated(
-    record: EpisodeRecord, states: range, policy_version: int, video: Path | None, tiles: Mapping[int, int]
-) -> EvaluatedEpisode:
-    """``record`` with what only an evaluation knows: ``states`` are its task's, ``tiles`` the video's."""
-    tile = tiles.get(record.env_id)
-    return EvaluatedEpisode(
-        **{field.name: getattr(record, field.name) for field in fields(record)},
-        init_state=record.reset_state_id - states.start,
-        policy_version=policy_version,
-        video=None if tile is None else video,
-        tile=tile,
-    )
 
 
 def _waves(episodes: list[int], width: int) -> list[list[int | None]]:

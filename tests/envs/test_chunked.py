@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,8 +47,11 @@ def numbered_actions(num_envs: int, chunk: int) -> torch.Tensor:
 
 @dataclass
 class ListRecorder:
-    wants_frames: bool = True
+    wanted: Collection[int] = range(100, 200)
     frames: list[tuple[int, int, str, int, float, bool]] = field(default_factory=list)
+
+    def wants(self, env_index: int) -> bool:
+        return env_index in self.wanted
 
     def record(
         self,
@@ -348,7 +351,7 @@ def test_recorder_gets_reset_and_step_frames_of_live_envs() -> None:
 
 
 def test_nothing_is_rendered_while_no_frames_are_wanted() -> None:
-    recorder = ListRecorder(wants_frames=False)
+    recorder = ListRecorder(wanted=())
     for chosen in (None, recorder):
         sim = ScriptedSim(1, [NEVER])
         env = chunked(sim, 1, 2, recorder=chosen)
@@ -357,9 +360,19 @@ def test_nothing_is_rendered_while_no_frames_are_wanted() -> None:
         assert sim.slots_called("render") == []
         # The policy looks only at the reset and at the chunk's end.
         assert len(sim.slots_called("observe")) == 2
-    recorder.wants_frames = True
+    recorder.wanted = [100]
     env.chunk_step(numbered_actions(1, 2))
     assert [frame[3] for frame in recorder.frames] == [3, 4]
+
+
+def test_only_the_envs_that_are_wanted_are_rendered() -> None:
+    recorder = ListRecorder(wanted=[101])
+    sim = ScriptedSim(2, [NEVER, succeeds_at(1)])
+    env = chunked(sim, 2, 2, recorder=recorder)
+    env.reset([0, 1])
+    env.chunk_step(numbered_actions(2, 2))
+    assert set(sim.slots_called("render")) == {(1,)}
+    assert recorder.frames == [(101, 110, "task 1", 0, 0.0, False), (101, 111, "task 1", 1, 1.0, True)]
 
 
 def test_messages_do_not_share_memory_with_later_ones() -> None:

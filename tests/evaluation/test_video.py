@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.evaluation.tiles import BACKGROUND, BORDER, SUCCESS, TileStyle, arrange
-from embodied_rl.evaluation.video import VideoRecorder
+from embodied_rl.evaluation.video import VideoRecorder, filmed_states, video_name
 
 BOWL = "pick up the black bowl and place it on the plate"
 RED, BLUE = (200, 30, 30), (30, 30, 200)
@@ -178,7 +179,7 @@ def test_max_tiles_keeps_whole_groups(tmp_path: Path, group_size: int, max_tiles
     recorder = VideoRecorder(fps=10, tile_size=128, group_size=group_size, max_tiles=max_tiles)
     for env in range(8, 20):
         record(recorder, env, range(1, 3), flat(RED))
-    tiles = recorder.tiles
+    tiles = recorder.tiles()
     path = recorder.finish(tmp_path / "a.mp4")
     assert path is not None
     grid = Layout(kept, group_size).grid
@@ -191,7 +192,7 @@ def test_max_tiles_keeps_whole_groups(tmp_path: Path, group_size: int, max_tiles
 
 def test_recorder_is_empty_after_finish_and_writes_nothing_without_frames(tmp_path: Path) -> None:
     recorder = VideoRecorder(fps=10, tile_size=128)
-    assert recorder.wants_frames
+    assert recorder.wants(0)
     assert recorder.finish(tmp_path / "none.mp4") is None
     record(recorder, 0, range(1, 5), flat(RED))
     recorder.finish(tmp_path / "first.mp4")
@@ -200,6 +201,48 @@ def test_recorder_is_empty_after_finish_and_writes_nothing_without_frames(tmp_pa
     assert path is not None
     assert len(read(path)) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first.mp4", "second.mp4"]
+
+
+def test_a_video_of_some_of_the_envs(tmp_path: Path) -> None:
+    recorder = VideoRecorder(fps=10, tile_size=128, only=[3, 5, 8])
+    assert [env for env in range(10) if recorder.wants(env)] == [3, 5, 8]
+    for env, colour in ((3, RED), (4, RED), (5, BLUE), (8, BLUE)):
+        record(recorder, env, range(1, 1 + env), flat(colour))
+    assert recorder.tiles() == {3: 0, 5: 1, 8: 2}
+    assert recorder.tiles({8, 5, 4}) == {5: 0, 8: 1}
+    path = recorder.write(tmp_path / "a.mp4", {8, 5, 4})
+    assert path is not None
+    assert read(path)[0].shape == (Layout([5, 8]).grid.height, Layout([5, 8]).grid.width, 3)
+    assert len(read(path)) == 8
+    assert recorder.write(tmp_path / "none.mp4", {4}) is None
+    recorder.clear()
+    assert recorder.tiles() == {}
+    assert recorder.wants(3) and not recorder.wants(4)
+
+
+def episode(task: int, state: int, *, success: bool) -> EpisodeRecord:
+    return EpisodeRecord(
+        env_id=0,
+        task_id=task,
+        instruction="Put the bowl, on the plate!",
+        reset_state_id=state,
+        success=success,
+        episode_return=0.0,
+        episode_length=1,
+    )
+
+
+def test_files_are_named_by_task_states_and_outcome() -> None:
+    states = range(100, 150)
+    both = [episode(3, 101, success=True), episode(3, 100, success=False)]
+    assert video_name(both, states) == "task_03_put_the_bowl_on_the_plate_states_0-1_success_1_of_2.mp4"
+    assert video_name(both[:1], states) == "task_03_put_the_bowl_on_the_plate_state_1_success_1_of_1.mp4"
+
+
+def test_the_first_states_of_each_task_are_filmed() -> None:
+    tasks = [range(0, 5), range(50, 51)]
+    assert filmed_states(tasks, 2) == {0, 1, 50}
+    assert filmed_states(tasks, None) == {0, 1, 2, 3, 4, 50}
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:

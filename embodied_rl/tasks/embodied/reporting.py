@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 from embodied_rl.contracts import EpisodeRecord, EvaluatedEpisode
 from embodied_rl.evaluation.eval_file import FILE_NAME
 from embodied_rl.evaluation.report import INFO_FILE_NAME, episode_conditions, episode_seed, eval_info, eval_report
-from embodied_rl.evaluation.success import SuccessReport, SuccessRow, SuccessTable, success_table
+from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table, task_name
 from embodied_rl.files import write_json
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
@@ -22,7 +20,6 @@ from embodied_rl.workers.rollout import RolloutReport
 
 TOTAL_STEPS = "env/steps_total"
 """Metric: simulator steps of training, from the run's start."""
-_TASK_NAME_LENGTH = 64
 _ADVICE = Advice(
     score="success rate",
     easier="start from a better policy, or use easier tasks, longer episodes or more envs",
@@ -106,12 +103,7 @@ def task_metrics(table: SuccessTable) -> dict[str, float]:
     A task of one instruction keeps its name. Where an adapter words a task in several ways, the name follows the
     wording of the lowest initial state played.
     """
-    return {f"{_task_name(row)}/success": row.success_rate for row in table.tasks}
-
-
-def _task_name(row: SuccessRow) -> str:
-    words = re.findall(r"[a-z0-9]+", row.instruction.lower())
-    return textwrap.shorten(f"{row.task_id:02d} {' '.join(words)}", _TASK_NAME_LENGTH, placeholder="").replace(" ", "_")
+    return {f"{task_name(row.task_id, row.instruction)}/success": row.success_rate for row in table.tasks}
 
 
 def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
@@ -151,9 +143,10 @@ class EvalReporter(Reporter[EmbodiedConfig]):
         write_json(path, content)
         info = eval_info(episodes, group=cfg.name, eval_s=seconds, videos=videos)
         write_json(path.with_name(INFO_FILE_NAME), info, allow_nan=True)
-        self.console.print(f"table:  {path}", highlight=False, soft_wrap=True)
-        for video in videos:
-            self.console.print(f"video:  {video}", highlight=False, soft_wrap=True)
+        self.console.print(f"table:  {path}", markup=False, highlight=False, soft_wrap=True)
+        for folder in sorted({video.parent for video in videos}):
+            count = sum(video.parent == folder for video in videos)
+            self.console.print(f"videos: {folder} ({count})", markup=False, highlight=False, soft_wrap=True)
 
     def _relative(self, episode: EvaluatedEpisode) -> EvaluatedEpisode:
         if episode.video is None:

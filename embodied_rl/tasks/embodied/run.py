@@ -50,7 +50,7 @@ from embodied_rl.tasks.embodied.reporting import (
     warning,
 )
 from embodied_rl.tasks.loop import TrainingLoop
-from embodied_rl.tasks.reporting import eval_name, longest
+from embodied_rl.tasks.reporting import eval_name, longest, video_folder
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker, EvalReport
@@ -87,7 +87,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         super().__init__(plan, rollout, actor, context)
         config, start, self.env = plan.config, plan.start, env
         run = f"{config.runner.experiment_name}_{context.run_dir.name}"
-        self.video_dir = Path(config.evaluated.eval.video_cfg.video_base_dir) / run
+        self.video_dir = video_folder(config, context.run_dir)
         """Folder of evaluations' videos."""
         self.train_video_dir = Path(config.env.train.video_cfg.video_base_dir) / run
         self.reporter = EvalReporter(
