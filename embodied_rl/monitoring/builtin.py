@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import av
+import yaml
+from PIL import Image
+
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.extras import install_command
 from embodied_rl.files import atomic
 from embodied_rl.monitoring.backend import RunInfo
+from embodied_rl.monitoring.trend import ENV_STEPS, overview
 
 METRICS_FILE: Final = "metrics.jsonl"
 _RUN_ID_FILE: Final = "wandb_run_id.txt"
@@ -99,10 +105,30 @@ class TensorboardBackend:
             ) from error
         # TensorBoard hides what earlier event files hold for these steps.
         self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=run.first_step)
+        # Its steps are env steps, so it cannot be hidden by training steps.
+        self._by_env_steps = SummaryWriter(str(run.run_dir / "tensorboard" / "by_env_steps"))
+        if run.first_step <= 1:
+            settings = yaml.safe_dump(dict(run.config), sort_keys=False)
+            self._writer.add_text("config", f"```yaml\n{settings}```", 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
+        first = overview(metrics)
+        for name, value in (first | dict(metrics)).items():
             self._writer.add_scalar(name, value, step)
+        if (env_steps := metrics.get(ENV_STEPS)) is not None:
+            for name, value in first.items():
+                self._by_env_steps.add_scalar(name, value, int(env_steps))
+            self._by_env_steps.flush()
+        self._writer.flush()
+
+    def log_video(self, step: int, name: str, path: Path) -> None:
+        """As a moving picture among the images, a second in four frames."""
+        from tensorboard.compat.proto import summary_pb2
+
+        Summary: Any = summary_pb2.Summary  # type: ignore[attr-defined]  # made when it is imported
+        picture = Summary.Image(encoded_image_string=_gif(path, per_second=4.0, width=320))
+        writer = self._writer._get_file_writer()
+        writer.add_summary(Summary(value=[Summary.Value(tag=name, image=picture)]), step)
         self._writer.flush()
 
     def log_text(self, step: int, name: str, text: str) -> None:
@@ -111,6 +137,21 @@ class TensorboardBackend:
 
     def close(self) -> None:
         self._writer.close()
+        self._by_env_steps.close()
+
+
+def _gif(video: Path, *, per_second: float, width: int) -> bytes:
+    """A video as an animated GIF of so many frames a second, which show it in real time, at most ``width`` wide."""
+    frames: list[Image.Image] = []
+    with av.open(str(video)) as container:
+        for frame in container.decode(video=0):
+            if frame.time is None or frame.time * per_second >= len(frames):
+                picture = frame.to_image()
+                picture.thumbnail((width, picture.height))
+                frames.append(picture)
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=1000 / per_second, loop=0)
+    return buffer.getvalue()
 
 
 class WandbBackend:
@@ -139,9 +180,12 @@ class WandbBackend:
             **options,
         )
         id_file.write_text(f"{self._run.id}\n")
+        if "env" in run.config:  # a panel can be switched to training steps
+            self._run.define_metric(ENV_STEPS)
+            self._run.define_metric("0_overview/*", step_metric=ENV_STEPS)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        self._run.log(dict(metrics) | overview(metrics), step=step)
 
     def log_video(self, step: int, name: str, path: Path) -> None:
         self._run.log({name: self._video(str(path), format="mp4")}, step=step)

@@ -20,6 +20,9 @@ BACKENDS: Final = Registry(
         "jsonl": "embodied_rl.monitoring.builtin:JsonlBackend",
         "tensorboard": "embodied_rl.monitoring.builtin:TensorboardBackend",
         "wandb": "embodied_rl.monitoring.builtin:WandbBackend",
+        "mlflow": "embodied_rl.monitoring.trackers:MlflowBackend",
+        "swanlab": "embodied_rl.monitoring.trackers:SwanlabBackend",
+        "trackio": "embodied_rl.monitoring.trackers:TrackioBackend",
     },
     group="embodied_rl.loggers",
 )
@@ -28,7 +31,7 @@ _PARAMS: Final = "runner.logger.params"
 
 
 def backend_problems(names: Sequence[str], params: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Everything wrong with the backends' names and options. Imports only backends from outside.
+    """Everything wrong with the backends' names and options. Imports the backends, but no package of theirs.
 
     Args:
         params: :func:`short_name` of a backend -> its own options.
@@ -41,14 +44,14 @@ def backend_problems(names: Sequence[str], params: Mapping[str, Mapping[str, Any
         try:
             if problem := BACKENDS.problem(name):
                 yield problem
-            elif name not in BACKENDS:
+            elif name not in BACKENDS or hasattr(BACKENDS.load(name), "Params"):
                 _options(BACKENDS.load(name), name, params)
         except ConfigError as error:
             yield from error.problems
         except UserError as error:
             yield str(error)
     for name in params:
-        if name in BACKENDS:
+        if name in BACKENDS and not hasattr(BACKENDS.load(name), "Params"):
             yield f"{_PARAMS}.{name}: {name} has no options here" + (
                 "; they are runner.logger.wandb" if name == "wandb" else ""
             )

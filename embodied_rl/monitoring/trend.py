@@ -61,6 +61,9 @@ _COMMON: Final = (
     Column("gradient", "actor/grad_norm", _short, 9),
 )
 """Columns of every task, in the order in which a narrow terminal keeps them."""
+_EVALUATED: Final = {"eval/success_rate": "evaluated success", "eval/accuracy": "evaluated accuracy"}
+ENV_STEPS: Final = "env/steps_total"
+"""Metric: simulator steps of training, from the run's start."""
 _TIMES: Final = 3
 """Of these, so many are times."""
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -72,6 +75,13 @@ def columns_of(metrics: Mapping[str, float]) -> tuple[Column, ...]:
     """The columns of a step's metrics, the most important first."""
     goal = next((columns for metric, columns in _GOALS.items() if metric in metrics), ())
     return (*goal, *(column for column in _COMMON if column.metric in metrics))
+
+
+def overview(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The few metrics that matter, under names that every tracker shows first: ``0_overview/success``."""
+    goals = {column.heading: column.metric for column in columns_of(metrics) if column not in _COMMON}
+    names = goals | {name: metric for metric, name in _EVALUATED.items()}
+    return {f"0_overview/{name}": metrics[metric] for name, metric in names.items() if metric in metrics}
 
 
 def sparkline(values: Sequence[float]) -> str:

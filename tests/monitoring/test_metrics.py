@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rich
 import torch
@@ -188,6 +189,38 @@ def test_wandb_offline_run_needs_no_network_and_resumes_its_id(tmp_path: Path, m
     with make(["wandb"], run_dir, first_step=1, wandb_options={"mode": "offline"}) as logger:
         logger.log(1, {"env/success_once": 0.6})
     assert (run_dir / "wandb_run_id.txt").read_text().strip() == run_id
+
+
+def test_tensorboard_opens_with_what_matters(tmp_path: Path) -> None:
+    from PIL import Image
+    from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
+
+    from embodied_rl.evaluation.video import VideoRecorder
+
+    recorder = VideoRecorder(fps=20, tile_size=128)
+    for step in range(40):
+        frame = np.full((64, 64, 3), 5 * step, np.uint8)
+        recorder.record(0, frame, instruction="reach", episode_step=step, reward=0.0, success=False)
+    video = recorder.finish(tmp_path / "task_03.mp4")
+    assert video is not None
+    with make(["tensorboard"], tmp_path) as logger:
+        for step, success in ((1, 0.25), (2, 0.5)):
+            metrics = {"episodes": 8, "success_once": success, "return": 1.0, "steps_total": 100 * step}
+            logger.log(step, metrics, prefix="env")
+        logger.log(2, {"success_rate": 0.75}, prefix="eval")
+        logger.log_video(2, "eval/task_03", video)
+    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={IMAGES: 0}).Reload()
+    tags = sorted(events.Tags()["scalars"])
+    assert tags[:3] == ["0_overview/evaluated success", "0_overview/return", "0_overview/success"]
+    assert [(e.step, e.value) for e in events.Scalars("0_overview/success")] == [(1, 0.25), (2, 0.5)]
+    [settings] = events.Tensors("config/text_summary")
+    assert b"name: toy" in settings.tensor_proto.string_val[0]
+    [picture] = events.Images("eval/task_03")
+    with Image.open(io.BytesIO(picture.encoded_image_string)) as gif:
+        assert (gif.format, getattr(gif, "n_frames", 1)) == ("GIF", 8), "two seconds, four frames each"
+        assert gif.width <= 320
+    by_env_steps = EventAccumulator(str(tmp_path / "tensorboard/by_env_steps")).Reload()
+    assert [(e.step, e.value) for e in by_env_steps.Scalars("0_overview/success")] == [(100, 0.25), (200, 0.5)]
 
 
 def test_texts_reach_tensorboard_and_no_other(tmp_path: Path) -> None:

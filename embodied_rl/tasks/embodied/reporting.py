@@ -13,13 +13,12 @@ from embodied_rl.evaluation.eval_file import FILE_NAME
 from embodied_rl.evaluation.report import INFO_FILE_NAME, episode_conditions, episode_seed, eval_info, eval_report
 from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table, task_name
 from embodied_rl.files import write_json
+from embodied_rl.monitoring.trend import ENV_STEPS
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
 from embodied_rl.workers.env import EnvReport, EvalReport
 from embodied_rl.workers.rollout import RolloutReport
 
-TOTAL_STEPS = "env/steps_total"
-"""Metric: simulator steps of training, from the run's start."""
 _ADVICE = Advice(
     score="success rate",
     easier="start from a better policy, or use easier tasks, longer episodes or more envs",
@@ -81,7 +80,7 @@ def rollout_metrics(
         if len(tasks.tasks) > 1:
             metrics |= {f"env_task/{name}": value for name, value in task_metrics(tasks).items()}
     if steps_before is not None:
-        metrics[TOTAL_STEPS] = steps_before + env_steps
+        metrics[ENV_STEPS] = steps_before + env_steps
     metrics |= {
         "time/env": env_time("env"),
         "time/reset": env_time("reset"),

@@ -38,11 +38,11 @@ from embodied_rl.contracts import EpisodeRecord, Spaces
 from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.evaluation.success import success_table
 from embodied_rl.monitoring.builtin import logged_before
+from embodied_rl.monitoring.trend import ENV_STEPS
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.embodied.reporting import (
-    TOTAL_STEPS,
     EvalReporter,
     Rollout,
     rollout_metrics,
@@ -98,7 +98,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             checkpoint=context.checkpoint,
             first_step=start.step,
         )
-        self.env_steps = logged_before(context.run_dir, TOTAL_STEPS, start.step) if start.step else 0.0
+        self.env_steps = logged_before(context.run_dir, ENV_STEPS, start.step) if start.step else 0.0
         """Simulator steps of training so far; None: nobody knows."""
         self._open_episodes: list[OpenEpisode] = []
         """With auto-reset: where the finished training steps left the envs."""
@@ -125,7 +125,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             steps_before=self.env_steps,
             rollout_s=seconds,
         )
-        self.env_steps = metrics.get(TOTAL_STEPS)
+        self.env_steps = metrics.get(ENV_STEPS)
         return metrics
 
     def _ended(self, rollouts: Sequence[Rollout]) -> Sequence[EpisodeRecord]:
