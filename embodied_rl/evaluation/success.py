@@ -9,13 +9,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from embodied_rl.contracts import EpisodeRecord
+if TYPE_CHECKING:  # contracts import torch
+    from embodied_rl.contracts import EpisodeRecord
 
 CONFIDENCE = 0.95
 """Level of the intervals in a success table."""

@@ -8,16 +8,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.evaluation.success import task_name
 from embodied_rl.evaluation.tiles import TileStyle, arrange, canvas, fit
 from embodied_rl.files import atomic
+
+if TYPE_CHECKING:  # contracts import torch; data sets are checked without it
+    from embodied_rl.contracts import EpisodeRecord
 
 MIN_TILE_SIZE = 96
 """Below this a caption does not fit."""
