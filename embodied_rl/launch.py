@@ -33,6 +33,7 @@ from embodied_rl.tasks.planning import plan_of
 from embodied_rl.tasks.reporting import end_of
 from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.tasks.table import TASKS
+from embodied_rl.tasks.trial import try_checkpoints
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
@@ -155,6 +156,7 @@ def _prepare(plan: RunPlan[Any], console: Console) -> Path:
     for checkpoint in filter(None, (resumed, start.initial)):
         console.print(f"comparing with its checksums: {checkpoint}", highlight=False, soft_wrap=True)
         verify(checkpoint)
+    try_checkpoints(plan)
     run_dir = _run_directory(config, resumed)
     (run_dir / resume.CONFIG_FILE).write_text(yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)

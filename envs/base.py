@@ -126,8 +126,10 @@ class KnownSpaces:
     """Camera -> (height, width)."""
 
 
-def known_spaces(env_type: str, params: Any) -> KnownSpaces:
-    """As much as the adapter tells without its simulator."""
+def known_spaces(env_type: str | None, params: Any) -> KnownSpaces:
+    """As much as the adapter tells without its simulator; of no env (None), what language is: tokens."""
+    if env_type is None:
+        return KnownSpaces(action_dim=1, state_dim=0, image_shapes={})
     adapter = adapter_class(env_type)
     action_dim, state_dim = (getattr(adapter, name, None) for name in ("action_dim", "state_dim"))
     shapes = getattr(adapter, "image_shapes_of", lambda _: None)(params)

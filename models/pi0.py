@@ -19,7 +19,7 @@ from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.flow.lerobot_folder import ACTION, ARCHITECTURE, STATE, features, tiny_features
 from embodied_rl.models.flow.policy import FlowPolicy
 from embodied_rl.models.flow.prefix import AfterPrefix, Prefix, run_prefix
-from embodied_rl.models.weights.folder import read_json
+from embodied_rl.models.weights.look import read_json
 
 _GEMMA = {"num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}
 VARIANTS: Mapping[str, Mapping[str, int]] = {
@@ -154,7 +154,7 @@ class Pi0Policy(FlowPolicy):
                 head = tensor
             elif new not in (_EXPERT_HEAD, EXPERT_WORDS):
                 result[new] = tensor
-        if head is not None and not torch.equal(head, result.setdefault(_WORDS, head)):
+        if head is not None and not _equal(head, result.setdefault(_WORDS, head)):
             raise UserError(
                 f"model.path={path}: paligemma's lm_head and embed_tokens differ, expected one table for both "
                 "(tied, as published): which of them the policy reads is not known. Remove the one that was not "
@@ -237,6 +237,11 @@ def lerobot_config(config: Any, features: Mapping[str, Any]) -> dict[str, Any]:
     if any(sizes[part] for part in ("paligemma", "expert", "vision")) or text.vocab_size != _VOCABULARY:
         result[ARCHITECTURE] = sizes
     return result
+
+
+def _equal(head: Tensor, words: Tensor) -> bool:
+    """Tensors without numbers are."""
+    return head.is_meta or words.is_meta or torch.equal(head, words)
 
 
 def _renamed(name: str, rules: Sequence[tuple[str, str]]) -> str:

@@ -13,9 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 from embodied_rl.errors import CheckpointError
 from embodied_rl.extras import versions
 from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.weights.look import RECORD_FILE
 from embodied_rl.schema import ModelConfig
 
-RECORD_FILE: Final = "policy.json"
 PACKAGES: Final = ("torch", "transformers", "peft")
 """Packages whose versions are written down, beside our own."""
 

@@ -76,6 +76,18 @@ def has_adapters(directory: Path) -> bool:
     return any(".lora_" in name for name in _saved_tensors(directory))
 
 
+def check_weights(policy: Policy, directory: Path, *, exactly: bool = False) -> None:
+    """See by the shards' headers that :func:`load_weights` will work, or :func:`load_actor`, which is exact.
+
+    Raises:
+        CheckpointError: unreadable, or of another model.
+    """
+    if exactly:
+        _check_model(_saved_tensors(directory), policy.state_dict(), directory)
+    else:
+        _matching_state(policy, directory)
+
+
 def load_weights(policy: Policy, directory: Path) -> None:
     """Read the weights alone into a whole policy that is not sharded. Every rank does so for itself.
 
@@ -84,6 +96,15 @@ def load_weights(policy: Policy, directory: Path) -> None:
     Raises:
         CheckpointError: unreadable, or of another model.
     """
+    state = _matching_state(policy, directory)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant
+        _load({"model": state}, directory, no_dist=True)
+    policy.load_state_dict(state, strict=False)
+
+
+def _matching_state(policy: Policy, directory: Path) -> dict[str, Tensor]:
+    """The part of the policy's state that the checkpoint has; raises CheckpointError where the rest does not fit."""
     of_value_head = {id(p) for p in policy.value_parameters()}
     heads = {name for name, p in policy.named_parameters() if id(p) in of_value_head}
     saved = {
@@ -94,10 +115,7 @@ def load_weights(policy: Policy, directory: Path) -> None:
     has_head = any(name.startswith("model.value_head.") for name in saved)
     state = {name: t for name, t in policy.state_dict().items() if name not in heads or has_head}
     _check_model(saved, state, directory)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant
-        _load({"model": state}, directory, no_dist=True)
-    policy.load_state_dict(state, strict=False)
+    return state
 
 
 def load_actor(

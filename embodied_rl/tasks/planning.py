@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
-from embodied_rl.checkpoints.store import find_checkpoint, find_initial, read_state
+from embodied_rl.checkpoints import resume
+from embodied_rl.checkpoints.store import find_checkpoint, find_initial, read_state, verify
 from embodied_rl.envs.base import adapter_class, known_spaces
+from embodied_rl.errors import CheckpointError
 from embodied_rl.models.registry import policy_class
+from embodied_rl.models.weights.look import check_checkpoint, check_folder
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
 from embodied_rl.runtime.placement import Placement, parse_placement
@@ -33,19 +37,31 @@ def plan_of(config: Config) -> RunPlan[Any]:
     """Work out the run.
 
     Raises:
-        CheckpointError: there is no checkpoint where the configuration says.
+        CheckpointError: there is no checkpoint where the configuration says, or one of another model.
         ConfigError: ``model.params``, or ``init_params`` of an env, are not what the model or the env takes, or the
             demonstrations do not fit the env.
-        UserError: there is no such model or env.
+        UserError: there is no such model or env, the model cannot serve the env, or ``model.path`` does not fit it.
     """
     start = _start(config)  # first: a wrong path is known before torch is imported
     task, placement = TASKS[config.runner.task_type], placement_of(config)
     env, rollout = getattr(config, "env", None), getattr(config, "rollout", None)
     env_params = _env_params(env, "env")
+    spaces = known_spaces(None if env is None else env.env_type, env_params)
     if isinstance(config, EmbodiedSftConfig) and not config.runner.only_eval:
         from embodied_rl.demonstrations.fit import check_data  # imports pyarrow
 
-        check_data(config.data, known_spaces(config.env.env_type, env_params))
+        check_data(config.data, spaces)
+    here = asdict(spaces) | {"num_action_chunks": getattr(config.model, "num_action_chunks", None)}
+    check_folder(config.model, here)
+    if start.resumed is not None and not config.runner.only_eval:
+        resume.check(start.resumed, resume.compare(start.resumed, config) or [])
+    for key, checkpoint in (("runner.resume_dir", start.resumed), ("runner.init_from", start.initial)):
+        if checkpoint is not None:
+            try:
+                check_checkpoint(config.model, checkpoint, key, here)
+            except CheckpointError:
+                verify(checkpoint)  # a damaged one says anything
+                raise
     eval_env = getattr(config, "eval_env", None)
     training = task.arithmetic(config, placement) if task.arithmetic else None
     values = 0
@@ -54,7 +70,7 @@ def plan_of(config: Config) -> RunPlan[Any]:
     bound = None
     if isinstance(config, EmbodiedConfig | MathConfig) and not task.imitates:
         bound = staleness_bound(config)
-    return RunPlan(
+    plan: RunPlan[Any] = RunPlan(
         config=config,
         start=start,
         placement=placement,
@@ -69,6 +85,10 @@ def plan_of(config: Config) -> RunPlan[Any]:
         env_params=env_params,
         eval_env_params=env_params if eval_env is None else _env_params(eval_env, "eval_env"),
     )
+    from embodied_rl.tasks.trial import try_policy  # imports torch, as the policy's class did
+
+    try_policy(plan)
+    return plan
 
 
 def _env_params(env: EnvConfig | None, section: str) -> Any:

@@ -26,12 +26,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from embodied_rl.errors import UserError, first_line, suggestion
 from embodied_rl.files import write_json
 from embodied_rl.models.weights.folder import (
-    CONFIG_FILE,
     WEIGHTS_FILE,
-    read_json,
     read_tensors,
     write_tensors,
 )
+from embodied_rl.models.weights.look import CONFIG_FILE, read_json
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"
 STATE, ACTION = "observation.state", "action"

@@ -26,11 +26,10 @@ from torch import Tensor
 from embodied_rl.errors import UserError, first_line
 from embodied_rl.files import write_json
 from embodied_rl.models.weights.folder import (
-    CONFIG_FILE,
     INDEX_FILE,
-    read_json,
     write_tensors,
 )
+from embodied_rl.models.weights.look import CONFIG_FILE, read_json
 
 STATISTICS_FILE = "dataset_statistics.json"
 PROCESSOR_FILE = "preprocessor_config.json"

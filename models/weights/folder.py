@@ -7,24 +7,27 @@ transformers, and refusing those that do not fit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodied_rl.errors import UserError, listed
 from embodied_rl.files import write_json
+from embodied_rl.models.weights.look import CONFIG_FILE, contents, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -33,6 +36,9 @@ LOADING_ERRORS: Final = (OSError, ValueError, SafetensorError)
 """Errors of :func:`load_model` where there is no such model, or a file is damaged."""
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _VALUE_HEAD = "value_head."
+_LARGE = 2**22
+"""Bytes: smaller files are read as fast as their headers."""
+_headers_only: ContextVar[bool] = ContextVar("headers_only", default=False)
 _SHOWN = 5
 """Differing tensors that a message lists."""
 
@@ -109,28 +115,25 @@ def read_tensors(path: Path, *, key: str = "model.path") -> dict[str, Tensor]:
         UserError: it is missing or damaged.
     """
     try:
+        if _headers_only.get() and path.stat().st_size > _LARGE:
+            with safe_open(path, framework="pt") as file:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         return load_file(path)
     except FileNotFoundError:
-        raise UserError(f"{key}: {path} does not exist; {_contents(path.parent)}") from None
+        raise UserError(f"{key}: {path} does not exist; {contents(path.parent)}") from None
     except SafetensorError as error:
         raise UserError(f"{key}: {path} is damaged ({error}); copy it again") from error
 
 
-def read_json(path: Path, *, key: str = "model.path") -> dict[str, Any]:
-    """A JSON object; ``key`` is the config's that named its folder.
-
-    Raises:
-        UserError: it is missing or no JSON object.
-    """
+@contextlib.contextmanager
+def headers_only() -> Iterator[None]:
+    """Within, :func:`read_tensors` gives the tensors of large files without their numbers, on the device ``meta``."""
+    token = _headers_only.set(True)
     try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{key}: {path} does not exist; {_contents(path.parent)}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{key}: {path} is no JSON ({error}); copy it again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{key}: {path} holds a {type(content).__name__}, expected an object")
-    return content
+        yield
+    finally:
+        _headers_only.reset(token)
 
 
 def load_head(head: nn.Module, path: Path) -> None:
@@ -243,11 +246,3 @@ def refuse_misfit(problems: Sequence[str], where: str) -> None:
 
 def _without_value_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if not name.startswith(_VALUE_HEAD)}
-
-
-def _contents(directory: Path) -> str:
-    if not directory.is_dir():
-        return "give a folder of weights"
-    names = sorted(entry.name for entry in directory.iterdir())
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    return f"the folder holds {shown}" if names else "the folder is empty"

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from embodied_rl.errors import UserError, listed
 from embodied_rl.models.base import Policy
-from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, read_json, read_tensors, write_tensors
+from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, read_tensors, write_tensors
+from embodied_rl.models.weights.look import read_json
 from embodied_rl.schema import LoraSettings
 
 ADAPTER: Final = "default"

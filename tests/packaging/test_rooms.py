@@ -71,6 +71,7 @@ LIGHT: Final = (
     "embodied_rl.language.rewards.functions",
     "embodied_rl.language.rewards.scoring",
     "embodied_rl.models.registry",
+    "embodied_rl.models.weights.look",
     "embodied_rl.models.weights.shipped",
     "embodied_rl.params",
     "embodied_rl.registry",

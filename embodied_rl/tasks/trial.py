@@ -1,0 +1,86 @@
+"""A trial before any worker starts: the policy is built as the workers will build it, but of tensors without memory,
+and of files of weights only the headers are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from embodied_rl.envs.base import known_spaces
+from embodied_rl.models.base import Policy, PolicySpec
+from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_of
+from embodied_rl.models.weights.folder import headers_only
+from embodied_rl.plan import RunPlan
+from embodied_rl.schema import ActionModelConfig, CollectConfig
+
+
+def try_policy(plan: RunPlan[Any]) -> None:
+    """See that the model serves the env, and that the weights in ``model.path`` are the model's.
+
+    What is left to the workers: a model from outside, since nobody knows what building it costs; an env whose shapes
+    only the simulator knows; a language model's folder, which transformers reads as a whole.
+
+    Raises:
+        UserError: as :func:`policy_of`.
+    """
+    _build(plan)
+
+
+def try_checkpoints(plan: RunPlan[Any]) -> None:
+    """See that the weights of the checkpoints that the run starts from are the model's; of undamaged ones, since the
+    headers of damaged ones say anything.
+
+    Raises:
+        CheckpointError: they are another model's.
+    """
+    initial, resumed = plan.start.initial, plan.start.resumed
+    if initial is None and resumed is None:
+        return
+    from embodied_rl.checkpoints import shards  # imports torch's distributed part
+
+    adapted = initial is not None and shards.has_adapters(initial)
+
+    def check_bare(policy: Policy) -> None:
+        if initial is not None and not adapted:
+            with torch.device("cpu"):
+                shards.check_weights(policy, initial)
+
+    policy = _build(plan, check_bare)
+    if policy is not None and initial is not None and adapted:
+        shards.check_weights(policy, initial)
+    if policy is not None and resumed is not None:
+        shards.check_weights(policy, resumed, exactly=True)
+
+
+def _build(plan: RunPlan[Any], initialize: Callable[[Policy], None] | None = None) -> Policy | None:
+    """The policy without memory; None where that is left to the workers."""
+    config, spec = plan.config.model, _spec(plan)
+    if spec is None or config.model_type not in MODELS or (config.model_type in LANGUAGE_MODELS and config.path):
+        return None
+    try:
+        with headers_only(), torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return policy_of(config, spec, initialize, params=plan.model_params)
+    except (NotImplementedError, RuntimeError):  # what tensors without numbers cannot do, such as a base's SVD
+        return None
+
+
+def _spec(plan: RunPlan[Any]) -> PolicySpec | None:
+    """None: not known, or there is no policy."""
+    config = plan.config
+    if isinstance(config, CollectConfig) and config.collect.policy == "expert":
+        return None
+    env = getattr(config, "env", None)
+    spaces = known_spaces(None if env is None else env.env_type, plan.env_params)
+    if spaces.action_dim is None or spaces.state_dim is None or spaces.image_shapes is None:
+        return None
+    acts = isinstance(config.model, ActionModelConfig)
+    return PolicySpec(
+        action_dim=spaces.action_dim,
+        num_action_chunks=config.model.num_action_chunks if acts else plan.arithmetic.num_action_chunks,
+        state_dim=spaces.state_dim,
+        image_shapes=spaces.image_shapes,
+        values_per_chunk=plan.values_per_chunk,
+    )

@@ -1,0 +1,128 @@
+"""A model that cannot serve the env, and weights that are not its own, are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied_rl.envs.base import KnownSpaces
+from embodied_rl.errors import CheckpointError, UserError
+from embodied_rl.launch import run
+from embodied_rl.models.registry import policy_class
+from embodied_rl.models.weights import folder
+from embodied_rl.tasks import planning, trial
+from embodied_rl.tasks.planning import plan_of
+from tests.configs import embodied, tiny_run
+
+LIBERO = ("task=embodied", "env=libero_10")
+
+
+@pytest.fixture(scope="module")
+def smolvla(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("smolvla")
+    policy_class("smolvla").write_tiny(path)  # type: ignore[attr-defined]
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an mlp on the dummy env."""
+    path = tmp_path_factory.mktemp("run")
+    run(tiny_run(path, "model=mlp", "cluster=serial", "runner.max_steps=1", "runner.val_check_interval=-1"))
+    [found] = path.glob("results/*/*/checkpoints/*")
+    return found
+
+
+@pytest.fixture
+def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object) -> None:
+        raise AssertionError("workers were started")
+
+    monkeypatch.setattr("embodied_rl.launch.make_backend", started)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=smolvla", "model.path=/nowhere"], "model.path: /nowhere/config.json does not exist"),
+        (["model=pi0", "model.path={smolvla}"], "its config.json says smolvla, expected 'pi0'.*use model=smolvla"),
+        (["model=tiny_vla", "model.path={smolvla}"], "says smolvla, expected 'TinyVlaPolicy'"),
+        (["model=libero_10_vla", "model.num_action_chunks=4"], "weights for model.num_action_chunks 8 there, 4 here"),
+        (
+            ["model=libero_10_vla", "env.init_params.camera_heights=64"],
+            "agentview 128 x 128, wrist 128 x 128 there, agentview 64 x 128, wrist 64 x 128 here",
+        ),
+        (["model=smolvla", "model.path={smolvla}", "env.init_params.cameras=[wrist]"], "sees a camera 'image'"),
+        (["model=smolvla", "model.path={smolvla}", "model.num_action_chunks=64"], "predicts 16 actions at once"),
+        (["env=dummy", "model=tiny_vla"], "'tiny_vla' acts on camera images and this env gives none"),
+    ],
+)
+def test_what_does_not_fit_the_env(smolvla: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_of(embodied(*LIBERO, *(override.format(smolvla=smolvla) for override in overrides)))
+
+
+def test_what_fits_passes(smolvla: Path) -> None:
+    plan_of(embodied(*LIBERO, "model=smolvla", f"model.path={smolvla}"))
+    plan_of(embodied(*LIBERO, "model=libero_10_vla"))
+
+
+def test_weights_of_another_network_are_listed(smolvla: Path, tmp_path: Path) -> None:
+    for file in smolvla.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = folder.read_weights(tmp_path)
+    weights["model.state_proj.bias"] = torch.zeros(3)
+    folder.write_tensors(tmp_path / folder.WEIGHTS_FILE, weights)
+    with pytest.raises(UserError, match=r"state_proj.bias is \[3\], expected \[64\]"):
+        plan_of(embodied(*LIBERO, "model=smolvla", f"model.path={tmp_path}"))
+
+
+def test_of_large_files_only_the_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / folder.WEIGHTS_FILE
+    folder.write_tensors(path, {"a": torch.ones(2, 3)})
+    monkeypatch.setattr(folder, "_LARGE", 1)
+    with folder.headers_only():
+        found = folder.read_tensors(path)["a"]
+        assert (found.device.type, found.shape) == ("meta", (2, 3))
+    assert torch.equal(folder.read_tensors(path)["a"], torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("key", ["runner.init_from", "runner.resume_dir"])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=tiny_vla", "env.init_params.image_size=32"], "model_type"),
+        (["model=mlp", "model.num_action_chunks=2"], "num_action_chunks"),
+        (["model=mlp", "model.params.hidden_size=32"], r"hidden_size|policy.0.weight is .*, expected"),
+    ],
+)
+@pytest.mark.usefixtures("no_workers")
+def test_checkpoints_of_other_policies(
+    checkpoint: Path, tmp_path: Path, key: str, overrides: list[str], message: str
+) -> None:
+    plan_of(tiny_run(tmp_path, "model=mlp", f"{key}={checkpoint}"))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        run(tiny_run(tmp_path, *overrides, f"{key}={checkpoint}", "runner.max_steps=9"))
+    assert str(checkpoint) in str(caught.value)
+
+
+def test_an_evaluation_of_another_policys_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    key = f"runner.resume_dir={checkpoint}"
+    with pytest.raises(CheckpointError, match=r"is of a policy of model_type=mlp.*tiny_vla; use model=mlp"):
+        plan_of(tiny_run(tmp_path, "model=tiny_vla", "env.init_params.image_size=32", "runner.only_eval=true", key))
+
+
+def test_an_env_that_only_its_simulator_knows_is_left_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = KnownSpaces(action_dim=None, state_dim=4, image_shapes={})
+    for module in (planning, trial):
+        monkeypatch.setattr(module, "known_spaces", lambda *_: unknown)
+    plan_of(embodied("env=dummy", "model=tiny_vla"))
+
+
+def test_the_trial_draws_nothing(smolvla: Path) -> None:
+    state = torch.random.get_rng_state()
+    plan_of(embodied(*LIBERO, "model=smolvla", f"model.path={smolvla}", "model.lora.rank=4"))
+    plan_of(embodied("env=dummy", "model=mlp"))
+    assert torch.equal(torch.random.get_rng_state(), state)
