@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Makes .venv-lerobot, in which a test opens our data sets with the package lerobot itself (docs/demonstrations.md).
+# Makes .venv-lerobot: the package lerobot itself, in which tests open our data sets and folders (docs/demonstrations.md).
 #
-# lerobot pins other versions of torch and av than this project, so it stands in an environment of its own that takes
-# torch and most else from .venv, and only what its data sets import is added. Needs `make setup` first.
+#   PYTHON=python3.12     lerobot needs 3.12 or later
+#   TORCH_INDEX_URL=URL   where pip finds torch's CPU build; without it, PyPI's brings 4 GB of CUDA along
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly VENV=.venv-lerobot
-[ -x .venv/bin/python ] || { echo "run 'make setup' first: $VENV is built on .venv" >&2; exit 1; }
+readonly VENV=.venv-lerobot PYTHON="${PYTHON:-python3.12}" TORCH_INDEX_URL="${TORCH_INDEX_URL:-}"
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null ||
+  { echo "$PYTHON: no Python 3.12 or later, which lerobot needs; name one: PYTHON=python3.12 $0" >&2; exit 1; }
 rm -rf "$VENV"
-.venv/bin/python -m venv "$VENV"
-"$VENV/bin/python" -m pip install -q --no-deps --disable-pip-version-check \
-  lerobot==0.4.4 datasets==4.1.1 pandas==3.1.1 dill==0.4.1 multiprocess==0.70.19 torchvision==0.25.0 \
-  draccus==0.11.6 mergedeep==1.3.4 typing-inspect==0.9.0 mypy-extensions==1.1.0 pyyaml-include==2.2 toml==0.10.2
-site_packages() { "$1" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'; }
-site_packages .venv/bin/python >"$(site_packages "$VENV/bin/python")/project.pth"
-echo "$VENV is ready: .venv/bin/python -m pytest tests/demonstrations/lerobot/test_lerobot_library.py"
+"$PYTHON" -m venv "$VENV"
+"$VENV/bin/python" -m pip install -q --disable-pip-version-check \
+  ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+  "lerobot[dataset,pi,smolvla]==0.6.1" torch==2.11.0 torchvision==0.26.0 transformers==5.5.4
+echo "$VENV is ready ($SECONDS s): scripts/lerobot_check.sh uses it"

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-
-import torch
-
-_OPERATORS = torch.library.Library("torchvision", "DEF")
-"""torchvision's binary part is built for another torch. Its data transforms do not need it, but it must be there."""
-for _name in ("nms", "qnms"):
-    _OPERATORS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from pathlib import Path
 
 
 def main(root: str, frames: list[int]) -> None:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset  # type: ignore[import-not-found]
 
-    data = LeRobotDataset("local/test", root=root, video_backend="pyav", delta_timestamps={"action": [0.0, 0.05]})
+    frame = 1 / json.loads((Path(root) / "meta/info.json").read_text())["fps"]
+    data = LeRobotDataset("local/test", root=root, video_backend="pyav", delta_timestamps={"action": [0.0, frame]})
     items = [data[frame] for frame in frames]
     print(
         json.dumps(
@@ -31,7 +26,7 @@ def main(root: str, frames: list[int]) -> None:
                 "level": [float(item["observation.images.agentview"][1, 8, 8]) * 255 for item in items],
                 "success": [bool(item["next.success"]) for item in items],
                 "mean": data.meta.stats["action"]["mean"].tolist(),
-                "image_shape": list(data.meta.stats["observation.images.wrist"]["mean"].shape),
+                "image_shape": list(data.meta.stats["observation.images.agentview"]["mean"].shape),
             }
         )
     )
