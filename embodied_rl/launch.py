@@ -25,6 +25,7 @@ from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.registry import load_class
+from embodied_rl.report.recording import recorded
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, WorkerGroup
@@ -56,7 +57,12 @@ def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None) -> None:
     config, console = plan.config, RunConsole()
     provide(config.model.path)
     run_dir = _prepare(plan, console)
-    with console.logging_to(run_dir / LOG_FILE), _full_disk(run_dir), _terminable():
+    with (
+        console.logging_to(run_dir / LOG_FILE),
+        _full_disk(run_dir),
+        _terminable(),
+        recorded(run_dir, command, console, page=config.runner.report),
+    ):
         trained = _drive(plan, run_dir, console)
         if trained:
             for line in end_of(run_dir, config, command):

@@ -29,6 +29,7 @@ def tiny_run(directory: Path, *overrides: str) -> EmbodiedConfig:
         "env.eval.episodes_per_task=2",
         "cluster.num_threads.actor=1",
         "runner.logger.logger_backends=[jsonl]",
+        "runner.report=false",
         *overrides,
     )
 
@@ -40,6 +41,7 @@ def embodied_sft(data: Path, *overrides: str) -> EmbodiedSftConfig:
         "env=dummy",
         "model=mlp",
         f"data.path={data}",
+        "runner.report=false",
         "env.eval.video_cfg.save_video=false",
         "cluster.num_threads.actor=1",
         *overrides,
@@ -55,6 +57,7 @@ def small_math(*overrides: str, task: str = "math") -> MathConfig:
         f"task={task}",
         "model=tiny_lm",
         "cluster=serial",
+        "runner.report=false",
         "model.params.architecture={type: qwen2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64}",
         "data.params.digits=1",
         "data.rollout_batch_size=6",

@@ -30,7 +30,7 @@ of one recipe with different seeds: means and interquartile means over runs and 
   --allow KEY   compare although KEY differs, for example max_episode_steps or init_params; episodes: compare those
                 that both have. May be repeated.
   --json FILE   all numbers
-  --plot FILE   a picture of the tasks' differences (.png, .svg or .pdf); needs matplotlib
+  --plot FILE   a picture of the tasks' differences (.png, .svg or .pdf)
 
   python train.py compare results/libero_10_ppo/<run>:0 results/libero_10_ppo/<run>
   python train.py compare ppo=runs/a,runs/b,runs/c grpo=runs/d,runs/e,runs/f --json difference.json

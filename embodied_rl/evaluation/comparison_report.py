@@ -204,12 +204,9 @@ def draw(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Draw each task's difference with its interval into a file; its format is that of the file's ending.
 
     Raises:
-        UserError: matplotlib is not installed, or it does not know the ending.
+        UserError: matplotlib does not know the ending.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise UserError("--plot: needs matplotlib, which is not installed: pip install matplotlib") from None
+    from matplotlib.figure import Figure
 
     rows = [*comparisons[0].tasks, comparisons[0].overall]
     figure = Figure(figsize=(8, 1.1 + 0.55 * len(rows) * max(1, 0.6 * len(comparisons))), layout="constrained")

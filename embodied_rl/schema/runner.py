@@ -62,6 +62,8 @@ class RunnerConfig(Section):
     resumes goes on from its own instead."""
     only_eval: bool
     """Evaluate the policy (of ``resume_dir``, if given) and stop."""
+    report: bool
+    """End with a page of the run, ``report.html`` in its directory."""
     logger: LoggerConfig
 
     @property

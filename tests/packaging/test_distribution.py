@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT_FILES = ("pyproject.toml", "README.md", "LICENSE", "embodied_rl", "envs", "models", "config")
-DATA_SUFFIXES = (".py", ".yaml", ".typed", ".json", ".safetensors", ".md")
+DATA_SUFFIXES = (".py", ".yaml", ".typed", ".json", ".safetensors", ".md", ".j2")
 
 
 def build(source: Path, target: str, destination: Path) -> Path:

@@ -33,8 +33,9 @@ LAYERS: Final = (
     ("checkpoints",),
     ("workers",),
     ("tasks",),
-    ("launch",),
     ("composition",),
+    ("report",),
+    ("launch",),
     ("commands",),
     ("explain",),
     ("cli",),
@@ -48,7 +49,7 @@ EXCEPTIONS: Final[dict[tuple[str, str], str]] = {}
 ANYWHERE: Final = ("__version__", "config")
 """Names of the package itself."""
 
-HEAVY: Final = ("torch", "transformers", "mujoco", "robosuite", "libero", "tensorboard", "wandb")
+HEAVY: Final = ("torch", "transformers", "matplotlib", "mujoco", "robosuite", "libero", "tensorboard", "wandb")
 """Seconds each to import."""
 
 LIGHT: Final = (
@@ -75,6 +76,7 @@ LIGHT: Final = (
     "embodied_rl.models.weights.shipped",
     "embodied_rl.params",
     "embodied_rl.registry",
+    "embodied_rl.report.facts",
     "embodied_rl.runtime.placement",
     "embodied_rl.runtime.process_worker",
     "embodied_rl.runtime.worker",
