@@ -1,4 +1,4 @@
-"""Start a run: ``python train.py task=embodied env=libero_10``; ``--help`` lists every group and key."""
+"""Start a run: ``python train.py task=embodied env=libero_10``; ``--help`` says what there is."""
 
 from embodied_rl.cli import main
 

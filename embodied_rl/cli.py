@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = understood(given)
     sys.argv[1:] = arguments
     try:
+        if _asks_for_help(given):
+            load_function("command", {"--help": "embodied_rl.commands.help:main"}, "--help")(given)
+            return
         if given and given[0][:1].isalpha() and "=" not in given[0]:  # no option, no override
             if status := _command(given[0])(given[1:]):
                 sys.exit(status)
@@ -68,6 +71,12 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
             f"{suggestion(name, COMMANDS)}"
         )
     return load_function("command", COMMANDS, name)
+
+
+def _asks_for_help(arguments: Sequence[str]) -> bool:
+    """For a run's; a command, which comes first, has its own."""
+    is_command = bool(arguments) and arguments[0] in COMMANDS
+    return not is_command and any(argument in ("--help", "-h") for argument in arguments)
 
 
 def _is_hydras(argument: str) -> bool:

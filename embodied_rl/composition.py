@@ -134,6 +134,23 @@ def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
     return build_config(raw, overridden)
 
 
+def choices(arguments: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Group -> its choices, those of the user's own YAML included.
+
+    Raises:
+        UserError: the folder of ``--config-dir`` does not exist.
+    """
+    _, folders = _own_folders(arguments)
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        return {group: _options(group, folders) for group in GROUPS}
+
+
+def _options(group: str, folders: list[str]) -> list[str]:
+    """A group's choices, without what its files share."""
+    loader = GlobalHydra.instance().config_loader()
+    return [name for name in loader.get_group_options(group, overrides=folders) if name != "base"]
+
+
 def _parse(arguments: Sequence[str]) -> list[Override]:
     """The overrides among ``arguments``; flags and what Hydra itself must complain of are left to Hydra."""
     texts = [text for text in arguments if (not text.startswith("-") and "=" in text) or text.startswith("~")]
@@ -173,15 +190,12 @@ def _problems(arguments: Sequence[str]) -> list[str]:
     """Everything that is wrong with the command line, where Hydra would stop at the first and suggest nothing."""
     given, folders = _own_folders(arguments)
     overrides = [o for o in _parse(given) if not o.key_or_group.startswith("hydra")]
-    choices = [o for o in overrides if o.key_or_group in GROUPS]
+    chosen = [o for o in overrides if o.key_or_group in GROUPS]
     problems: list[str] = []
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            loader = GlobalHydra.instance().config_loader()
-            for choice in choices:
-                options = [
-                    name for name in loader.get_group_options(choice.key_or_group, overrides=folders) if name != "base"
-                ]
+            for choice in chosen:
+                options = _options(choice.key_or_group, folders)
                 value, group = choice.value(), choice.package or choice.key_or_group
                 if value is None and not choice.is_delete() and group in GROUPS:
                     problems.append(
@@ -195,12 +209,12 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                     )
             if problems:
                 return problems
-            groups_only = compose("train", overrides=[*folders, *(o.input_line for o in choices if o.input_line)])
+            groups_only = compose("train", overrides=[*folders, *(o.input_line for o in chosen if o.input_line)])
             known = []
             for override in overrides:
                 key = override.key_or_group
                 added = override.is_add() or override.is_force_add()
-                plain = override not in choices and not added and "@" not in key and "/" not in key
+                plain = override not in chosen and not added and "@" not in key and "/" not in key
                 if plain and not _has_key(groups_only, key):
                     problems.append(
                         foreign_section(key, groups_only.runner.task_type)

@@ -27,7 +27,7 @@ other task, what differs from those before: sections of its own and other defaul
 
 Set any key on the command line (`actor.optim.lr=3e-4`), choose groups the same way (`algorithm=ppo`), put what belongs
 together into `config/experiment/<name>.yaml` and run it with `experiment=<name>`. `--cfg job` prints what a command
-line would run, `--help` lists the groups. A run's `config.yaml` is the resolved configuration.
+line would run, `--help` lists the groups and their choices. A run's `config.yaml` is the resolved configuration.
 
 All mistakes are reported together, before any worker starts: unknown keys with the nearest that exists, wrong types,
 combinations that cannot be, and keys that the run would not read.

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from embodied_rl import __version__
+from embodied_rl.cli import config_of as config_of_any
 from embodied_rl.cli import main
+from embodied_rl.commands import COMMANDS
+from embodied_rl.commands.help import _HEAD
 from embodied_rl.composition import _problems as problems_of
+from embodied_rl.config import GROUPS
 from tests.configs import embodied as config_of
 
 REPOSITORY = Path(__file__).parents[1]
@@ -22,11 +26,32 @@ def train(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_help_explains_the_groups() -> None:
-    result = train("--help")
-    assert result.returncode == 0, result.stderr
-    for text in ("task=embodied env=libero_10", "algorithm: ", "m2po, ppo", "libero_spatial", "Groups (choose"):
-        assert text in result.stdout
+def test_help_is_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["env=libero_10", "-h"]):
+        main(arguments)
+        text = capsys.readouterr().out
+        lines = text.splitlines()
+        assert len(lines) <= 60 and max(map(len, lines)) <= 100
+        listed = [name for line in lines if line.startswith(" " * 6) for name in line.strip(" ,").split(", ")]
+        for group in GROUPS:
+            files = (REPOSITORY / "config" / group).glob("*.yaml")
+            assert {file.stem for file in files} - {"base"} <= set(listed), group
+        assert "base" not in listed
+        assert [name for name in COMMANDS if f"\n  {name} " not in text] == []
+
+
+def test_commands_in_the_help_compose() -> None:
+    shown = [line.split("train.py ")[1].split("    ")[0].split() for line in _HEAD.splitlines()[3:9]]
+    assert len(shown) == 6
+    for words in shown:
+        config_of_any(*(word.replace("<demonstrations>", "somewhere") for word in words))
+
+
+def test_commands_and_hydra_have_help_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["export", "--help"])
+    assert "export <checkpoint or run directory>" in capsys.readouterr().out
+    assert "== Flags ==" in train("--hydra-help").stdout
 
 
 def test_every_unknown_key_gets_a_suggestion_in_one_go() -> None:

@@ -46,7 +46,7 @@ print("loaded:", [name for name in {HEAVY!r} if name in sys.modules])
 """
     done = run_python(code)
     assert done.returncode == 0, done.stderr
-    assert "python train.py task=embodied env=libero_10" in done.stdout
+    assert "python train.py env=libero_10" in done.stdout
     assert done.stdout.strip().endswith("loaded: []")
 
 

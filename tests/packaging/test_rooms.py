@@ -60,6 +60,7 @@ LIGHT: Final = (
     "embodied_rl.checkpoints.store",
     "embodied_rl.cli",
     "embodied_rl.commands",
+    "embodied_rl.commands.help",
     "embodied_rl.commands.terminal",
     "embodied_rl.demonstrations.fit",
     "embodied_rl.envs.base",
