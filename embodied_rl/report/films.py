@@ -75,14 +75,18 @@ def film_rows(run: Run, page: Path) -> tuple[list[FilmRow], int]:
 
 
 def _shown(film: Film, evaluation: Evaluation, pair: Sequence[Evaluation], page: Path) -> Shown:
-    relative = os.path.relpath(film.path.resolve(), page.resolve().parent)
     word = "" if len(pair) == 1 else "before: " if evaluation is pair[0] else "after: "
     return Shown(
-        source=urllib.parse.quote(Path(relative).as_posix()),
+        source=relative(film.path, page),
         poster=poster(film.path),
         when=f"{word}step {evaluation.step}",
         outcomes=film.outcomes,
     )
+
+
+def relative(path: Path, page: Path) -> str:
+    """A file's address in the page."""
+    return urllib.parse.quote(Path(os.path.relpath(path.resolve(), page.resolve().parent)).as_posix())
 
 
 def poster(path: Path) -> str:

@@ -20,7 +20,7 @@ from embodied_rl.params import at
 from embodied_rl.report.charts import line_chart, stack_chart, write_picture
 from embodied_rl.report.curves import Axis, Group, HeatMap, curve, groups, heat_map, thinned
 from embodied_rl.report.data import Run, started
-from embodied_rl.report.films import film_rows
+from embodied_rl.report.films import film_rows, relative
 from embodied_rl.report.settings import settings
 from embodied_rl.report.spent import spent
 
@@ -29,6 +29,8 @@ PICTURE: Final = "curve.png"
 REFRESH_S: Final = 5
 """Seconds after which a page of a run that goes on loads itself again."""
 _AXES: Final[tuple[Axis, ...]] = ("steps", "env steps", "seconds")
+_FEW: Final = {1: ", of one run", 2: "; of so few runs the interval is too narrow"}
+"""Words on the interval of a change, by the number of runs."""
 _SIGNALS: Final[Mapping[str, str]] = {
     "env/return": "return of an episode",
     "env/episode_len": "length of an episode, env steps",
@@ -112,7 +114,8 @@ def _context(runs: Sequence[Run], alike: Sequence[Group], page: Path) -> dict[st
         "runs": runs,
         "run": first,
         "groups": alike,
-        "title": alike[0].name if len(alike) > 1 else first.experiment,
+        "title": " and ".join(dict.fromkeys(run.experiment for run in runs)),
+        "links": {run.path: relative(run.path / PAGE, page) for run in runs if (run.path / PAGE).is_file()},
         "facts": _facts(first),
         "headline": _headline(alike[0], paired[0] if paired else None) if len(alike) == 1 else None,
         "word": _word(first),
@@ -195,7 +198,7 @@ def _headline(group: Group, paired: Paired | None) -> dict[str, str] | None:
             "from": percent(row.first),
             "text": f"{word} after {paired.after.removeprefix('step ')} training steps{of_runs}",
             "change": paired.in_words,
-            "note": f"on the same {row.pairs} {paired.asked}",
+            "note": f"on the same {row.pairs} {paired.asked}{_FEW.get(len(group.runs), '')}",
         }
     rates = [(r.last.rate, r.last) for r in group.runs if r.last is not None and r.last.rate is not None]
     if rates:

@@ -61,8 +61,8 @@ def settings(run: Run) -> Settings | None:
                 default=_text(defaults, key),
                 origin=_origin(key, found),
             )
-            for key in {**own, **defaults}
-            if own.get(key, _ABSENT) != defaults.get(key, _ABSENT)
+            for key in own
+            if own[key] != defaults.get(key, _ABSENT)
         ),
     )
 

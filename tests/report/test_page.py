@@ -80,7 +80,8 @@ def test_two_recipes_are_held_against_each_other(tmp_path: Path) -> None:
         tmp_path / "b", changes={"actor.optim.lr": 0.1}, evaluated={0: [[0] * 4] * 2, 4: [[1, 0, 0, 0]] * 2}
     )
     main([str(plain), str(worse), "--output", str(tmp_path / "both.html")])
-    assert "actor.optim.lr=0.1 against actor.optim.lr=0.001: −62.5 points" in text_of(tmp_path / "both.html")
+    words = text_of(tmp_path / "both.html")
+    assert "−62.5 points (95 % interval −87.5 to −25.0) actor.optim.lr=0.1 against actor.optim.lr=0.001" in words
 
 
 @pytest.mark.parametrize("task", ["math", "sft", "embodied_sft", "collect"])
