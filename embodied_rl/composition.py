@@ -88,6 +88,24 @@ def checked(arguments: Sequence[str]) -> Config:
         raise
 
 
+def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
+    """The configuration that a run wrote down, to go on from ``resume_dir``, with ``key=value`` on top.
+
+    Raises:
+        ConfigError: naming every problem found.
+        UserError: an override is no ``key=value``.
+    """
+    config = OmegaConf.load(path)
+    assert isinstance(config, DictConfig)
+    OmegaConf.update(config, "runner.resume_dir", str(resume_dir))
+    for text in overrides:
+        given = _parse([text])
+        if not given or given[0].key_or_group in GROUPS:
+            raise UserError(f"{text}: expected key=value, such as env.eval.rollout_epoch=2; groups are the run's own")
+        OmegaConf.update(config, given[0].key_or_group, given[0].value(), force_add=True)
+    return from_hydra(config, value_keys(overrides))
+
+
 def origins(arguments: Sequence[str]) -> Origins:
     """Which file sets which key of a command line's configuration."""
     given, folders = _own_folders(understood(arguments))

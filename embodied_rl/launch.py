@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import errno
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +31,7 @@ from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
+from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.planning import plan_of
 from embodied_rl.tasks.reporting import end_of
 from embodied_rl.tasks.saving import CheckpointSaver
@@ -43,18 +45,19 @@ class Terminated(SystemExit):
     """The run was asked to end by SIGTERM."""
 
 
-def run(config: Config) -> None:
-    """Run a whole job: workers, training or evaluation, shutdown. The run directory is printed first."""
-    carry_out(plan_of(config))
+def run(config: Config) -> Path:
+    """Run a whole job: workers, training or evaluation, shutdown. Returns the run directory, which is printed first."""
+    return carry_out(plan_of(config))
 
 
-def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None) -> None:
+def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None, hooks: Hooks | None = None) -> Path:
     """As :func:`run`, with a plan that was made before.
 
     Args:
         command: the arguments of the command line, from which the end of the run makes those that come next.
+        hooks: told how the run goes.
     """
-    config, console = plan.config, RunConsole()
+    config, console, hooks = plan.config, RunConsole(), hooks or Hooks()
     provide(config.model.path)
     run_dir = _prepare(plan, console)
     with (
@@ -63,13 +66,15 @@ def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None) -> None:
         _terminable(),
         recorded(run_dir, command, console, page=config.runner.report),
     ):
-        trained = _drive(plan, run_dir, console)
+        hooks.started(run_dir)
+        trained = _drive(plan, run_dir, console, hooks)
         if trained:
             for line in end_of(run_dir, config, command):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return run_dir
 
 
-def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole) -> bool:
+def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks) -> bool:
     """Start the workers, run the task's loop and end the workers; returns whether something was trained."""
     config, start = plan.config, plan.start
     total = 0 if config.runner.only_eval else config.runner.max_steps
@@ -113,6 +118,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole) -> bool:
             logger=logger,
             progress=progress,
             console=console,
+            hooks=hooks,
         )
         runner = wiring.runner(groups, context)
         try:
@@ -227,7 +233,10 @@ def _full_disk(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that it ends a run as Ctrl-C does."""
+    """Turn SIGTERM into an exception, so that it ends a run as Ctrl-C does. Python lets the main thread alone do so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def terminate(number: int, frame: FrameType | None) -> None:
         del frame

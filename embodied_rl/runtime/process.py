@@ -15,7 +15,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -156,7 +157,7 @@ class ProcessBackend:
             daemon=False,  # an env worker may have children of its own
         )
         with signals.deferred():  # a process that has been started is one that we know of
-            with signals.blocked_in_children():
+            with signals.blocked_in_children(), _own_main():
                 process.start()
             self._processes.append(_Process(context, process, ours))
         theirs.close()
@@ -325,6 +326,18 @@ class ProcessBackend:
             else:
                 process.process.close()
         self._processes.clear()
+
+
+@contextlib.contextmanager
+def _own_main() -> Iterator[None]:
+    """Processes started in the block do not execute the user's script again, which multiprocessing has them do: a
+    script without ``__main__`` guard would start a run in every worker."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _sentinels(processes: Iterable[_Process]) -> list[int]:

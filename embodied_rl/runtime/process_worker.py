@@ -30,6 +30,10 @@ from embodied_rl.runtime.worker import ReportProgress, Worker, WorkerContext
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+is_worker: bool = False
+"""This process is a worker of a run."""
+
+
 class PickledWorker:
     """A worker's class and arguments. Arrives as ``bytes``, for :func:`main` to open when it is ready for an error."""
 
@@ -69,6 +73,8 @@ class _Driver:
 
 def main(context: WorkerContext, pickled: bytes, pipe: Connection, driver_pid: int) -> NoReturn:
     """Build the worker, then answer calls until the driver closes the pipe."""
+    global is_worker
+    is_worker = True
     signals.die_with_parent(driver_pid)
     signals.show_as(context.name)
     os.setpgid(0, 0)  # with its children, so that they can be killed together

@@ -39,7 +39,7 @@ class TrainingLoop(Generic[C]):
         self.plan, self.config, self.first_step = plan, plan.config, plan.start.step
         self.rollout, self.actor = rollout, actor
         self.run_dir, self.logger = context.run_dir, context.logger
-        self.progress, self.say = context.progress, context.say
+        self.progress, self.say, self.hooks = context.progress, context.say, context.hooks
         self._ahead: Lookahead[Any] = Lookahead(
             max_staleness=self.max_staleness,
             first=self.first_step,
@@ -53,6 +53,7 @@ class TrainingLoop(Generic[C]):
             finished=self.first_step,
             saved=self.first_step or None,
             also=self.save_state,
+            published=self.hooks.saved,
         )
         self._version: int | None = None
         """Version of the weights that the rollout workers hold, or take before they begin anything new."""
@@ -76,6 +77,9 @@ class TrainingLoop(Generic[C]):
         work = self.evaluation_work() if self._evaluations_after(self.first_step) else None
         self.progress.begin_steps(self._evaluations_after)
         for step in range(self.first_step, cfg.max_steps):
+            if self.hooks.stopping:
+                self.say(f"step {step}: a callback asked for the end; {self.saver.save_at_termination()}")
+                break
             metrics = self.train_step(step)
             done = step + 1
             last = done == cfg.max_steps
@@ -90,6 +94,7 @@ class TrainingLoop(Generic[C]):
                 seconds = metrics["time/step" if self.max_staleness else "time/rollout"]
                 self.progress.expect_evaluation(work * seconds / metrics["rollout/rounds"])
             self.progress.advance()
+            self.hooks.stepped(done, metrics)
             if self._evaluates_after(done):
                 self.sync(done)
                 reached = self._evaluate(done)
@@ -113,7 +118,9 @@ class TrainingLoop(Generic[C]):
 
     def _evaluate(self, step: int) -> float:
         with self.progress.phase("evaluation"):
-            return self.evaluate(step)
+            reached = self.evaluate(step)
+        self.hooks.evaluated(step)
+        return reached
 
     def _end_early(self, done: int, reached: float) -> None:
         saved = self.saver.save_at_termination()

@@ -143,16 +143,14 @@ def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iter
     rates = {step: rate for step, evaluation in found.items() if (rate := _rate(evaluation)) is not None}
     if rates:
         yield f"evaluated:  {rates[max(rates)]:.1%} after {max(rates)} steps{_against_first(found, rates)}"
-    complete = complete_checkpoints(run_dir / "checkpoints")
-    checkpoints = {int(path.name.rpartition("_")[2]): path for path in complete}
+    checkpoints = checkpoints_of(run_dir)
     if not checkpoints:
         return
     last = checkpoints[max(checkpoints)]
-    kept = {step: rate for step, rate in rates.items() if step in checkpoints}
-    best = max(kept, key=lambda step: (kept[step], step), default=max(checkpoints))
+    best = best_step(checkpoints, rates)
     yield f"checkpoint: {last}"
-    if checkpoints[best] != last and kept[best] > kept.get(max(checkpoints), 0.0):
-        yield f"best:       {checkpoints[best]} ({kept[best]:.1%})"
+    if checkpoints[best] != last and rates[best] > rates.get(max(checkpoints), 0.0):
+        yield f"best:       {checkpoints[best]} ({rates[best]:.1%})"
     if isinstance(config, EmbodiedConfig) and (videos := video_folder(config, run_dir)).is_dir():
         yield f"watch:      {videos}"
     python = "python train.py" if Path("train.py").is_file() else "embodied-rl"
@@ -164,6 +162,22 @@ def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iter
             resumed = shlex.quote(f"runner.resume_dir={run_dir}")
             yield f"go on:      {python} {own} {resumed} runner.max_steps={2 * config.runner.max_steps}"
     yield f"export:     {python} export {shlex.quote(str(checkpoints[best]))} <folder>"
+
+
+def best_step(checkpoints: Mapping[int, Path], rates: Mapping[int, float]) -> int:
+    """Of a run's checkpoints the one that was evaluated best, the later of equals; the last where none was evaluated.
+
+    Args:
+        checkpoints: by training steps; at least one.
+        rates: success or accuracy of evaluations, by training steps.
+    """
+    kept = {step: rate for step, rate in rates.items() if step in checkpoints}
+    return max(kept, key=lambda step: (kept[step], step), default=max(checkpoints))
+
+
+def checkpoints_of(run_dir: Path) -> dict[int, Path]:
+    """A run's complete checkpoints, by training steps."""
+    return {int(path.name.rpartition("_")[2]): path for path in complete_checkpoints(run_dir / "checkpoints")}
 
 
 _RESUMING: Final = ("runner.resume_dir=", "runner.max_steps=", "runner.only_eval=", "runner.init_from=")

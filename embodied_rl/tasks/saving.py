@@ -28,6 +28,8 @@ class CheckpointSaver:
     """Training steps in the newest checkpoint that was begun; None: there is none."""
     also: Callable[[Path], None] = lambda directory: None
     """Writes what the finished steps left beside the actor's state into the checkpoint."""
+    published: Callable[[int, Path], None] = lambda step, directory: None
+    """Told of every checkpoint that is complete."""
     updating: bool = False
     """The actor may hold part of a step."""
     _began: float = field(default_factory=lambda: time.monotonic(), init=False)
@@ -88,6 +90,7 @@ class CheckpointSaver:
             if not self.config.save_async:
                 checkpoint_store.publish(written.scratch, written.directory, max_keep=written.max_keep)
             self._unpublished = None
+        self.published(written.state.step, written.directory)
 
     def save_at_termination(self) -> str:
         """See that there is a checkpoint of the last finished step, if that can be; returns what came of it."""

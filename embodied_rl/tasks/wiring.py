@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from embodied_rl.monitoring.progress import Progress
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
 from embodied_rl.schema import Config
+from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.saving import CheckpointSaver
 
 LANE_CAPACITY = 4
@@ -34,6 +35,7 @@ class RunContext:
     logger: MetricLogger
     progress: Progress
     console: Console
+    hooks: Hooks = field(default_factory=Hooks)
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line, which the console does not break."""
