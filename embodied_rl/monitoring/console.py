@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 from rich import box
 from rich.console import Console, Group
@@ -28,6 +29,18 @@ _NO_PREFIX: Final = "run"
 """Heading of metrics without a prefix."""
 _TASKS: Final = ("eval_task/", "env_task/")
 """Prefixes with as many rows as there are tasks; an evaluation's table has them."""
+
+
+class _LogFile(io.TextIOBase):
+    """Text that is in the file at once, or lost where the disk is full: the run's own error says so, or none."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._raw.write(text.encode())
+        return len(text)
 
 
 class RunConsole(Console):
@@ -51,8 +64,10 @@ class RunConsole(Console):
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:
         """Keep what is printed in a file, after what was there; and at the end why it ended, if that was an error."""
-        with path.open("a", encoding="utf-8") as file:
-            self.log_only = Console(file=file, width=_LOG_WIDTH, force_terminal=False, color_system=None)
+        with path.open("ab", buffering=0) as raw:
+            self.log_only = Console(
+                file=cast(IO[str], _LogFile(raw)), width=_LOG_WIDTH, force_terminal=False, color_system=None
+            )
             for objects, options in self._early:
                 self.log_only.print(*objects, **options)
             self._early.clear()

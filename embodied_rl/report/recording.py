@@ -33,7 +33,8 @@ def recorded(run_dir: Path, command: Sequence[str] | None, console: Console, *, 
                 _draw(run_dir, console)
         except Exception as error:
             text = f"no report: {str(error).strip() or type(error).__name__}; python train.py report {run_dir}"
-            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            with contextlib.suppress(OSError):  # a full disk, which the run's own error speaks of
+                console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _in_words(error: BaseException) -> str:

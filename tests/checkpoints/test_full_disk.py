@@ -43,7 +43,7 @@ def run_dir(folder: Path) -> Path:
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_others_whole(disk: Callable[[int], Path]) -> None:
-    folder = disk(1600)
+    folder = disk(1750)  # between five checkpoints and six, with what is written beside them
     with pytest.raises(UserError, match=r"cannot be written: .*No space left on device. Is the disk full"):
         run(tiny_math_run(folder, BY_TEXT, "runner.max_steps=9", "runner.max_keep=9", "runner.eval_at_end=false"))
     saved = sorted(path.name for path in (run_dir(folder) / "checkpoints").glob("global_step_*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import io
 import re
@@ -14,12 +15,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from rich.console import Console
 
 from embodied_rl.commands.report import main
 from embodied_rl.errors import UserError
 from embodied_rl.launch import run as launch_run
-from embodied_rl.report import page
+from embodied_rl.monitoring.console import RunConsole
+from embodied_rl.report import page, recording
 from embodied_rl.report.data import read_run
 from embodied_rl.report.facts import note_end, note_start
 from embodied_rl.report.recording import recorded
@@ -205,3 +209,29 @@ def test_settings_that_are_not_the_defaults(tmp_path: Path) -> None:
     assert rows["actor.optim.lr"] == ("0.5", "0.001", "command line")
     assert rows["runner.max_steps"] == ("60", "3", "experiment/dummy_grpo")
     assert "algorithm.gamma" not in rows
+
+
+def test_settings_within_a_run_that_hydra_started(tmp_path: Path) -> None:
+    """As of a sweep."""
+    run = make_run(tmp_path / "run")
+    with initialize_config_module("embodied_rl.config", version_base="1.3"):
+        outer = GlobalHydra.instance().hydra
+        assert settings(read_run(run)) is not None
+        assert GlobalHydra.instance().hydra is outer
+
+
+def test_a_full_disk_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither ``run.json`` nor ``run.log`` nor the page may stand in front of what ended the run."""
+    run, console = make_run(tmp_path / "run"), RunConsole(file=io.StringIO())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fail() -> None:
+        with console.logging_to(Path("/dev/full")), recorded(run, None, console, page=True):
+            console.print("a line")
+            raise UserError("the run's own")
+
+    monkeypatch.setattr(recording, "note_end", full)
+    with pytest.raises(UserError, match="the run's own"):
+        fail()
