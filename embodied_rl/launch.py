@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,7 @@ def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None, hooks: H
         command: the arguments of the command line, from which the end of the run makes those that come next.
         hooks: told how the run goes.
     """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # workers' bars would tear the live lines apart
     config, console, hooks = plan.config, RunConsole(), hooks or Hooks()
     provide(config.model.path)
     run_dir = _prepare(plan, console)

@@ -4,6 +4,7 @@ A block as it is is checked, not run. Comments on the lines before it, which no 
 
     <!-- run: runner.max_steps=1 -->     run it, with these overrides behind those of every training command
     <!-- needs: vllm -->                 leave it out where this module is not installed
+    <!-- walk -->                        a part of scripts/new_user_walk.py, which another test runs
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SHELL = ("bash", "console")
 
 _BLOCK = re.compile(r"((?:^<!--[^\n]*-->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"^<!-- (\w+):? ?(.*?) ?-->$", re.MULTILINE)
-_MARKS = {"run", "needs"}
+_MARKS = {"run", "needs", "walk"}
 _INLINE = re.compile(r"`((?:python|embodied-rl) [^`\n…]+)`")
 _HEREDOC = re.compile(r"<<'(\w+)'\n.*?^\1$", re.MULTILINE | re.DOTALL)
 _VARIABLE = re.compile(r"[A-Z_]+=")
@@ -39,6 +40,8 @@ class Block:
     """The overrides that make its training commands short; None: not to be run."""
     needs: tuple[str, ...] = ()
     """Modules without which it can be neither run nor checked."""
+    walk: bool = False
+    """It needs what earlier blocks of its page made."""
 
     def commands(self) -> Iterator[list[str]]:
         """The words of each command, without prompt, environment variables and comment."""
@@ -67,7 +70,7 @@ def blocks(page: Path) -> list[Block]:
         if unknown := marks.keys() - _MARKS:
             raise ValueError(f"{page}:{line}: got {', '.join(sorted(unknown))}, expected {' or '.join(sorted(_MARKS))}")
         needs = tuple(marks.get("needs", "").replace(",", " ").split())
-        found.append(Block(page, line, block[2], block[3], marks.get("run"), needs))
+        found.append(Block(page, line, block[2], block[3], marks.get("run"), needs, walk="walk" in marks))
     return found
 
 
