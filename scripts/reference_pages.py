@@ -1,14 +1,18 @@
-"""Writes the pages of docs/ that the code says: configuration.md and algorithm_keys.md.
+"""Writes the pages of docs/ that the code says: configuration.md, algorithm_keys.md and api.md.
 
-Run it after a change of the schema, of ``config/`` or of ``embodied_rl/explain/keys/``:
+Run it after a change of the schema, of ``config/``, of ``embodied_rl/explain/keys/`` or of a class that api.md lists:
 ``python scripts/reference_pages.py``.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from embodied_rl.explain.catalog import STATUSES, SYSTEMS, Entry, load_entries
 from embodied_rl.explain.own import OwnKey, own_keys, task_keys
@@ -43,9 +47,28 @@ list below says where meaning, unit or default differs.
 """
 
 
+API_HEAD = """# API
+
+What scripts and extensions use, from its docstrings. Made by `python scripts/reference_pages.py`; a test keeps it
+current. [From Python](python.md) shows the first part at work, [CONTRIBUTING](../CONTRIBUTING.md) the others. Shapes:
+`N` envs, `C` actions of a chunk, `A` action dimensions, `S` state dimensions.
+"""
+API = {
+    "Runs": ("embodied_rl", ("train", "evaluate", "load_policy", "Run", "LoadedPolicy", "Callback", "StopTraining")),
+    "Simulators": ("embodied_rl.envs.base", ("SimEnv", "SimObs", "SimStep", "Task")),
+    "Policies": ("embodied_rl.models.base", ("Policy", "PolicySpec")),
+    "Loggers": ("embodied_rl.monitoring.backend", ("MetricBackend", "VideoBackend", "TextBackend", "RunInfo")),
+}
+"""Heading -> (module, names)."""
+
+
 def pages() -> dict[Path, str]:
     """Each page's file and content."""
-    return {DOCS / "configuration.md": configuration(), DOCS / "algorithm_keys.md": algorithm_keys()}
+    return {
+        DOCS / "configuration.md": configuration(),
+        DOCS / "algorithm_keys.md": algorithm_keys(),
+        DOCS / "api.md": api(),
+    }
 
 
 def configuration() -> str:
@@ -64,6 +87,43 @@ def configuration() -> str:
 def _row(about: OwnKey, task: str) -> str:
     cells = (f"`{about.key}`", f"`{about.kind}`", f"`{about.defaults[task]}`", about.text.replace("``", "`"))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def api() -> str:
+    """Signature and docstring of each name, and of the methods of each class."""
+    parts = [API_HEAD]
+    for title, (module, names) in API.items():
+        parts.append(f"\n## {title}\n\nIn `{module}`.\n")
+        for name in names:
+            thing = getattr(importlib.import_module(module), name)
+            parts.append(f"### {name}\n")
+            parts.append(f"```python\n{_signature(thing, name)}\n```\n\n{_prose(thing)}")
+            for part, member in vars(thing).items() if inspect.isclass(thing) else ():
+                plain = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                if inspect.isfunction(plain) and not part.startswith("_") and plain.__doc__:
+                    shown = f"`{name}.{part}`" if isinstance(member, property) else f"`{_signature(plain, part)}`"
+                    parts.append(f"- {shown}: {_prose(plain).replace(chr(10), chr(10) + '  ').rstrip()}\n")
+    return "\n".join(parts)
+
+
+def _signature(thing: Any, name: str) -> str:
+    if inspect.isclass(thing) and (issubclass(thing, Exception) or getattr(thing, "_is_protocol", False)):
+        return f"class {name}"
+    text = f"{name}{inspect.signature(thing)}"
+    plain = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are strings
+    return (
+        re.sub(r"embodied_rl\.[a-z_.]+\.", "", plain)
+        .replace(" -> None", "")
+        .replace("(self, ", "(")
+        .replace("(self)", "()")
+    )
+
+
+def _prose(thing: Any) -> str:
+    """A docstring as Markdown."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", (inspect.getdoc(thing) or "").replace("``", "`"))
+    text = re.sub(r"^(Args|Raises|Returns):$", r"\n*\1*\n", text, flags=re.MULTILINE)
+    return re.sub(r"^    (\S)", r"- \1", re.sub(r"\n{3,}", "\n\n", text), flags=re.MULTILINE) + "\n"
 
 
 def algorithm_keys() -> str:

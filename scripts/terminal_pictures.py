@@ -22,7 +22,7 @@ from rich.text import Text
 
 SIZES: Final = ((80, 24), (120, 40), (200, 50))
 IMAGES: Final = Path("docs/images")
-LIBERO: Final = "env=libero_spatial model=libero_spatial_vla env.task_ids=[0,8] env.train.total_num_envs=8"
+LIBERO: Final = "env=libero_spatial model=libero_spatial_vla env.task_ids=[0,8] env.train.total_num_envs=16"
 RUNS: Final = {
     "dummy": ("experiment=dummy_grpo runner.max_steps=20 runner.val_before_train=true", r"step 1[2-6]/20"),
     "math": ("task=math runner.max_steps=10 data.rollout_batch_size=8 data.eval_size=32", r"\n +6 .*%"),

@@ -63,13 +63,14 @@ class Job:
         return {child.name(): child.pid for child in children if "Group[" in child.name()}
 
     def end(self) -> tuple[int, list[str], float]:
-        """Exit status, what was printed after the bar as plain lines, and how long the end took."""
+        """Exit status, the plain lines that were printed after the bar, and how long the end took."""
         start = time.monotonic()
         status = self.process.wait(PATIENCE)
         seconds = time.monotonic() - start
         self._reader.join(PATIENCE)
         last = self.screen.rpartition("\x1b[?25h")[2]
-        return status, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).split("\r\n"), seconds
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).replace("^C", "")  # the terminal's echo of the key
+        return status, [line.strip() for line in plain.split("\r\n") if line.strip()], seconds
 
 
 @pytest.fixture
@@ -105,7 +106,8 @@ def test_ctrl_c(job: Job) -> None:
         os.write(job.terminal, b"\x03")
         status, lines, seconds = job.end()
     assert status == 130
-    assert [line for line in lines if line.strip()] == ["interrupted"]
+    assert re.match(r"stopped at step \d+/100000, elapsed 0:0\d:\d\d$", lines[0]), lines
+    assert lines[1].startswith("report:") and lines[-1] == "interrupted", lines
     assert "Traceback" not in job.screen
     assert job.screen.count("\x1b[?25l") == job.screen.count("\x1b[?25h") > 0  # the cursor is back
     assert seconds < PROMPT
@@ -117,7 +119,8 @@ def test_sigterm(job: Job) -> None:
         job.process.terminate()
         status, lines, seconds = job.end()
     assert status == 143
-    assert [line for line in lines if line.strip()] == ["terminated"]
+    assert re.match(r"stopped at step \d+/100000, elapsed 0:0\d:\d\d$", lines[0]), lines
+    assert lines[1].startswith("report:") and lines[-1] == "terminated", lines
     assert "Traceback" not in job.screen
     assert job.screen.count("\x1b[?25l") == job.screen.count("\x1b[?25h") > 0
     assert seconds < PROMPT
@@ -150,6 +153,6 @@ def test_ctrl_c_while_workers_start(job: Job, workers: int) -> None:
         os.write(job.terminal, b"\x03")
         status, lines, seconds = job.end()
     assert status == 130
-    assert [line for line in lines if line.strip()][-1] == "interrupted"
+    assert lines[-1] == "interrupted", lines
     assert "Traceback" not in job.screen and "KeyboardInterrupt" not in job.screen
     assert seconds < PROMPT
