@@ -47,7 +47,9 @@ class RunConsole(Console):
     """A console whose output a file keeps, too: from the beginning, once the run has a directory."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        if Console().is_jupyter:  # its stream says it is a terminal, and a cell keeps what a cursor would overwrite
+            options = {"force_terminal": False} | options
+        super().__init__(force_jupyter=False, **options)
         self._early: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.log_only: Console | None = None
         """Prints to the file alone; None: there is none yet, or none any more."""
@@ -66,7 +68,11 @@ class RunConsole(Console):
         """Keep what is printed in a file, after what was there; and at the end why it ended, if that was an error."""
         with path.open("ab", buffering=0) as raw:
             self.log_only = Console(
-                file=cast(IO[str], _LogFile(raw)), width=_LOG_WIDTH, force_terminal=False, color_system=None
+                file=cast(IO[str], _LogFile(raw)),
+                width=_LOG_WIDTH,
+                force_terminal=False,
+                force_jupyter=False,
+                color_system=None,
             )
             for objects, options in self._early:
                 self.log_only.print(*objects, **options)
@@ -144,7 +150,7 @@ class LogBackend(VerboseBackend):
 
     def __init__(self, run: RunInfo) -> None:
         super().__init__(run)
-        self._console = getattr(run.console, "log_only", None) or Console(quiet=True)
+        self._console = getattr(run.console, "log_only", None) or Console(quiet=True, force_jupyter=False)
 
 
 def metrics_panel(step: int, metrics: Mapping[str, float], width: int) -> Panel:
