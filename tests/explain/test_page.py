@@ -14,6 +14,6 @@ def test_the_generated_pages_are_current() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     pages = module.pages()
-    assert {path.name for path in pages} == {"configuration.md", "algorithm_keys.md"}
+    assert {"configuration.md", "algorithm_keys.md", "api.md", "libero.md"} <= {path.name for path in pages}
     for path, content in pages.items():
         assert path.read_text() == content, "run: python scripts/reference_pages.py"
