@@ -425,6 +425,8 @@ class EpisodeRecord:
     """Simulator steps."""
     max_reward: float | None = None
     """Largest (scaled) reward of a step; None: nobody kept it."""
+    failed: bool = False
+    """The simulator ended it before the horizon, without success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

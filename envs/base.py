@@ -46,6 +46,11 @@ class SimStep:
     dense level must be 0 in the initial state: relative rewards count from there."""
     success: NDArray[np.bool_]
     """[n], the goal holds now."""
+    terminated: NDArray[np.bool_] | None = None
+    """[n], the simulator's own episode is over and cannot go on: the task failed, unless the goal holds. None: nothing
+    but success ends an episode."""
+    truncated: NDArray[np.bool_] | None = None
+    """[n], the simulator cuts the episode here though the task goes on. None: it has no horizon of its own."""
 
 
 class SimEnv(Protocol):
@@ -54,11 +59,13 @@ class SimEnv(Protocol):
     Construct as ``Adapter(num_slots, params, seed)`` where ``params`` is the adapter's own ``Params`` dataclass, built
     from the config's ``env.init_params``.
 
-    Three class attributes may be left out. By two of them ``eval.json`` tells which evaluations had the same episodes:
+    Some attributes may be left out. By two of the class ``eval.json`` tells which evaluations had the same episodes:
     ``packages``, the names of the distributions whose versions change what an episode is (none), and
     ``states_need_seed``, whether an initial state depends on ``seed`` beside its number (True). And
     ``image_shapes_of(params)``, a static method: ``image_shapes`` before there is a simulator, None where only that
     knows them. With it, and with sizes that are class attributes, misfits are found before anything starts.
+    ``success_return``, a number: an episode that ends with at least this return, in rewards before ``reward_coef``, is
+    a success, too.
     """
 
     Params: ClassVar[type]

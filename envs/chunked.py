@@ -54,7 +54,8 @@ class ChunkedEnv:
         max_episode_steps: an episode is truncated when it has taken this many steps.
         auto_reset: start an env's next episode at the end of the chunk in which one ended. Otherwise the env stays
             done: it is not stepped or rendered again and its last observation is repeated.
-        ignore_terminations: success is recorded but does not end the episode.
+        ignore_terminations: success is recorded but does not end the episode. A simulator that cannot go on ends it
+            all the same.
         use_rel_reward: reward changes of the simulator's reward level (r_t - r_{t-1}, with r_{-1} = 0) instead of it.
         reward_coef: factor of every reward.
         recorder: gets a frame of every step of the envs that it wants.
@@ -84,6 +85,7 @@ class ChunkedEnv:
         self._ignore_terminations = ignore_terminations
         self._use_rel_reward = use_rel_reward
         self._reward_coef = reward_coef
+        self._success_return: float | None = getattr(sim, "success_return", None)
         self.recorder = recorder
         self._next_reset_state: NextResetState | None = None
         self.started = False
@@ -100,7 +102,7 @@ class ChunkedEnv:
         self._level = np.zeros(n, dtype=np.float32)
         self._return = np.zeros(n, dtype=np.float64)
         self._max_reward = np.zeros(n, dtype=np.float32)
-        self._succeeded = np.zeros(n, dtype=np.bool_)
+        self._succeeded, self._failed = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
         self._tasks = [sim.task(0)] * n
         self._state = np.zeros((n, sim.state_dim), dtype=np.float32)
         self._images = {
@@ -296,7 +298,7 @@ class ChunkedEnv:
         for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
             self._tasks[slot] = self._sim.task(reset_state_id)
         self._reset_state[slots] = reset_state_ids
-        for array in (self._done, self._steps, self._level, self._return, self._succeeded):
+        for array in (self._done, self._steps, self._level, self._return, self._succeeded, self._failed):
             array[slots] = 0
         self._max_reward[slots] = -np.inf
 
@@ -320,25 +322,36 @@ class ChunkedEnv:
         if self._auto_reset:
             self._actions[slots, self._steps[slots]] = actions
         outcome = self._sim.step(slots, actions)
-        for name, array in (("rewards", outcome.rewards), ("success", outcome.success)):
-            if array.shape != (len(slots),):
+        for name in ("rewards", "success", "terminated", "truncated"):
+            array = getattr(outcome, name)
+            if array is not None and array.shape != (len(slots),):
                 raise ValueError(
                     f"{type(self._sim).__name__}.step: got {name} {list(array.shape)}, expected [{len(slots)}]"
                 )
         levels = outcome.rewards.astype(np.float32)
-        rewards = self._reward_coef * (levels - self._level[slots] if self._use_rel_reward else levels)
+        unscaled = levels - self._level[slots] if self._use_rel_reward else levels
+        rewards = self._reward_coef * unscaled
         self._level[slots] = levels
         self._steps[slots] += 1
-        self._return[slots] += rewards
+        self._return[slots] += unscaled
         self._max_reward[slots] = np.maximum(self._max_reward[slots], rewards)
-        self._succeeded[slots] |= outcome.success
 
-        terminated = np.zeros_like(outcome.success) if self._ignore_terminations else outcome.success
-        truncated = (self._steps[slots] >= self._max_episode_steps) & ~terminated
-        self._done[slots] = terminated | truncated
-        self._record_frames(slots, rewards, outcome.success)
+        success = outcome.success
+        terminated = np.zeros_like(success) if self._ignore_terminations else success
+        if outcome.terminated is not None:
+            terminated = terminated | outcome.terminated
+        truncated = self._steps[slots] >= self._max_episode_steps
+        if outcome.truncated is not None:
+            truncated = truncated | outcome.truncated
+        truncated = truncated & ~terminated
+        self._done[slots] = done = terminated | truncated
+        if self._success_return is not None:  # known at the end alone, so it does not bring the end about
+            success = success | (done & (self._return[slots] >= self._success_return))
+        self._succeeded[slots] |= success
+        self._failed[slots] = terminated & ~self._succeeded[slots]
+        self._record_frames(slots, rewards, success)
         self._finished += [self._episode_record(slot) for slot in slots if self._done[slot]]
-        return rewards, outcome.success, terminated, truncated
+        return rewards, success, terminated, truncated
 
     def _episode_record(self, slot: int) -> EpisodeRecord:
         return EpisodeRecord(
@@ -347,9 +360,10 @@ class ChunkedEnv:
             instruction=self._tasks[slot].instruction,
             reset_state_id=int(self._reset_state[slot]),
             success=bool(self._succeeded[slot]),
-            episode_return=float(self._return[slot]),
+            episode_return=self._reward_coef * float(self._return[slot]),
             episode_length=int(self._steps[slot]),
             max_reward=float(self._max_reward[slot]),
+            failed=bool(self._failed[slot]),
         )
 
     def _record_frames(self, slots: list[int], rewards: NDArray[np.float32], success: NDArray[np.bool_]) -> None:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from embodied_rl.contracts import ChunkResult, EnvObs
 from embodied_rl.envs.base import SimObs, SimStep, Task
 
+NOTHING = [False] * 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -21,6 +23,10 @@ class Script:
     """Reward level after step 1, 2, ..."""
     success: Sequence[bool]
     """Whether the goal holds after step 1, 2, ..."""
+    terminated: Sequence[bool] | None = None
+    """Whether the simulator ends the episode after step 1, 2, ..."""
+    truncated: Sequence[bool] | None = None
+    """Whether the simulator cuts it there."""
 
 
 class ScriptedSim:
@@ -76,9 +82,18 @@ class ScriptedSim:
         self._last_action[list(slots)] = actions[:, 0]
         scripts = [self._scripts[self._reset_state[slot]] for slot in slots]
         rewards = [script.rewards[self._steps[slot]] for slot, script in zip(slots, scripts, strict=True)]
-        success = [script.success[self._steps[slot]] for slot, script in zip(slots, scripts, strict=True)]
+        flags = {
+            name: np.asarray(
+                [
+                    (getattr(script, name) or NOTHING)[self._steps[slot]]
+                    for slot, script in zip(slots, scripts, strict=True)
+                ]
+            )
+            for name in ("success", "terminated", "truncated")
+            if name == "success" or any(getattr(script, name) for script in self._scripts)
+        }
         self._steps[list(slots)] += 1
-        return SimStep(rewards=np.asarray(rewards, np.float32), success=np.asarray(success, np.bool_))
+        return SimStep(rewards=np.asarray(rewards, np.float32), **flags)
 
     def observe(self, slots: Sequence[int]) -> SimObs:
         self.calls.append(("observe", tuple(slots)))

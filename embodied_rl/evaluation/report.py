@@ -152,6 +152,7 @@ def _episode(episode: EvaluatedEpisode, seed: int | None) -> dict[str, Any]:
         "reset_state_id": episode.reset_state_id,
         "seed": seed,
         "success": episode.success,
+        "failed": episode.failed,
         "return": number_or_null(episode.episode_return),
         "max_reward": number_or_null(episode.max_reward),
         "length": episode.episode_length,
@@ -166,6 +167,7 @@ def _numbers(row: SuccessRow) -> dict[str, Any]:
         "pc_success_ci95": [round(100 * end, 4) for end in row.interval],
         "n_episodes": row.episodes,
         "n_successes": row.successes,
+        "n_failures": row.failures,
         # A simulator's NaN reward must not cost the report of a long evaluation.
         "avg_sum_reward": number_or_null(row.mean_return),
         "avg_episode_length": round(row.mean_length, 4),

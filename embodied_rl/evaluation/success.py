@@ -68,6 +68,8 @@ class SuccessRow:
     mean_success_length: float | None
     """Simulator steps, over the successful episodes; None without any."""
     mean_return: float
+    failures: int = 0
+    """Episodes that the task ended without success; the other unsuccessful ones ran out of time."""
 
     @property
     def success_rate(self) -> float:
@@ -106,6 +108,7 @@ def _row(task_id: int | None, instruction: str, records: Sequence[EpisodeRecord]
         mean_success_length=sum(successful) / len(successful) if successful else None,
         # fsum is correctly rounded, so the order in which workers finish cannot change the last digit.
         mean_return=math.fsum(record.episode_return for record in records) / count,
+        failures=sum(record.failed for record in records),
     )
 
 
@@ -136,8 +139,9 @@ def success_table(records: Iterable[EpisodeRecord]) -> SuccessTable:
 class SuccessReport:
     """Rich renderable: ``console.print(SuccessReport(table, title="libero_spatial"))``.
 
-    Instructions wrap, so nothing that tells two tasks apart is cut off. A narrow console (under 100 columns) leaves out
-    the return and the length of successful episodes; a wide one (from 120) draws each interval on a scale to 100 %.
+    Instructions wrap, so nothing that tells two tasks apart is cut off. Failures have a column where there are some. A
+    narrow console (under 100 columns) leaves out the return and the length of successful episodes; a wide one (from
+    120) draws each interval on a scale to 100 %.
     """
 
     def __init__(self, table: SuccessTable, *, title: str = "evaluation") -> None:
@@ -150,8 +154,9 @@ class SuccessReport:
         footer = Text(f"{len(tasks)} task{'' if len(tasks) == 1 else 's'} (mean {self.table.mean_task_success:.1%})")
         grid.add_column("task", Text("all"), justify="right")
         grid.add_column("instruction", footer, ratio=1)
-        rows = [_cells(row, options.max_width) for row in tasks]
-        for name, total in _cells(self.table.overall, options.max_width).items():
+        failures = self.table.overall.failures > 0
+        rows = [_cells(row, options.max_width, failures) for row in tasks]
+        for name, total in _cells(self.table.overall, options.max_width, failures).items():
             grid.add_column(name, total, justify="left" if name == _CHART_AXIS else "right", no_wrap=True)
         for row, cells in zip(tasks, rows, strict=True):
             grid.add_row(str(row.task_id), Text(row.instruction), *cells.values())
@@ -164,12 +169,13 @@ def percentages(interval: tuple[float, float]) -> str:
     return f"{100 * low:.1f} - {100 * high:.1f}"
 
 
-def _cells(row: SuccessRow, width: int) -> dict[str, Text]:
+def _cells(row: SuccessRow, width: int, failures: bool) -> dict[str, Text]:
     """Column name -> cell, for a console of ``width`` columns."""
     cells = {
         "success": Text(f"{row.successes}/{row.episodes}"),
         "rate": Text(f"{row.success_rate:.1%}", style="bold"),
         "95 % interval": Text(percentages(row.interval)),
+        **({"failed": Text(str(row.failures))} if failures else {}),
         "steps": Text(f"{row.mean_length:.0f}"),
     }
     if width >= _DETAILS_MIN_WIDTH:

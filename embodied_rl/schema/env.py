@@ -31,7 +31,7 @@ class EnvTrainConfig(Section):
     auto_reset: bool
     """Start the next episode at the end of the chunk in which one ended; unfinished ones go on in the next rollout."""
     ignore_terminations: bool
-    """Success does not end an episode, only the horizon does."""
+    """Success does not end an episode, only the horizon does, or a simulator that cannot go on."""
     use_fixed_reset_state_ids: bool
     """Keep the initial states drawn at the start; false draws new ones each rollout. A group always shares one."""
     skip_states: NonNegativeInt

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from embodied_rl.contracts import EpisodeRecord
+from embodied_rl.algorithms.advantages import AdvantageInputs, gae
+from embodied_rl.contracts import EpisodeRecord, RolloutStart
 from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.chunked import ChunkedEnv, FrameRecorder
+from embodied_rl.models.base import PolicyOutput
+from embodied_rl.workers.trajectory import TrajectoryBuilder
 from tests.fakes import Script, ScriptedSim, seen_after
 
 NEVER = Script(rewards=[0.0] * 64, success=[False] * 64)
@@ -144,6 +147,103 @@ def test_ignore_terminations_records_success_at_any_step() -> None:
     assert result.success.int().tolist() == [[0, 1, 0, 0], [0, 0, 0, 0]]
     assert result.valid.all()
     assert [(r.success, r.episode_length) for r in env.drain_episodes()] == [(True, 4), (False, 4)]
+
+
+def fails_at(step: int, *, success: bool = False, horizon: int | None = None, length: int = 8) -> Script:
+    """The simulator ends the episode at ``step``, or cuts it at ``horizon`` (both counted from 1); each step pays 1."""
+    marks = range(1, length + 1)
+    return Script(
+        rewards=[1.0] * length,
+        success=[success and t == step for t in marks],
+        terminated=[t == step for t in marks],
+        truncated=[t == horizon for t in marks],
+    )
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("ignore", [False, True])
+def test_a_simulator_that_ends_its_episode_ends_it_whatever_is_ignored(batched: bool, ignore: bool) -> None:
+    scripts = [fails_at(2), fails_at(2, success=True), fails_at(9, horizon=1), fails_at(3, horizon=3), fails_at(9)]
+    env = chunked(ScriptedSim(5, scripts, batched=batched), 5, 4, ignore_terminations=ignore, max_episode_steps=4)
+    env.reset(range(5))
+    result = env.chunk_step(numbered_actions(5, 4))
+    assert result.terminated.int().tolist() == [[0, 1, 0, 0], [0, 1, 0, 0], [0] * 4, [0, 0, 1, 0], [0] * 4]
+    assert result.truncated.int().tolist() == [[0] * 4, [0] * 4, [1, 0, 0, 0], [0] * 4, [0, 0, 0, 1]]
+    assert result.valid.sum(1).tolist() == [2, 2, 1, 3, 4]
+    assert result.success.any(1).tolist() == [False, True, False, False, False]
+    assert [(r.success, r.failed) for r in sorted(env.drain_episodes(), key=lambda r: r.env_id)] == [
+        (False, True),
+        (True, False),
+        (False, False),
+        (False, True),
+        (False, False),
+    ]
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize(
+    ("threshold", "expected"), [(-7.0, [True, True]), (-7.5, [True, True]), (-6.5, [False, True]), (-2.0, [False] * 2)]
+)
+def test_success_by_the_return_is_judged_at_the_end_and_ends_nothing(
+    relative: bool, threshold: float, expected: list[bool]
+) -> None:
+    """Returns are -7 at the horizon and -3 where the simulator ends the episode; after one step each is above both."""
+    paid = [-1.0, -2.0, -4.0], [-1.0, -2.0]
+    levels = [np.cumsum(rewards).tolist() if relative else rewards for rewards in paid]
+    scripts = [
+        Script(rewards=levels[0], success=[False] * 3, terminated=[False] * 3),
+        Script(rewards=levels[1], success=[False] * 2, terminated=[False, True]),
+    ]
+    sim = ScriptedSim(2, scripts)
+    sim.success_return = threshold  # type: ignore[attr-defined]
+    env = chunked(sim, 2, 3, max_episode_steps=3, use_rel_reward=relative, reward_coef=0.5)
+    env.reset([0, 1])
+    result = env.chunk_step(numbered_actions(2, 3))
+    assert result.success.tolist() == [[False, False, expected[0]], [False, expected[1], False]]
+    assert result.truncated.int().tolist() == [[0, 0, 1], [0, 0, 0]], "a bootstrapped end, successful or not"
+    assert result.terminated.int().tolist() == [[0, 0, 0], [0, 1, 0]]
+    records = sorted(env.drain_episodes(), key=lambda r: r.env_id)
+    assert [(r.success, r.failed, r.episode_return) for r in records] == [
+        (expected[0], False, -3.5),
+        (expected[1], not expected[1], -1.5),
+    ]
+
+
+def test_advantages_after_a_fall_and_after_a_horizon() -> None:
+    """Both envs take two steps of reward 1. Env 100 falls, so nothing follows; env 101 runs out of time, so what its
+    last state was worth, 10, follows; the 70 of the next episode counts for neither."""
+    scripts = [fails_at(2), fails_at(9, horizon=2)]
+    env = chunked(ScriptedSim(2, scripts), 2, 1, auto_reset=True)
+    obs = env.reset([0, 1], lambda env_id, k: env_id - 100)
+    builder = TrajectoryBuilder(RolloutStart(obs=obs, group_ids=torch.tensor([0, 1])))
+    for values, following, final in (([3.0, 5.0], [4.0, 6.0], None), ([4.0, 6.0], [70.0, 70.0], [10.0, 10.0])):
+        action = numbered_actions(2, 1)
+        column = torch.tensor(values).unsqueeze(1)
+        builder.decided(PolicyOutput(actions=action, logprobs=action, values=column, replay_inputs={}), 0)
+        builder.happened(
+            env.chunk_step(action), torch.tensor(following), None if final is None else torch.tensor(final)
+        )
+    rollout = builder.build()
+    estimate = gae(
+        AdvantageInputs(
+            reward_level="chunk_level",
+            rewards=rollout.rewards,
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            valid=rollout.valid,
+            group_ids=rollout.group_ids,
+            scores=rollout.scores,
+            values=rollout.values,
+            bootstrap_values=rollout.bootstrap_values,
+        ),
+        gamma=0.5,
+        gae_lambda=0.5,
+    )
+    # Env 100: d2 = 1 + 0 - 4 = -3; d1 = 1 + 0.5*4 - 3 = 0, so A1 = 0 + 0.25*(-3) = -0.75.
+    # Env 101: d2 = 1 + 0.5*10 - 6 = 0; d1 = 1 + 0.5*6 - 5 = -1, so A1 = -1.
+    torch.testing.assert_close(estimate.advantages, torch.tensor([[-0.75, -1.0], [-3.0, 0.0]]))
+    assert estimate.returns is not None
+    torch.testing.assert_close(estimate.returns.squeeze(-1), torch.tensor([[2.25, 4.0], [1.0, 6.0]]))
 
 
 def test_reward_level_relative_and_scaled() -> None:

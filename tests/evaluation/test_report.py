@@ -103,6 +103,7 @@ def test_eval_json_content(tmp_path: Path) -> None:
         "reset_state_id": 1,
         "seed": 7,
         "success": True,
+        "failed": False,
         "return": 0.5,
         "max_reward": 0.25,
         "length": 101,

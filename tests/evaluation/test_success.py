@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import io
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from embodied_rl.contracts import EpisodeRecord
-from embodied_rl.evaluation.success import success_table, wilson_interval
+from embodied_rl.evaluation.success import SuccessReport, success_table, wilson_interval
 
 
 def record(task_id: int, success: bool, length: int, episode_return: float = 0.0, state: int = 0) -> EpisodeRecord:
@@ -98,3 +101,17 @@ def test_success_table_does_not_depend_on_the_order_of_episodes() -> None:
 def test_success_table_needs_an_episode() -> None:
     with pytest.raises(ValueError, match="no episode was finished"):
         success_table([])
+
+
+def test_failures_are_counted_and_shown_where_there_are_some() -> None:
+    records = [record(0, success, 10) for success in (True, False, False)]
+    fallen = [records[0], *(replace(r, failed=True) for r in records[1:])]
+    printed = []
+    for episodes in (records, fallen):
+        console = Console(width=90, record=True, file=io.StringIO())
+        console.print(SuccessReport(success_table(episodes)))
+        printed.append(console.export_text())
+    assert success_table(fallen).overall.failures == 2
+    assert "failed" not in printed[0]
+    (total,) = (line.split() for line in printed[1].splitlines() if "1 task" in line)
+    assert total[-2:] == ["2", "10"]
