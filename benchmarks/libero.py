@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from embodied_rl.envs.chunked import ChunkedEnv
-from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams, _load_suite
+from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
+from embodied_rl.envs.libero.suites import load_suite
 
 SUITE, TASK = "libero_goal", 7
 FIRST_STATE = 50 * TASK
@@ -145,7 +146,7 @@ class Processes:
 
 
 def _upstream_process(steps: int, pipe: Connection) -> None:
-    task = _load_suite(SUITE)[TASK]  # Imports LIBERO quietly.
+    task = load_suite(SUITE)[TASK]  # Imports LIBERO quietly.
     from libero.libero.envs import OffScreenRenderEnv
 
     env = OffScreenRenderEnv(bddl_file_name=task.bddl_file)

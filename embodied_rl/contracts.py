@@ -427,6 +427,8 @@ class EpisodeRecord:
     """Largest (scaled) reward of a step; None: nobody kept it."""
     failed: bool = False
     """The simulator ended it before the horizon, without success."""
+    suite: str = ""
+    """The group of tasks that its task is of; empty: nobody kept it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -364,6 +364,7 @@ class ChunkedEnv:
             episode_length=int(self._steps[slot]),
             max_reward=float(self._max_reward[slot]),
             failed=bool(self._failed[slot]),
+            suite=self._tasks[slot].suite,
         )
 
     def _record_frames(self, slots: list[int], rewards: NDArray[np.float32], success: NDArray[np.bool_]) -> None:

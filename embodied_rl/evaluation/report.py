@@ -57,6 +57,15 @@ def eval_report(
             "video_paths": [Path(path).as_posix() for path in video_paths],
         },
         "per_task": [{"task_id": row.task_id, "instruction": row.instruction, **_numbers(row)} for row in table.tasks],
+        "per_suite": [
+            {
+                "suite": row.suite,
+                **_numbers(row.pooled),
+                "mean_task_pc_success": round(100 * row.mean_task_success, 4),
+                "n_tasks": row.tasks,
+            }
+            for row in table.suites
+        ],
         "episodes": [_episode(episode, seed) for episode in _ordered(episodes)],
     }
     if eval_s is not None:

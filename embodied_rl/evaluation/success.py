@@ -6,7 +6,7 @@ import math
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -54,10 +54,10 @@ def wilson_interval(successes: int, episodes: int, confidence: float = CONFIDENC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessRow:
-    """The episodes of one task, or of all of them."""
+    """The episodes of one task, of a suite, or all of them."""
 
     task_id: int | None
-    """None in the overall row."""
+    """None in the row of a suite and in the overall row."""
     instruction: str
     episodes: int
     successes: int
@@ -84,6 +84,17 @@ def task_name(task_id: int | None, instruction: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRow:
+    """The tasks of one suite."""
+
+    suite: str
+    tasks: int
+    pooled: SuccessRow
+    mean_task_success: float
+    """Mean of its tasks' success rates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessTable:
     """The results of an evaluation. Producer: :func:`success_table`. Consumer: ``report.py`` and the metrics."""
 
@@ -93,6 +104,8 @@ class SuccessTable:
     """All episodes pooled: a task with more episodes weighs more."""
     mean_task_success: float
     """Mean of the tasks' success rates: every task weighs the same."""
+    suites: tuple[SuiteRow, ...] = ()
+    """In the order of their tasks; empty where all tasks are of one suite."""
 
 
 def _row(task_id: int | None, instruction: str, records: Sequence[EpisodeRecord]) -> SuccessRow:
@@ -125,15 +138,33 @@ def success_table(records: Iterable[EpisodeRecord]) -> SuccessTable:
         by_task[record.task_id].append(record)
     if not by_task:
         raise ValueError("no episode was finished, so there is no success rate: run at least one episode per task")
-    tasks = tuple(
-        _row(task_id, min((r.reset_state_id, r.instruction) for r in by_task[task_id])[1], by_task[task_id])
+    rows = {
+        task_id: _row(task_id, min((r.reset_state_id, r.instruction) for r in by_task[task_id])[1], by_task[task_id])
         for task_id in sorted(by_task)
-    )
+    }
+    suites: dict[str, list[int]] = defaultdict(list)
+    for task_id in rows:
+        suites[by_task[task_id][0].suite].append(task_id)
     return SuccessTable(
-        tasks=tasks,
+        tasks=tuple(rows.values()),
         overall=_row(None, "all tasks", [record for group in by_task.values() for record in group]),
-        mean_task_success=math.fsum(row.success_rate for row in tasks) / len(tasks),
+        mean_task_success=_mean_rate(rows.values()),
+        suites=tuple(
+            SuiteRow(
+                suite=name,
+                tasks=len(task_ids),
+                pooled=_row(None, name, [record for task_id in task_ids for record in by_task[task_id]]),
+                mean_task_success=_mean_rate([rows[task_id] for task_id in task_ids]),
+            )
+            for name, task_ids in suites.items()
+        )
+        if len(suites) > 1
+        else (),
     )
+
+
+def _mean_rate(rows: Collection[SuccessRow]) -> float:
+    return math.fsum(row.success_rate for row in rows) / len(rows)
 
 
 class SuccessReport:
@@ -161,6 +192,20 @@ class SuccessReport:
         for row, cells in zip(tasks, rows, strict=True):
             grid.add_row(str(row.task_id), Text(row.instruction), *cells.values())
         yield grid
+        if self.table.suites:
+            yield self._by_suite(options.max_width)
+
+    def _by_suite(self, width: int) -> Table:
+        grid = Table(title="by suite", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        grid.add_column("suite", ratio=1)
+        for name in ("tasks", "mean of tasks"):
+            grid.add_column(name, justify="right")
+        rows = [(row, _cells(row.pooled, width, self.table.overall.failures > 0)) for row in self.table.suites]
+        for name in rows[0][1]:
+            grid.add_column(name, justify="left" if name == _CHART_AXIS else "right", no_wrap=True)
+        for row, cells in rows:
+            grid.add_row(Text(row.suite), str(row.tasks), f"{row.mean_task_success:.1%}", *cells.values())
+        return grid
 
 
 def percentages(interval: tuple[float, float]) -> str:

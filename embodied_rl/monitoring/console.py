@@ -27,8 +27,8 @@ _COLUMN_WIDTH: Final = 38
 _VALUE_WIDTH: Final = 10
 _NO_PREFIX: Final = "run"
 """Heading of metrics without a prefix."""
-_TASKS: Final = ("eval_task/", "env_task/")
-"""Prefixes with as many rows as there are tasks; an evaluation's table has them."""
+_TASKS: Final = ("eval_task/", "eval_suite/", "env_task/")
+"""Prefixes with as many rows as there are tasks or suites; an evaluation's table has them."""
 
 
 class _LogFile(io.TextIOBase):

@@ -1,11 +1,10 @@
-"""LIBERO: language-conditioned manipulation with a Franka Panda, five suites of 10 to 90 tasks.
+"""LIBERO: language-conditioned manipulation with a Franka Panda, 33 suites of 2 to 90 tasks.
 
 Liu et al., "LIBERO: Benchmarking Knowledge Transfer for Lifelong Robot Learning", arXiv:2306.03310. See docs/libero.md.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
@@ -18,13 +17,13 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
-from embodied_rl.envs.libero import NAME, import_libero
+from embodied_rl.envs.libero import NAME
 from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot, give_memory_back
-from embodied_rl.envs.rendering import quiet, require_renderer
+from embodied_rl.envs.libero.suites import GROUPS, check_suites, load_suite
+from embodied_rl.envs.rendering import require_renderer
 
 log = logging.getLogger(__name__)
 
-SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Our camera name -> LIBERO's."""
 
@@ -33,8 +32,9 @@ CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 class LiberoParams:
     """Parameters of :class:`LiberoEnv`. Envs with equal camera, render and draft settings share scenes."""
 
-    task_suite_name: str
-    """One of :data:`SUITES`."""
+    task_suite_name: str | tuple[str, ...]
+    """One of :data:`~embodied_rl.envs.libero.suites.SUITES`, several, whose tasks are numbered through, or one of its
+    :data:`~embodied_rl.envs.libero.suites.GROUPS`."""
     camera_heights: PositiveInt = 128
     """Height in pixels of every camera's images."""
     camera_widths: PositiveInt = 128
@@ -59,16 +59,13 @@ class LiberoParams:
     a software renderer and 4 seconds to build."""
 
     def __post_init__(self) -> None:
-        check_choices("task_suite_name", [self.task_suite_name], SUITES)
+        check_suites(self.suites)
         check_choices("cameras", self.cameras, CAMERAS)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SuiteTask:
-    instruction: str
-    bddl_file: str
-    init_states: NDArray[np.float64]
-    """[trials, 1+nq+nv]."""
+    @property
+    def suites(self) -> tuple[str, ...]:
+        names = (self.task_suite_name,) if isinstance(self.task_suite_name, str) else self.task_suite_name
+        return tuple(suite for name in names for suite in GROUPS.get(name, (name,)))
 
 
 @dataclass(slots=True)
@@ -80,14 +77,14 @@ class _Slot:
 
 
 class LiberoEnv:
-    """A LIBERO suite behind the :class:`~embodied_rl.envs.base.SimEnv` protocol.
+    """LIBERO suites behind the :class:`~embodied_rl.envs.base.SimEnv` protocol.
 
     Action [7] in [-1, 1], values outside are clipped: end-effector translation (3, ±1 is ±5 cm), rotation (3, ±1 is
     ±0.5 rad, axis-angle), gripper (negative opens, positive closes, 0 leaves it). State [8]: end-effector position (m),
     axis-angle (rad), gripper joints (m). Reward level: ``LiberoParams.reward``. Observations are bit-identical to
     those of LIBERO's ``OffScreenRenderEnv``, its images turned by 180 degrees as published policies expect.
 
-    Reset state ids count the tasks' initial states (50 each) in LIBERO's order. Nothing is random: an episode is
+    Reset state ids count the tasks' initial states (mostly 50 each) in LIBERO's order. Nothing is random: an episode is
     determined by its reset state and its actions, so ``seed`` changes nothing.
 
     Scenes live in the thread that first rendered them: use all LiberoEnvs of a process in one thread.
@@ -106,7 +103,7 @@ class LiberoEnv:
 
     def __init__(self, num_slots: int, params: LiberoParams, seed: int) -> None:
         self._params = params
-        self._tasks = _load_suite(params.task_suite_name)
+        self._tasks = [task for suite in params.suites for task in load_suite(suite)]
         if params.cameras:
             require_renderer(NAME)
         self._first_ids = np.cumsum([0, *(len(task.init_states) for task in self._tasks)]).tolist()
@@ -122,7 +119,8 @@ class LiberoEnv:
 
     def task(self, reset_state_id: int) -> Task:
         task_id, _ = self._locate(reset_state_id)
-        return Task(task_id=task_id, instruction=self._tasks[task_id].instruction, suite=self._params.task_suite_name)
+        task = self._tasks[task_id]
+        return Task(task_id=task_id, instruction=task.instruction, suite=task.suite)
 
     def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
         for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
@@ -248,20 +246,3 @@ class _SceneCache:
 
 
 _scenes = _SceneCache()
-
-
-@functools.cache
-def _load_suite(name: str) -> tuple[_SuiteTask, ...]:
-    import_libero()
-    from libero.libero.benchmark import get_benchmark
-
-    with quiet():
-        suite = get_benchmark(name)()
-        return tuple(
-            _SuiteTask(
-                instruction=suite.get_task(i).language,
-                bddl_file=suite.get_task_bddl_file_path(i),
-                init_states=np.asarray(suite.get_task_init_states(i), dtype=np.float64),
-            )
-            for i in range(suite.n_tasks)
-        )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,24 @@ def test_report_fits_the_console_and_keeps_every_word(width: int) -> None:
         assert cell in text
     assert ("to success" in text) == (width >= 100)
     assert ("●" in text) == (width >= 120)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_suites_have_a_table_of_their_own(width: int) -> None:
+    names = ("libero_10_lan", "libero_10_swap")
+    several = success_table([replace(episode, suite=names[episode.task_id]) for episode in episodes()])
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(SuccessReport(several, title="libero_pro"))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    [row] = [line for line in lines if "libero_10_swap" in line]
+    assert row.split()[:5] == ["libero_10_swap", "1", "20.0%", "2/10", "20.0%"]
+    assert "by suite" not in "\n".join(render(width))
+    content = eval_report(several, [], meta={})
+    assert [(row["suite"], row["pc_success"], row["n_tasks"]) for row in content["per_suite"]] == [
+        ("libero_10_lan", 100.0, 1),
+        ("libero_10_swap", 20.0, 1),
+    ]
 
 
 def test_interval_chart_places_the_rate() -> None:

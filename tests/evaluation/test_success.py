@@ -13,7 +13,9 @@ from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.evaluation.success import SuccessReport, success_table, wilson_interval
 
 
-def record(task_id: int, success: bool, length: int, episode_return: float = 0.0, state: int = 0) -> EpisodeRecord:
+def record(
+    task_id: int, success: bool, length: int, episode_return: float = 0.0, state: int = 0, suite: str = ""
+) -> EpisodeRecord:
     return EpisodeRecord(
         env_id=0,
         task_id=task_id,
@@ -22,6 +24,7 @@ def record(task_id: int, success: bool, length: int, episode_return: float = 0.0
         success=success,
         episode_return=episode_return,
         episode_length=length,
+        suite=suite,
     )
 
 
@@ -83,6 +86,16 @@ def test_success_table_by_hand() -> None:
     assert (table.overall.episodes, table.overall.successes, table.overall.task_id) == (6, 3, None)
     assert table.overall.mean_success_length == pytest.approx(160 / 3)
     assert table.mean_task_success == pytest.approx(0.625), "tasks weigh the same, unlike the pooled 0.5"
+
+
+def test_suites_are_summed_up_where_there_are_several() -> None:
+    easy = [record(3, True, 50, suite="easy"), record(3, True, 50, suite="easy"), record(5, False, 90, suite="easy")]
+    hard = [record(4, True, 70, suite="hard"), record(4, False, 90, suite="hard")]
+    found = success_table([*hard, *easy]).suites
+    assert [(row.suite, row.tasks, row.mean_task_success) for row in found] == [("easy", 2, 0.5), ("hard", 1, 0.5)]
+    assert [(row.pooled.successes, row.pooled.episodes) for row in found] == [(2, 3), (1, 2)]
+    assert found[0].pooled.interval == wilson_interval(2, 3)
+    assert success_table(easy).suites == (), "the row of all tasks says it"
 
 
 def test_success_table_without_success() -> None:

@@ -196,6 +196,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             prefix="eval",
         )
         self.logger.log(step, task_metrics(table), prefix="eval_task")
+        by_suite = {f"{row.suite}/success": row.mean_task_success for row in table.suites}
+        self.logger.log(step, by_suite, prefix="eval_suite")
         for path in (path for report in reports for path in report.videos):
             self.logger.log_video(step, f"eval/{path.stem}", path)
         return table.overall.success_rate

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied_rl.envs.libero.adapter import CAMERAS, SUITES, LiberoEnv, LiberoParams, _load_suite, _SceneCache, _scenes
+from embodied_rl.envs.libero.adapter import CAMERAS, LiberoEnv, LiberoParams, _SceneCache, _scenes
 from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot
+from embodied_rl.envs.libero.suites import PUBLISHED, load_suite
 from embodied_rl.errors import UserError
 from embodied_rl.params import parse_params
 
@@ -36,7 +37,7 @@ class Upstream:
         from libero.libero.envs import OffScreenRenderEnv
 
         self.env: Any = OffScreenRenderEnv(
-            bddl_file_name=_load_suite(suite)[task_id].bddl_file, camera_heights=SIZE, camera_widths=SIZE
+            bddl_file_name=load_suite(suite)[task_id].bddl_file, camera_heights=SIZE, camera_widths=SIZE
         )
         self.samplers = list(self.env.env.object_property_initializers)
         self.looking = False
@@ -142,7 +143,7 @@ def check_against_upstream(
 
 
 def scene_spec(suite: str, task_id: int, draft: bool = False) -> SceneSpec:
-    return SceneSpec(bddl_file=_load_suite(suite)[task_id].bddl_file, draft=draft, max_height=SIZE, max_width=SIZE)
+    return SceneSpec(bddl_file=load_suite(suite)[task_id].bddl_file, draft=draft, max_height=SIZE, max_width=SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def free_scenes() -> Iterator[None]:
 
 def knob_turning(scene: Scene) -> NDArray[np.float64]:
     """An initial state whose stove knob turns by itself, so that the goal comes to hold on the way."""
-    state = _load_suite("libero_goal")[STOVE].init_states[2].copy()
+    state = load_suite("libero_goal")[STOVE].init_states[2].copy()
     model = scene._model
     knob = next(model.joint(i) for i in range(model.njnt) if "stove" in model.joint(i).name)
     state[1 + model.nq + knob.dofadr[0]] = 12.0
@@ -176,7 +177,7 @@ def knob_turning(scene: Scene) -> NDArray[np.float64]:
 @pytest.mark.slow
 def test_interleaved_slots_equal_fresh_environments(stove: Scene) -> None:
     upstream = Upstream("libero_goal", STOVE)
-    states = _load_suite("libero_goal")[STOVE].init_states
+    states = load_suite("libero_goal")[STOVE].init_states
     success = check_against_upstream(stove, upstream, [states[0], knob_turning(stove)], 10, look_at={0, 9})
     upstream.close()
     assert [any(holds) for holds in success] == [False, True]
@@ -197,9 +198,9 @@ def test_interleaved_slots_equal_fresh_environments(stove: Scene) -> None:
 def test_many_tasks_equal_fresh_environments(suite: str, task_id: int, draft: bool) -> None:
     scene = Scene(scene_spec(suite, task_id, draft))
     if draft:  # its meshes are coarse from the first picture on, and no contact may depend on that
-        scene.image(scene.start(_load_suite(suite)[task_id].init_states[0], 0), "agentview", SIZE, SIZE)
+        scene.image(scene.start(load_suite(suite)[task_id].init_states[0], 0), "agentview", SIZE, SIZE)
     upstream = Upstream(suite, task_id)
-    states = _load_suite(suite)[task_id].init_states
+    states = load_suite(suite)[task_id].init_states
     look_at = set[int]() if draft else {0, 25, 49}
     check_against_upstream(scene, upstream, [states[0], states[49]], 50, look_at=look_at)
     upstream.close()
@@ -207,7 +208,7 @@ def test_many_tasks_equal_fresh_environments(suite: str, task_id: int, draft: bo
 
 
 def test_draft_pictures_show_the_same_scene(stove: Scene) -> None:
-    state = _load_suite("libero_goal")[STOVE].init_states[0]
+    state = load_suite("libero_goal")[STOVE].init_states[0]
     draft = Scene(scene_spec("libero_goal", STOVE, draft=True))
     for camera in CAMERAS.values():
         fine, coarse = (scene.image(scene.start(state, 10), camera, SIZE, SIZE) for scene in (stove, draft))
@@ -230,7 +231,7 @@ def test_success_and_reward_follow_the_goal(stove: Scene) -> None:
     assert holds
     assert (red > 40).sum() > 10, "the burner should glow"
 
-    cold = stove.start(_load_suite("libero_goal")[STOVE].init_states[0], 0)
+    cold = stove.start(load_suite("libero_goal")[STOVE].init_states[0], 0)
     after = [stove.step(start, np.zeros(7))[0].view.site_rgba for start in (snapshot, cold, snapshot)]
     np.testing.assert_array_equal(after[1], cold.view.site_rgba)
     np.testing.assert_array_equal(after[2], after[0])
@@ -349,7 +350,7 @@ def test_reset_states_are_numbered_task_by_task(env: LiberoEnv) -> None:
 def test_reset_starts_from_the_published_state() -> None:
     env = LiberoEnv(1, LiberoParams(task_suite_name="libero_goal", cameras=(), num_steps_wait=0, **SIZES), seed=0)
     env.reset([0], [STOVE * 50 + 31])
-    published = _load_suite("libero_goal")[STOVE].init_states[31]
+    published = load_suite("libero_goal")[STOVE].init_states[31]
     np.testing.assert_array_equal(env._state_of(0).snapshot.physics[: len(published)], published)
     assert env.observe([0]).images == {}
     assert env.image_shapes == {}
@@ -357,8 +358,8 @@ def test_reset_starts_from_the_published_state() -> None:
 
 
 def test_every_suite_has_fifty_states_a_task() -> None:
-    counts = {suite: [len(task.init_states) for task in _load_suite(suite)] for suite in SUITES}
-    assert counts == {suite: [50] * (90 if suite == "libero_90" else 10) for suite in SUITES}
+    counts = {suite: [len(task.init_states) for task in load_suite(suite)] for suite in PUBLISHED}
+    assert counts == {suite: [50] * (90 if suite == "libero_90" else 10) for suite in PUBLISHED}
 
 
 def test_scene_construction_leaves_the_global_random_state_alone() -> None:
