@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from embodied_rl import __version__
 from embodied_rl.commands import COMMANDS
-from embodied_rl.composition import checked, config_of, from_hydra, understood, value_keys
+from embodied_rl.composition import check_grammar, checked, config_of, from_hydra, understood, value_keys
 from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import load_function
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 sys.exit(status)
             return
         if any(map(_is_hydras, arguments)):
+            check_grammar([text for text in arguments if "=" in text and not text.startswith("-")])
             _hydra_main()
         else:
             _run(_checked(given), given)

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied_rl.config import CONFIG_MODULE, GROUPS
-from embodied_rl.errors import ConfigError, UserError, suggestion
+from embodied_rl.errors import ConfigError, UserError, first_line, suggestion
 from embodied_rl.models.weights.shipped import register_resolvers
 from embodied_rl.params import unknown_key
 from embodied_rl.runtime.placement import separate_overrides
@@ -83,6 +83,7 @@ def checked(arguments: Sequence[str]) -> Config:
     except (HydraException, ValueError) as error:  # the latter where a group is null
         if isinstance(error, UserError):
             raise
+        check_grammar([text for text in _own_folders(understood(arguments))[0] if not text.startswith("-")])
         if problems := _problems(understood(arguments)):
             raise ConfigError(problems) from None
         raise
@@ -148,7 +149,7 @@ def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
     except MissingMandatoryValue as error:
         raise ConfigError([f"{error.full_key}: missing; set it with {error.full_key}=..."]) from None
     except OmegaConfBaseException as error:
-        raise ConfigError([f"{getattr(error, 'full_key', None) or 'configuration'}: {error.args[0]}"]) from None
+        raise ConfigError([f"{getattr(error, 'full_key', None) or 'configuration'}: {first_line(error)}"]) from None
     return build_config(raw, overridden)
 
 
@@ -167,6 +168,29 @@ def _options(group: str, folders: list[str]) -> list[str]:
     """A group's choices, without what its files share."""
     loader = GlobalHydra.instance().config_loader()
     return [name for name in loader.get_group_options(group, overrides=folders) if name != "base"]
+
+
+def check_grammar(arguments: Sequence[str]) -> None:
+    """See that Hydra can read each of these overrides.
+
+    Raises:
+        ConfigError: naming all that it cannot read.
+    """
+    parser = OverridesParser.create()
+    problems: list[str] = []
+    for text in arguments:
+        if "=" not in text and not text.startswith("~"):
+            problems.append(f"{text!r}: expected group=choice or key=value")
+            continue
+        try:
+            parser.parse_override(text)
+        except HydraException:
+            problems.append(
+                f"{text!r}: cannot be read as key=value; a value with spaces, commas, brackets, quotes or = needs "
+                "quotes within the shell's: 'key=\"a, b\"'"
+            )
+    if problems:
+        raise ConfigError(problems)
 
 
 def _parse(arguments: Sequence[str]) -> list[Override]:

@@ -202,9 +202,15 @@ def _run_directory(config: Config, resumed: Path | None) -> Path:
     suffix = "-eval" if config.runner.only_eval else ""
     for number in range(1000):
         directory = Path(f"{base}{f'_{number}' if number else ''}{suffix}")
-        with contextlib.suppress(FileExistsError):
+        try:
             directory.mkdir(parents=True)
-            return directory
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"runner.output_dir: {directory} cannot be made: {error.strerror}; choose another"
+            ) from error
+        return directory
     raise FileExistsError(base)
 
 

@@ -25,7 +25,7 @@ def parse_params(schema: type, params: Mapping[str, Any] | Any, where: str) -> A
         return TypeAdapter(schema).validate_json(json.dumps(dict(params)), strict=True, extra="forbid")
     except ValidationError as error:
         names = [field.name for field in dataclasses.fields(schema)]
-        raise ConfigError(describe(error, names, prefix=where)) from None
+        raise ConfigError(describe(error, names, params, prefix=where)) from None
 
 
 def keyword_options(function: Callable[..., Any], given: Collection[str]) -> type | None:
@@ -57,32 +57,51 @@ def field_values(params: Any) -> dict[str, Any]:
     return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
 
 
-def describe(error: ValidationError, choices: Iterable[str], prefix: str = "") -> list[str]:
-    """pydantic's findings as one line each.
+def describe(error: ValidationError, choices: Iterable[str], given: Any, prefix: str = "") -> list[str]:
+    """pydantic's findings as one line for each key.
 
     Args:
         choices: every dotted key that exists, below ``prefix``.
+        given: the content that was validated.
         prefix: section of the config that was validated; empty for the whole.
     """
-    problems = []
+    known = [f"{prefix}.{name}" if prefix else name for name in choices]
+    problems: list[str] = []
+    wrong: dict[str, tuple[Any, list[str]]] = {}
     for item in error.errors(include_url=False):
         where = ".".join([prefix, *map(str, item["loc"])] if prefix else map(str, item["loc"]))
         if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            problems.append(unknown_key(where, [f"{prefix}.{name}" if prefix else name for name in choices]))
+            problems.append(unknown_key(where, known))
         elif item["type"] in ("missing", "missing_argument"):
             problems.append(f"{where}: missing; set it with {where}=...")
         else:
-            got = item["input"]
-            problems.append(f"{where}: got {got!r} ({type(got).__name__}); {_lower_first(item['msg'])}")
+            where = ".".join([*([prefix] if prefix else []), *_path_in(given, item["loc"])])
+            wrong.setdefault(where, (item["input"], []))[1].append(_lower_first(item["msg"]))
+    for where, (got, findings) in wrong.items():
+        shown = f"{got!r:.200}"
+        problems.append(f"{where}: got {shown} ({type(got).__name__}); {', or '.join(dict.fromkeys(findings))}")
     return problems
+
+
+def _path_in(given: Any, location: Iterable[int | str]) -> Iterator[str]:
+    """pydantic's location of a finding, without its own names for the members of a union."""
+    for part in location:
+        members: Mapping[Any, Any] = (
+            given if isinstance(given, Mapping) else dict(enumerate(given if isinstance(given, list) else []))
+        )
+        if part in members:
+            given = members[part]
+            yield str(part)
 
 
 def unknown_key(key: str, choices: Iterable[str]) -> str:
     """The message for a key that does not exist, with the nearest that does: a right name in a wrong section first."""
-    known = list(choices)
-    last = key.rsplit(".", 1)[-1]
+    section, _, last = key.rpartition(".")
+    known = [name for name in choices if not key.startswith(f"{name}.")]
     same_name = [name for name in known if name.rsplit(".", 1)[-1] == last]
-    return f"{key}: no such key.{suggestion(key, same_name, cutoff=0.0) or suggestion(key, known)}"
+    beside = [name for name in known if section and name.startswith(f"{section}.")]
+    near = suggestion(key, same_name, cutoff=0.0) or suggestion(key, beside, cutoff=0.7) or suggestion(key, known)
+    return f"{key or '(empty)'}: no such key.{near}"
 
 
 def _lower_first(text: str) -> str:

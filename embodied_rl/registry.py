@@ -118,7 +118,7 @@ class Registry(Mapping[str, str]):
         found_in = f"the file {where}" if from_file else f"module {where!r}"
         try:
             module = importlib.import_module(module_of_file(where) if from_file else where)
-        except ImportError as error:
+        except (ImportError, SyntaxError) as error:
             raise UserError(f"{self.key}: got {name!r}, but {found_in} cannot be imported: {error}") from error
         found: Any = module
         for part in attribute.split("."):
@@ -151,6 +151,11 @@ class Registry(Mapping[str, str]):
                 f"file and give path/to/file.py:{attribute}"
             )
         if colon:
+            if not all(part.isidentifier() for part in (*where.split("."), *attribute.split("."))):
+                raise UserError(
+                    f"{self.key}: got {name!r}, expected module:{self._placeholder}, or "
+                    f"path/to/file.py:{self._placeholder}"
+                )
             return name
         targets = {f"{entry.value} of {_owner(entry)}": entry.value for entry in self._entry_points(name)}
         if name in self._builtin:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from embodied_rl.errors import suggestion
 from embodied_rl.registry import Registry
@@ -107,17 +107,21 @@ class SimEnv(Protocol):
     def close(self) -> None: ...
 
 
+PixelCount = Annotated[int, Field(ge=1, le=8192)]
+"""Height or width of an image."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeededParams:
     """Parameters of simulators that draw their initial states: sizes of images, number of states."""
 
-    camera_height: PositiveInt = 128
+    camera_height: PixelCount = 128
     """Height in pixels of every camera's images."""
-    camera_width: PositiveInt = 128
+    camera_width: PixelCount = 128
     """Width in pixels of every camera's images."""
-    render_height: PositiveInt = 256
+    render_height: PixelCount = 256
     """Height in pixels of video frames."""
-    render_width: PositiveInt = 256
+    render_width: PixelCount = 256
     """Width in pixels of video frames."""
     num_reset_states: PositiveInt = 1_000_000
     """Number of initial states. An evaluation takes the first ones; training draws from all."""

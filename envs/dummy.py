@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from embodied_rl.envs.base import SimEnv, SimObs, SimStep, Task, check_reset_state
 from embodied_rl.errors import UserError
@@ -36,7 +36,7 @@ class DummyParams:
     """The goal holds while the point is within this distance of it."""
     success_bonus: float = 1.0
     """Added to the reward level while the goal holds."""
-    image_size: NonNegativeInt = 0
+    image_size: Annotated[int, Field(ge=0, le=8192)] = 0
     """Side in pixels of the one camera's ("agentview") images; 0: no camera, the state is all there is."""
 
 

@@ -16,6 +16,9 @@ from typing import Final
 
 from embodied_rl.errors import suggestion
 
+_LAST_RANK: Final = 4095
+"""More than any machine has; a slip must not be counted to."""
+
 
 class PlacementError(ValueError):
     """A placement that cannot be read."""
@@ -44,6 +47,8 @@ def parse_ranks(text: str | int, num_slots: int) -> tuple[int, ...]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             raise PlacementError(f"got {text!r}, expected all, 3, 0,2,3, 0-3 or 0-3,5")
+        if last > _LAST_RANK:
+            raise PlacementError(f"got {text!r}, expected ranks up to {_LAST_RANK}")
         ranks.extend(range(first, last + 1))
     if len(set(ranks)) != len(ranks):
         raise PlacementError(f"got {text!r}, which names a rank twice")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from embodied_rl.schema.types import Fraction, Interval, PositiveFloat, PositiveInt, Section
+from embodied_rl.schema.types import Fraction, Interval, PositiveFloat, PositiveInt, Section, ThreadCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class RunnerConfig(Section):
     """First part of the run directory's name."""
     output_dir: str
     """Run directories are made here: ``<output_dir>/<experiment_name>/<time>``."""
-    max_steps: Annotated[int, Field(ge=0)]
+    max_steps: Annotated[int, Field(ge=0, le=10**9)]
     """RL steps: rollout, advantages, update."""
     val_check_interval: Interval
     """Evaluate every so many steps; -1: never during training."""
@@ -79,7 +79,7 @@ class ClusterConfig(Section):
     component_placement: dict[str, str | int]
     """Component -> ranks: ``all``, ``3``, ``0,2,3``, ``0-3``, ``0-3,5``. A rank is an accelerator, or a process slot on
     a machine without one. Components may share a line: ``actor,rollout: 0-3``."""
-    num_threads: dict[str, PositiveInt]
+    num_threads: dict[str, ThreadCount]
     """Component -> CPU threads of torch in each of its workers."""
     stall_timeout: PositiveFloat
     """Seconds without a sign of life from any worker after which the run stops and prints every worker's stack."""

@@ -13,16 +13,21 @@ class Section:
     """Base of the configuration and of its sections. Unknown keys are refused, and "3" is not 3; a docstring below a
     field is its description."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1, le=10**9)]
+"""A count; what is larger is a slip, and would end in a MemoryError or never."""
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""Seeds are as wide as a tensor's integers."""
+ThreadCount = Annotated[int, Field(ge=1, le=4096)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Interval = Annotated[int, Field(ge=-1)]
+Interval = Annotated[int, Field(ge=-1, le=10**9)]
 """A period in steps; -1 switches it off."""
 RewardLevel = Literal["chunk_level", "action_level"]
 """``algorithm.reward_type``: one reward, value and advantage a chunk, or one a step."""

@@ -162,7 +162,8 @@ def filter_problems(c: Config) -> Iterator[str]:
             if not scores.low <= bound <= scores.high
         ]
         yield from outside
-        means = [k / size for k in range(size + 1)]
+        first = int(lower * size)
+        means = [k / size for k in range(first, first + 3)]  # the lowest within, if there is one, is among these
         if scores.pass_or_fail and not outside and not any(lower <= mean <= upper for mean in means):
             yield (
                 f"algorithm.rewards_lower_bound={lower:g}, rewards_upper_bound={upper:g}: no group of "

@@ -17,7 +17,7 @@ from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry
 from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import backend_problems
-from embodied_rl.params import at, describe
+from embodied_rl.params import at, describe, flat
 from embodied_rl.runtime.placement import PlacementError, later_lines_win
 from embodied_rl.schema import (
     CollectConfig,
@@ -37,6 +37,11 @@ from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.task import Task
 
 NO_EVAL_ENV: Final = "eval_env: its keys need an env to belong to; choose one, as eval_env=<a choice of env>"
+
+_LONGEST_NAME: Final = 200
+"""File systems take 255 bytes; the rest is for what is appended."""
+_PATHS: Final = ("path", "resume_dir", "init_from", "output_dir", "video_base_dir", "experiment_name")
+"""Last parts of keys whose values are paths."""
 
 
 def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Config:
@@ -67,7 +72,10 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     try:
         config = TypeAdapter(task.config).validate_json(json.dumps(own))
     except ValidationError as error:
-        raise ConfigError([*problems, *describe(error, known_keys(task.config))]) from None
+        raise ConfigError([*problems, *describe(error, known_keys(task.config), own)]) from None
+    problems += _path_problems(config)
+    if problems:  # what follows looks into folders
+        raise ConfigError(problems)
     problems += [*_rule_problems(config), *_unread_keys(config, overridden)]
     if problems:
         raise ConfigError(problems)
@@ -89,7 +97,7 @@ def _task_name(raw: Mapping[str, Any]) -> str:
         ConfigError: there is no such task.
     """
     name = at(raw, "runner.task_type")
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         near = suggestion(str(name), TASKS)
         raise ConfigError([f"runner.task_type: got {name!r}, expected one of {', '.join(TASKS)}.{near}"])
     return str(name)
@@ -98,7 +106,7 @@ def _task_name(raw: Mapping[str, Any]) -> str:
 def _model_misfit(raw: Mapping[str, Any], task: Task) -> str:
     """The message for a model of another task."""
     name = at(raw, "model.model_type")
-    if name not in MODELS or (name in LANGUAGE_MODELS) == task.language:
+    if not isinstance(name, str) or name not in MODELS or (name in LANGUAGE_MODELS) == task.language:
         return ""
     if task.language:
         return f"model.model_type: got {name!r}, which acts in an env; use a language model, such as model=tiny_lm"
@@ -155,7 +163,36 @@ def _rule_problems(c: Config) -> Iterator[str]:
     yield from task.rules(c, placement)
 
 
+def _path_problems(c: Config) -> Iterator[str]:
+    """Problems of paths that no file system has."""
+    for key, value in flat(dataclasses.asdict(c)):
+        if key.rpartition(".")[2] not in _PATHS or not isinstance(value, str):
+            continue
+        if not value.isprintable() or any(len(part.encode()) > _LONGEST_NAME for part in value.split("/")):
+            yield (
+                f"{key}: got {value!r:.80}, expected a path of printable characters with names of at most "
+                f"{_LONGEST_NAME} bytes"
+            )
+
+
+def _folder_problems(c: Config) -> Iterator[str]:
+    """Problems of where the run would write."""
+    name, folder = c.runner.experiment_name, Path(c.runner.output_dir)
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts:
+        yield (
+            f"runner.experiment_name: got {name!r}, expected a name, or a/b: a folder below runner.output_dir; set "
+            "runner.output_dir to write elsewhere"
+        )
+    if not c.runner.output_dir:
+        yield "runner.output_dir: got '', expected a folder; . is the present one"
+    there = next(path for path in (folder, *folder.parents, Path()) if path.exists())
+    if not there.is_dir():
+        yield f"runner.output_dir: got {folder}, but {there} is no folder; choose another"
+
+
 def _name_problems(c: Config) -> Iterator[str]:
+    yield from _folder_problems(c)
     yield from backend_problems(c.runner.logger.logger_backends, c.runner.logger.params)
     if problem := MODELS.problem(c.model.model_type):  # no more than that: the module itself may import torch
         yield problem

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
-from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
+from embodied_rl.envs.base import PixelCount, SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
 from embodied_rl.envs.libero import NAME
 from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot, give_memory_back
 from embodied_rl.envs.libero.suites import GROUPS, check_suites, load_suite
@@ -35,17 +35,17 @@ class LiberoParams:
     task_suite_name: str | tuple[str, ...]
     """One of :data:`~embodied_rl.envs.libero.suites.SUITES`, several, whose tasks are numbered through, or one of its
     :data:`~embodied_rl.envs.libero.suites.GROUPS`."""
-    camera_heights: PositiveInt = 128
+    camera_heights: PixelCount = 128
     """Height in pixels of every camera's images."""
-    camera_widths: PositiveInt = 128
+    camera_widths: PixelCount = 128
     """Width in pixels of every camera's images."""
     cameras: tuple[str, ...] = ("agentview", "wrist")
     """Names from :data:`CAMERAS`; fewer render faster, none makes a state-only env."""
     num_steps_wait: NonNegativeInt = 10
     """Idle control steps after a reset, while objects settle; they are not part of the episode."""
-    render_height: PositiveInt = 256
+    render_height: PixelCount = 256
     """Height in pixels of video frames."""
-    render_width: PositiveInt = 256
+    render_width: PixelCount = 256
     """Width in pixels of video frames."""
     draft: bool = False
     """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as

@@ -1,0 +1,155 @@
+"""Command lines that nobody can have meant: each is refused, or its run is planned; none ends in a traceback."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from embodied_rl.cli import main
+from embodied_rl.composition import checked
+from embodied_rl.config import CONFIG_MODULE
+from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.params import at, flat
+from embodied_rl.tasks.planning import plan_of
+from embodied_rl.tasks.validation import build_config
+
+BASES = ["env=dummy", "task=math", "task=sft", "task=collect env=dummy", "env=dummy algorithm=ppo cluster=serial"]
+VALUES: list[Any] = [
+    None,
+    "",
+    ":",
+    "a:b",
+    "../../x",
+    "/dev/null",
+    "\x00",
+    "x" * 300,
+    True,
+    -1,
+    0,
+    10**20,
+    -(10**20),
+    1e300,
+    float("nan"),
+    float("inf"),
+    [],
+    [[]],
+    [-1, None],
+    {},
+    {"": 1},
+    {"a": {"b": [1]}},
+]
+
+
+@functools.cache
+def composed(base: str) -> dict[str, Any]:
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        raw: Any = OmegaConf.to_container(compose("train", overrides=base.split()), resolve=True)
+    return raw
+
+
+def keys_of(base: str) -> list[str]:
+    leaves = [key for key, _ in flat(composed(base))]
+    sections = {key.rsplit(".", depth)[0] for key in leaves for depth in (1, 2)}
+    return sorted({*leaves, *sections})
+
+
+def refused(base: str, key: str, value: Any) -> bool:
+    raw = copy.deepcopy(composed(base))
+    section, _, name = key.rpartition(".")
+    (at(raw, section) if section else raw)[name] = value
+    try:
+        plan_of(build_config(raw, [key]))
+        return False
+    except UserError as error:
+        message = str(error)
+    assert message
+    for inner in ("constrained-", "literal[", "function-", "pydantic"):
+        assert inner not in message, message
+    return True
+
+
+def cases() -> list[tuple[str, str, Any]]:
+    owner = {key: base for base in reversed(BASES) for key in keys_of(base)}
+    return [(base, key, value) for key, base in owner.items() for value in VALUES]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_key_with_any_value_is_refused_or_planned(data: st.DataObject) -> None:
+    base = data.draw(st.sampled_from(BASES))
+    refused(base, data.draw(st.sampled_from(keys_of(base))), data.draw(st.sampled_from(VALUES)))
+
+
+@pytest.mark.slow
+def test_every_key_with_every_value() -> None:
+    everything = cases()
+    assert len(everything) > 4000
+    assert sum(itertools.starmap(refused, everything)) > len(everything) / 2
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_no_number_is_not_a_number(base: str) -> None:
+    for key, value in flat(composed(base)):
+        if isinstance(value, float):
+            assert refused(base, key, float("nan")) and refused(base, key, float("inf")), key
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("runner.experiment_name=../../x", "got '../../x', expected a name, or a/b: a folder below runner.output_dir"),
+        ("runner.experiment_name=/tmp/x", "expected a name, or a/b"),
+        ("runner.experiment_name=", "got '', expected a name"),
+        ("runner.experiment_name=.", "got '.', expected a name"),
+        ("runner.output_dir=/dev/null", "got /dev/null, but /dev/null is no folder"),
+        ("runner.output_dir=/dev/null/below", "got /dev/null/below, but /dev/null is no folder"),
+        ("env.train.max_episode_steps=100000000000000000000", "should be less than or equal to 1000000000"),
+        ("env.reward_coef=nan", "env.reward_coef: got nan (float); input should be a finite number"),
+        ("env.env_type=:", "env.env_type: got ':', expected module:Class, or path/to/file.py:Class"),
+        ("env.env_type=..:b", "env.env_type: got '..:b', expected module:Class"),
+        ("cluster.component_placement.env=0-100000000000", "env: got '0-100000000000', expected ranks up to 4095"),
+        ("env.init_params.image_size=99999999", "should be less than or equal to 8192"),
+        ("actor.micro_batch_size=x", "got 'x' (str); input should be a valid integer, or input should be 'auto'"),
+        ("runner.max_steps=[1", "'runner.max_steps=[1': cannot be read as key=value"),
+        ("runner.max_steps=1=2", "'runner.max_steps=1=2': cannot be read as key=value"),
+        ("a b", "'a b': expected group=choice or key=value"),
+        ("runner.max_steps=${foo}", "runner.max_steps: Interpolation key 'foo' not found"),
+        ("runner.task_type=[]", "runner.task_type: got [], expected one of"),
+        ("model.model_type=[]", "model.model_type: got [] (list)"),
+        ("algorithm.group_size=1000000000", "algorithm.group_size: got 1000000000"),
+    ],
+)
+def test_one_message(argument: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        checked(["env=dummy", argument])
+    assert message in str(error.value)
+    assert "hydra.cc" not in str(error.value) and "Exception" not in str(error.value)
+
+
+def test_a_section_is_no_suggestion_for_a_key_in_it() -> None:
+    with pytest.raises(ConfigError, match=r"runner\.foo: no such key\. Did you mean 'runner\.\w+'\?$"):
+        checked(["env=dummy", "runner.foo=1"])
+
+
+def test_what_hydra_prints_obeys_the_same_grammar(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        main(["env=dummy", "runner.max_steps=[1", "--cfg", "job"])
+    assert ending.value.code == 2
+    assert "'runner.max_steps=[1': cannot be read as key=value" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        main(["env=dummy", "cluster=serial", "runner.output_dir=/proc/nothing"])
+    assert ending.value.code == 2
+    error = capsys.readouterr().err
+    assert "error: runner.output_dir: /proc/nothing/" in error and "cannot be made" in error
