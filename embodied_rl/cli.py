@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from embodied_rl.composition import check_grammar, checked, config_of, from_hydr
 from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import load_function
+from embodied_rl.runtime.signals import said
 from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.schema import Config
 from embodied_rl.tasks.planning import plan_of
@@ -32,7 +32,11 @@ WORKER_ERROR = 1
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of ``train.py`` and ``embodied-rl``."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    with said():
+        _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(given: Sequence[str]) -> None:
     if given == ["--version"]:  # Hydra would print its own
         print(f"embodied_rl {__version__}")
         return
@@ -56,13 +60,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    except SystemExit as ending:
-        if ending.code == 128 + signal.SIGTERM:
-            print("terminated", file=sys.stderr)
-        raise
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int | None]:

@@ -6,19 +6,16 @@ import contextlib
 import datetime
 import errno
 import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
 from rich.console import Console
 
 from embodied_rl.checkpoints import resume
-from embodied_rl.checkpoints.store import complete_checkpoints, experiment_dir, later_checkpoints, verify
+from embodied_rl.checkpoints.store import complete_checkpoints, experiment_dir, later_checkpoints, remove_torn, verify
 from embodied_rl.errors import UserError
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
@@ -30,6 +27,7 @@ from embodied_rl.registry import load_class
 from embodied_rl.report.recording import recorded
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
+from embodied_rl.runtime.signals import Terminated, terminable
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.tasks.hooks import Hooks
@@ -40,10 +38,6 @@ from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.trial import try_checkpoints
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
-
-
-class Terminated(SystemExit):
-    """The run was asked to end by SIGTERM."""
 
 
 def run(config: Config) -> Path:
@@ -64,11 +58,13 @@ def carry_out(
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # workers' bars would tear the live lines apart
     config, console, hooks = plan.config, RunConsole(quiet=quiet), hooks or Hooks()
     provide(config.model.path)
+    for torn in remove_torn(experiment_dir(config)):  # before anything is written: the disk may be full of it
+        console.print(f"removed a half-written checkpoint: {torn}", highlight=False, soft_wrap=True)
     run_dir = _prepare(plan, console)
     with (
         console.logging_to(run_dir / LOG_FILE),
         _full_disk(run_dir),
-        _terminable(),
+        terminable(),
         recorded(run_dir, command, console, page=config.runner.report),
     ):
         hooks.started(run_dir)
@@ -130,7 +126,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks)
             runner.run()
         except (Terminated, KeyboardInterrupt) as ending:
             if runner.saver is not None and not config.runner.only_eval:
-                word = "terminated" if isinstance(ending, Terminated) else "interrupted"
+                word = ending.word if isinstance(ending, Terminated) else "interrupted"
                 _save_at_end(word, runner.saver, wiring, groups[-1], console)
             raise
     return runner.saver is not None and not config.runner.only_eval
@@ -240,21 +236,3 @@ def _full_disk(run_dir: Path) -> Iterator[None]:
             f"{error.filename or run_dir}: {error.strerror}; make room, then go on with runner.resume_dir={run_dir}: "
             "the checkpoints in it are whole"
         ) from error
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that it ends a run as Ctrl-C does. Python lets the main thread alone do so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        del frame
-        raise Terminated(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

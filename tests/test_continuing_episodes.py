@@ -16,7 +16,8 @@ from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.dummy import DummyEnv
 from embodied_rl.envs.open_episodes import EnvState, read
-from embodied_rl.launch import Terminated, run
+from embodied_rl.launch import run
+from embodied_rl.runtime.signals import Terminated
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.embodied.run import reportable
 from embodied_rl.workers.env import EnvWorker

@@ -7,6 +7,8 @@ neighbour before it is deleted: a directory that has the right name is whole, wh
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -30,6 +32,8 @@ _KINDS: Final = (".safetensors", ".json")
 _PICKLES: Final = (".metadata", ".distcp")
 """Ends of names in checkpoints of earlier versions."""
 _THREADS: Final = 8
+_held: Final[list[int]] = []
+"""Descriptors of the folder that this process writes, locked."""
 _FORMER: Final = (
     "it is of an earlier version, whose checkpoints are pickles. As reading them can run code, they were not opened. "
     "If you trust it, export it with the version that wrote it (python train.py export), and use that as model.path"
@@ -107,11 +111,34 @@ def begin(directory: Path) -> Path:
 
     What killed runs left behind is removed.
     """
+    while _held:  # of a checkpoint that is complete, or was given up
+        os.close(_held.pop())
     for leftover in directory.parent.glob(_HIDDEN):
         shutil.rmtree(leftover)
     scratch = hidden_neighbour(directory, "writing")
     scratch.mkdir(parents=True)
+    _held.append(os.open(scratch, os.O_RDONLY))
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(_held[-1], fcntl.LOCK_EX)
     return scratch
+
+
+def remove_torn(experiment_dir: Path) -> list[Path]:
+    """Delete what killed runs of an experiment left of checkpoints that they were writing; returns what it was.
+
+    A folder that a run still writes is locked, and the system lifts the lock when the process dies.
+    """
+    removed: list[Path] = []
+    for path in experiment_dir.glob(f"*/checkpoints/{_HIDDEN}"):
+        with contextlib.suppress(OSError):
+            folder = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+                removed.append(path)
+            finally:
+                os.close(folder)
+    return removed
 
 
 def seal(scratch: Path, state: RunState) -> None:

@@ -78,7 +78,8 @@ def main(context: WorkerContext, pickled: bytes, pipe: Connection, driver_pid: i
     signals.die_with_parent(driver_pid)
     signals.show_as(context.name)
     os.setpgid(0, 0)  # with its children, so that they can be killed together
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGHUP):  # the driver decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     signals.unblock()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -10,17 +10,71 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import NoReturn
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
+class Terminated(SystemExit):
+    """The process was asked to end, by SIGTERM or because its terminal was closed (SIGHUP)."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.word = "terminal closed" if number == signal.SIGHUP else "terminated"
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Raise :class:`Terminated` on SIGTERM and SIGHUP, so that they end a run as Ctrl-C does.
+
+    Python lets the main thread alone do so; what is ignored (by ``nohup``) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGHUP:  # every line to the terminal, which is gone, would be an error
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for fd in terminals:
+                os.dup2(nowhere, fd)
+            os.close(nowhere)
+        raise Terminated(number)
+
+    terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    caught = [number for number, handler in previous.items() if handler not in (signal.SIG_IGN, None)]
+    try:
+        for number in caught:
+            signal.signal(number, terminate)
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, previous[number])
+
+
+@contextlib.contextmanager
+def said() -> Iterator[None]:
+    """As :func:`terminable`; say by which signal the block ended, and exit with 128 plus its number."""
+    try:
+        with terminable():
+            yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except Terminated as ending:
+        print(ending.word, file=sys.stderr)
+        sys.exit(ending.code)
+
+
 @contextlib.contextmanager
 def deferred() -> Iterator[list[int]]:
-    """Note SIGINT and SIGTERM in the list it gives, instead of raising in the middle of the block.
+    """Note SIGINT, SIGTERM and SIGHUP in the list it gives, instead of raising in the middle of the block.
 
     At the end the first one noted is raised after all, unless an exception is on its way already, which must not be
     replaced. Outside the main thread there is nothing to do: Python runs handlers there only.
@@ -42,7 +96,7 @@ def deferred() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def blocked_in_children() -> Iterator[None]:
-    """Processes started in the block have SIGINT and SIGTERM pending, not delivered, until they :func:`unblock`.
+    """Processes started in the block have these signals pending, not delivered, until they :func:`unblock`.
 
     Otherwise Ctrl-C, which goes to the whole terminal, prints a traceback from each child that is still importing.
     """

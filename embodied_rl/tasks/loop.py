@@ -65,6 +65,10 @@ class TrainingLoop(Generic[C]):
 
     def run(self) -> None:
         """Train from ``first_step`` to ``max_steps`` or ``stop_at``, or evaluate only."""
+        with self.saver.interruptible(self.say):
+            self._run()
+
+    def _run(self) -> None:
         cfg = self.config.runner
         self.sync(self.first_step)
         if cfg.only_eval:
@@ -95,6 +99,7 @@ class TrainingLoop(Generic[C]):
                 self.progress.expect_evaluation(work * seconds / metrics["rollout/rounds"])
             self.progress.advance()
             self.hooks.stepped(done, metrics)
+            self.saver.end_if_interrupted()
             if self._evaluates_after(done):
                 self.sync(done)
                 reached = self._evaluate(done)
@@ -172,7 +177,7 @@ class TrainingLoop(Generic[C]):
         rollout_s = time.perf_counter() - start
         self.run_ahead(step)
         updates = self.update(step)
-        sync_s = self.sync_if_due(step + 1)
+        sync_s = 0.0 if self.saver.interrupted else self.sync_if_due(step + 1)
         # Only now, so that a checkpoint of the step before, saved on SIGTERM, has the state of that step.
         metrics = self.rollout_metrics(rounds, rollout_s) | actor_metrics(updates)
         return metrics | {

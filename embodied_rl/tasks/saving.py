@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from embodied_rl.checkpoints import store as checkpoint_store
 from embodied_rl.checkpoints.store import Publication, RunState
@@ -32,6 +36,8 @@ class CheckpointSaver:
     """Told of every checkpoint that is complete."""
     updating: bool = False
     """The actor may hold part of a step."""
+    interrupted: bool = False
+    """Ctrl-C came during an update, whose step is to be finished first."""
     _began: float = field(default_factory=lambda: time.monotonic(), init=False)
     """Time at which the run, or its newest checkpoint, began."""
     _unpublished: Publication | None = field(default=None, init=False)
@@ -47,6 +53,34 @@ class CheckpointSaver:
         # As a resumed run begins with the newest weights, rollouts must be due to get them anyway.
         due = time.monotonic() - self._began >= cfg.save_interval_seconds and done % cfg.weight_sync_interval == 0
         return due or last
+
+    @contextlib.contextmanager
+    def interruptible(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Within, the first Ctrl-C during an update lets it finish, since no checkpoint can be made of half of it."""
+        if threading.current_thread() is not threading.main_thread() or not self.config.saves:
+            yield
+            return
+        previous = signal.getsignal(signal.SIGINT)
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, previous)
+            if not self.updating:
+                signal.raise_signal(number)
+            self.interrupted = True
+            text = f"interrupted: finishing step {self.finished + 1}'s update, then saving; Ctrl-C again ends at once"
+            threading.Thread(target=say, args=(text,)).start()  # this thread may be in the middle of a line
+
+        if previous is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def end_if_interrupted(self) -> None:
+        """Raises KeyboardInterrupt: it came during the update that is finished now."""
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def save(self) -> None:
         """Write a checkpoint of the finished steps; with ``runner.save_async`` only begin to.

@@ -126,6 +126,29 @@ def test_sigterm(job: Job) -> None:
     assert seconds < PROMPT
 
 
+def test_the_terminal_is_closed(job: Job, tmp_path: Path) -> None:
+    training(job)
+    [log] = tmp_path.rglob("run.log")
+    with nothing_left_of(job):
+        os.dup2(os.open(os.devnull, os.O_RDWR), job.terminal)  # the last descriptor of our side
+        assert job.process.wait(PATIENCE) == 128 + signal.SIGHUP
+    assert "terminal closed: " in log.read_text()
+
+
+def test_sigterm_in_the_first_second(tmp_path: Path) -> None:
+    command = [sys.executable, "train.py", "env=dummy", f"runner.output_dir={tmp_path}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        caught = 0
+        while not caught & 1 << (signal.SIGTERM - 1):  # before that it is Python itself that starts
+            assert process.poll() is None
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        process.terminate()
+        assert process.stderr is not None
+        assert process.stderr.read() == "terminated\n"
+        assert process.wait(PATIENCE) == 143
+
+
 def test_a_worker_is_killed(job: Job) -> None:
     training(job)
     victim = job.workers()["EnvGroup[1]"]

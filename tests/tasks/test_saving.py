@@ -18,7 +18,8 @@ import pytest
 from embodied_rl.checkpoints import store
 from embodied_rl.checkpoints.store import complete_checkpoints, read_state, verify
 from embodied_rl.errors import CheckpointError, UserError
-from embodied_rl.launch import Terminated, run
+from embodied_rl.launch import run
+from embodied_rl.runtime.signals import Terminated
 from embodied_rl.tasks import saving
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
@@ -191,6 +192,55 @@ def test_terminated_in_an_update(
     assert steps(only_run(config)) == []
 
 
+def test_ctrl_c_in_an_update_lets_it_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(monkeypatch, ActorWorker, "update", at_call=2, by=signal.SIGINT)
+    options = ["runner.save_interval=10", "runner.max_steps=3", "algorithm=ppo", "env.train.auto_reset=true"]
+    config = tiny_run(tmp_path, *QUICK, *options)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "interrupted: finishing step 2's update, then saving; Ctrl-C again ends at once" in said
+    assert "interrupted: checkpoint of step 2 is complete" in said
+    assert steps(only_run(config)) == [2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.undo()
+    rest = tiny_run(tmp_path, *QUICK, *options, "runner.resume_dir=auto")
+    run(rest)
+    whole = tiny_run(tmp_path, *QUICK, *options, "runner.experiment_name=whole")
+    run(whole)
+    assert metrics_of(only_run(rest)) == metrics_of(only_run(whole)), "as if it had not been interrupted"
+
+
+def test_ctrl_c_twice_in_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(monkeypatch, ActorWorker, "update", at_call=2, by=signal.SIGINT)
+    interrupt(monkeypatch, ActorWorker, "update", at_call=2, by=signal.SIGINT)
+    config = tiny_run(tmp_path, *QUICK, "runner.save_interval=10", "runner.max_steps=9")
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    assert "no checkpoint of step 1: step 2 was being trained" in " ".join(capsys.readouterr().out.split())
+    assert steps(only_run(config)) == []
+
+
+def test_a_half_written_checkpoint_goes_at_the_next_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of another run, whose disk it fills; not while a run still writes it."""
+    config = tiny_run(tmp_path, *QUICK, "runner.max_steps=1", "runner.save_interval=-1")
+    earlier = tmp_path / "results" / config.runner.experiment_name / "2000-01-01_00-00-00" / "checkpoints"
+    torn, written = store.checkpoint_dir(earlier.parent, 3), store.checkpoint_dir(earlier.parent, 4)
+    torn = torn.with_name(f".{torn.name}.writing")
+    torn.mkdir(parents=True)
+    (torn / "shard").write_bytes(bytes(1000))
+    run(config)
+    assert f"removed a half-written checkpoint: {torn}" in capsys.readouterr().out.replace("\n", "")
+    assert not torn.exists()
+    scratch = store.begin(written)
+    run(config)
+    assert scratch.exists()
+
+
 def test_a_second_ctrl_c_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,4 +315,5 @@ def test_processes_are_ended(tmp_path: Path, by: int) -> None:
         assert int(match[1]) in (done - 1, done)  # the line may be there before the step counts as finished
         assert steps(metrics[0].parent) == [int(match[1])]
     else:
+        assert by == signal.SIGTERM
         assert f"step {done + 1} was being trained" in text or f"step {done} was being trained" in text, text
