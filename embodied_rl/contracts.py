@@ -165,7 +165,7 @@ class ActionChunk:
     env_ids: Tensor
     """[N] int64, equal to those of the turn."""
     actions: Tensor
-    """[N,C,A] float32 in the policy's convention, [-1, 1]."""
+    """[N,C,A] float32 in the policy's convention: [-1, 1], or the numbers of choices."""
     policy_version: int
     """Version of the weights that chose the actions."""
 
@@ -347,6 +347,8 @@ class Spaces:
     state_dim: int
     image_shapes: Mapping[str, tuple[int, int]]
     """Camera -> (height, width)."""
+    action_choices: tuple[int, ...] = ()
+    """Number of choices in each action dimension; empty: actions are continuous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

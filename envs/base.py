@@ -61,11 +61,14 @@ class SimEnv(Protocol):
 
     Some attributes may be left out. By two of the class ``eval.json`` tells which evaluations had the same episodes:
     ``packages``, the names of the distributions whose versions change what an episode is (none), and
-    ``states_need_seed``, whether an initial state depends on ``seed`` beside its number (True). And
-    ``image_shapes_of(params)``, a static method: ``image_shapes`` before there is a simulator, None where only that
-    knows them. With it, and with sizes that are class attributes, misfits are found before anything starts.
-    ``success_return``, a number: an episode that ends with at least this return, in rewards before ``reward_coef``, is
-    a success, too.
+    ``states_need_seed``, whether an initial state depends on ``seed`` beside its number (True). Two static methods find
+    misfits before anything starts, as sizes do that are class attributes: ``image_shapes_of(params)``, ``image_shapes``
+    before there is a simulator, None where only that knows them; and ``check(params)``, which raises UserError for what
+    is wrong already, such as a task that does not exist.
+
+    ``action_choices`` is the number of choices in each action dimension, where actions are choices; ``step`` then gets
+    their numbers, from 0. ``success_return``: an episode that ends with at least this return, in rewards before
+    ``reward_coef``, is a success, too.
     """
 
     Params: ClassVar[type]
@@ -135,6 +138,8 @@ class KnownSpaces:
     state_dim: int | None
     image_shapes: Mapping[str, tuple[int, int]] | None
     """Camera -> (height, width)."""
+    action_choices: tuple[int, ...] | None = None
+    """As in ``SimEnv``."""
 
 
 def known_spaces(env_type: str | None, params: Any) -> KnownSpaces:
@@ -148,6 +153,7 @@ def known_spaces(env_type: str | None, params: Any) -> KnownSpaces:
         action_dim=action_dim if isinstance(action_dim, int) else None,
         state_dim=state_dim if isinstance(state_dim, int) else None,
         image_shapes=shapes,
+        action_choices=getattr(adapter, "action_choices", ()) if isinstance(action_dim, int) else None,
     )
 
 
@@ -181,6 +187,7 @@ ADAPTERS: Final = Registry(
     "env.env_type",
     {
         "dummy": "embodied_rl.envs.dummy:DummyEnv",
+        "gymnasium": "embodied_rl.envs.gymnasium:GymnasiumEnv",
         "libero": "embodied_rl.envs.libero.adapter:LiberoEnv",
         "maniskill": "embodied_rl.envs.maniskill:ManiSkillEnv",
         "robosuite": "embodied_rl.envs.robosuite:RobosuiteEnv",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from embodied_rl.contracts import EnvObs
+from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.models.weights import folder as pretrained
 
@@ -28,6 +28,8 @@ class PolicySpec:
     """Camera -> (height, width); empty for state-only envs."""
     values_per_chunk: int
     """V: 0 without value head, 1 at chunk level, C at action level."""
+    action_choices: tuple[int, ...] = ()
+    """Number of choices in each of A action dimensions; empty: actions are continuous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class PolicyOutput:
     """Decisions of ``act`` for N observations."""
 
     actions: Tensor
-    """[N,C,A] float32 in [-1, 1]."""
+    """[N,C,A] float32 in [-1, 1]; of choices their numbers, from 0."""
     logprobs: Tensor
     """[N,C,A] float32."""
     values: Tensor | None
@@ -119,7 +121,9 @@ class Policy(nn.Module):
     """
 
     Params: ClassVar[type]
-    distribution_type: ClassVar[type[Distribution] | None] = None
+    takes_choices: ClassVar[bool] = False
+    """It acts in envs whose actions are choices (``PolicySpec.action_choices``), too."""
+    distribution_type: type[Distribution] | None = None
     """Distribution that an action (token) is drawn from, for the exact divergence between two policies. None: it has
     no closed form."""
     float32_root: ClassVar[bool] = False
@@ -188,6 +192,16 @@ class Policy(nn.Module):
         actions are in [-1, 1] anyway.
         """
         del statistics
+
+    def update_statistics(self, rollouts: Sequence[Trajectory], reduce: Callable[[Tensor], Tensor]) -> None:
+        """Take notice of what rollouts saw, after training on them: until then old and new log-probabilities are of the
+        same statistics. A policy keeps the result in buffers. The default does nothing.
+
+        Args:
+            rollouts: this rank's.
+            reduce: sums a float64 tensor over all ranks.
+        """
+        del rollouts, reduce
 
     def forward(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False

@@ -1,20 +1,26 @@
-"""``mlp``: a Gaussian policy on the state vector. Actions are those of a whole chunk, decided at once."""
+"""``mlp``: a policy on the state vector, Gaussian, or categorical where actions are choices. Chunks come at once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
-from torch.distributions import Normal
+from torch.distributions import Categorical, Normal
+from torch.nn.functional import pad
 
-from embodied_rl.contracts import EnvObs
+from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec, check_temperature, require_values
+from embodied_rl.models.categorical import chosen_logprobs, draw, scaled_log_softmax
+from embodied_rl.models.normalization import RunningNormalizer
+
+_NO_CHOICE = -1e30
+"""Logit of what a dimension with fewer choices than others does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +33,20 @@ class MlpParams:
     """Hidden layers of the policy and of the value head, each."""
     initial_log_std: float = -0.5
     """Log of the standard deviation that every action dimension starts with; learned, the same in every state."""
+    normalize_observations: bool = False
+    """Subtract the mean and divide by the standard deviation of the states of all rollouts so far."""
 
 
 class MlpPolicy(Policy):
-    """Normal(mean(state), exp(log_std)·temperature), independent over chunk steps and action dimensions.
+    """Independent over chunk steps and action dimensions: Normal(mean(state), exp(log_std)·temperature), or a
+    Categorical over the choices of each dimension.
 
-    The log-probability is that of the sample before it is clipped to [-1, 1] for the env, and the sample is what
+    A Normal's log-probability is that of the sample before it is clipped to [-1, 1] for the env, and the sample is what
     ``replay_inputs`` records.
     """
 
     Params = MlpParams
-    distribution_type = Normal
+    takes_choices = True
     float32_root = True  # log_std
 
     def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
@@ -48,67 +57,104 @@ class MlpPolicy(Policy):
                 "images, such as 'tiny_vla', or let the env observe its state"
             )
         self.spec, self.params = spec, params
-        shape = (spec.num_action_chunks, spec.action_dim)
-        # A small last layer starts the policy near its mean, so that log_std alone sets the first exploration.
-        self.policy = _tanh_mlp(spec.state_dim, math.prod(shape), params, last_gain=0.01)
-        self.log_std = nn.Parameter(torch.full(shape, params.initial_log_std))
+        shape, choices = (spec.num_action_chunks, spec.action_dim), spec.action_choices
+        self.distribution_type = Categorical if choices else Normal
+        outputs = spec.num_action_chunks * (sum(choices) or spec.action_dim)
+        # A small last layer starts the policy near its mean, so that log_std alone sets the first exploration, or with
+        # choices that are about as likely.
+        self.policy = _tanh_mlp(spec.state_dim, outputs, params, last_gain=0.01)
+        self.log_std = None if choices else nn.Parameter(torch.full(shape, params.initial_log_std))
+        self.normalizer = RunningNormalizer(spec.state_dim) if params.normalize_observations else None
         self.value_head = (
             _tanh_mlp(spec.state_dim, spec.values_per_chunk, params, last_gain=1.0) if spec.values_per_chunk else None
         )
 
     @torch.no_grad()
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
-        state = obs.state.to(self.log_std.device)
+        state = obs.state.to(self._device)
         actions = self._distribution(state, temperature)
-        sample = actions.loc
-        if not greedy:
-            noise = torch.randn(sample.shape, generator=generator, device=sample.device, dtype=sample.dtype)
-            sample = sample + actions.scale * noise
+        sample = _mode(actions) if greedy else _sample(actions, generator)
+        choices = bool(self.spec.action_choices)
         return PolicyOutput(
-            actions=sample.clamp(-1.0, 1.0),
-            logprobs=actions.log_prob(sample),
+            actions=sample.float() if choices else sample.clamp(-1.0, 1.0),
+            logprobs=_logprobs(actions, sample),
             values=self._values(state),
             replay_inputs={"state": state, "samples": sample},
+            tokens=sample if choices else None,
         )
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:
-        return require_values(self._values(obs.state.to(self.log_std.device)))
+        return require_values(self._values(obs.state.to(self._device)))
 
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        return {"state": obs.state, "samples": actions}
+        return {"state": obs.state, "samples": actions.long() if self.spec.action_choices else actions}
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
-        state = replay_inputs["state"].to(self.log_std.device)
+        state = replay_inputs["state"].to(self._device)
         actions = self._distribution(state, temperature)
+        names = ("logits",) if isinstance(actions, Categorical) else ("loc", "scale")
         # FSDP warns of outputs that are views.
-        distribution = {"loc": actions.loc.clone(), "scale": actions.scale.clone()} if with_distribution else None
+        distribution = {name: getattr(actions, name).clone() for name in names} if with_distribution else None
         return Evaluation(
-            logprobs=actions.log_prob(replay_inputs["samples"].to(state.device)),
+            logprobs=_logprobs(actions, replay_inputs["samples"].to(state.device)),
             entropy=actions.entropy(),
             values=self._values(state),
             distribution=distribution,
         )
 
+    def update_statistics(self, rollouts: Sequence[Trajectory], reduce: Callable[[Tensor], Tensor]) -> None:
+        if self.normalizer is not None:
+            self.normalizer.update((t.replay_inputs["state"][t.valid.any(-1)] for t in rollouts), reduce)
+
     def undecayed_parameters(self) -> list[nn.Parameter]:
         """Also ``log_std``: decay would pull the deviation towards 1."""
-        return [*super().undecayed_parameters(), self.log_std]
+        return [*super().undecayed_parameters(), *([] if self.log_std is None else [self.log_std])]
 
     def shard_units(self) -> list[nn.Module]:
         return [self.policy] if self.value_head is None else [self.policy, self.value_head]
 
-    def _values(self, state: Tensor) -> Tensor | None:
-        return self.value_head(state).float() if self.value_head else None
+    @property
+    def _device(self) -> torch.device:
+        return next(self.parameters()).device
 
-    def _distribution(self, state: Tensor, temperature: float) -> Normal:
+    def _seen(self, state: Tensor) -> Tensor:
+        return state if self.normalizer is None else self.normalizer(state)
+
+    def _values(self, state: Tensor) -> Tensor | None:
+        return self.value_head(self._seen(state)).float() if self.value_head else None
+
+    def _distribution(self, state: Tensor, temperature: float) -> Normal | Categorical:
         """Of [N,C,A]."""
         check_temperature(temperature)
-        mean = self.policy(state).float().unflatten(-1, self.log_std.shape)
-        return Normal(mean, temperature * self.log_std.float().exp(), validate_args=False)
+        outputs, spec = self.policy(self._seen(state)).float(), self.spec
+        if self.log_std is not None:
+            mean = outputs.unflatten(-1, (spec.num_action_chunks, spec.action_dim))
+            return Normal(mean, temperature * self.log_std.float().exp(), validate_args=False)
+        parts = outputs.unflatten(-1, (spec.num_action_chunks, -1)).split(list(spec.action_choices), dim=-1)
+        most = max(spec.action_choices)
+        logits = torch.stack([pad(part, (0, most - part.shape[-1]), value=_NO_CHOICE) for part in parts], dim=-2)
+        return Categorical(logits=scaled_log_softmax(logits, temperature), validate_args=False)
+
+
+def _logprobs(actions: Normal | Categorical, sample: Tensor) -> Tensor:
+    # Categorical.log_prob is a view.
+    return actions.log_prob(sample) if isinstance(actions, Normal) else chosen_logprobs(actions.logits, sample)
+
+
+def _mode(actions: Normal | Categorical) -> Tensor:
+    return actions.loc if isinstance(actions, Normal) else actions.logits.argmax(-1)
+
+
+def _sample(actions: Normal | Categorical, generator: torch.Generator | None) -> Tensor:
+    if isinstance(actions, Categorical):
+        return draw(actions.logits, generator)
+    noise = torch.randn(actions.loc.shape, generator=generator, device=actions.loc.device, dtype=actions.loc.dtype)
+    return actions.loc + actions.scale * noise
 
 
 def _tanh_mlp(inputs: int, outputs: int, params: MlpParams, *, last_gain: float) -> nn.Sequential:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from embodied_rl.errors import UserError
 from embodied_rl.params import parse_params
 from embodied_rl.registry import Registry
 
@@ -75,5 +76,10 @@ def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any] | 
             cannot serve, or a folder that does not fit.
     """
     model = policy_class(model_type)
+    if spec.action_choices and not model.takes_choices:
+        raise UserError(
+            f"model_type {model_type!r} gives continuous actions, and this env takes choices "
+            f"({' x '.join(map(str, spec.action_choices))}); use a model that chooses, such as 'mlp'"
+        )
     parsed = parse_params(model.Params, params, "model.params")
     return model(spec, parsed) if path is None else model.from_pretrained(path, spec, parsed)

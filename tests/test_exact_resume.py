@@ -30,6 +30,14 @@ SMALL = {
         "++env.init_params.step_size=0.4",
         "algorithm.rollout_epoch=2",
     ],
+    "gymnasium": ["env=gymnasium", "env.train.total_num_envs=16"],
+    "gymnasium, going on": [
+        "env=gymnasium",
+        "env.init_params.id=Pendulum-v1",
+        *GOING_ON,
+        "env.train.max_steps_per_rollout_epoch=24",
+        "env.train.total_num_envs=4",
+    ],
     "maniskill, going on": [
         "env=maniskill_push_cube",
         *GOING_ON,
@@ -95,6 +103,8 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sim
     [
         "dummy",
         "dummy, going on",
+        "gymnasium",
+        "gymnasium, going on",
         pytest.param("libero_10", marks=LONG),
         pytest.param("libero_10, going on", marks=LONG),
         pytest.param("maniskill, going on", marks=LONG),

@@ -75,8 +75,8 @@ def play(
     noise: Noise | None = None,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> Steps:
-    """Play from an initial state in slot 0 until the goal holds, or for ``max_steps`` steps. Every step is observed, so
-    a chunk of actions may start at any.
+    """Play from an initial state in slot 0 until the goal holds or the simulator ends the episode, or for ``max_steps``
+    steps. Every step is observed, so a chunk of actions may start at any.
 
     Args:
         generator: of the player.
@@ -100,7 +100,8 @@ def play(
         rewards.append(outcome.rewards[0])
         success.append(outcome.success[0])
         on_step(step + 1)
-        if outcome.success[0]:
+        over = (outcome.success, outcome.terminated, outcome.truncated)
+        if any(flags is not None and flags[0] for flags in over):
             break
     return Steps(
         images={camera: np.stack(frames) for camera, frames in images.items()},

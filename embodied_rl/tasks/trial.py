@@ -82,5 +82,6 @@ def _spec(plan: RunPlan[Any]) -> PolicySpec | None:
         num_action_chunks=config.model.num_action_chunks if acts else plan.arithmetic.num_action_chunks,
         state_dim=spaces.state_dim,
         image_shapes=spaces.image_shapes,
+        action_choices=spaces.action_choices or (),
         values_per_chunk=plan.values_per_chunk,
     )

@@ -109,5 +109,6 @@ class Wiring(Generic[C]):
             num_action_chunks=self.plan.arithmetic.num_action_chunks,
             state_dim=spaces.state_dim,
             image_shapes=spaces.image_shapes,
+            action_choices=spaces.action_choices,
             values_per_chunk=self.plan.values_per_chunk,
         )

@@ -243,6 +243,7 @@ class ActorWorker(Worker):
         self._policy.train()
         with self._timer.phase("update"):
             metrics |= self._updater.run(batch, step=step, kl_beta=beta if algorithm.kl_in == "loss" else 0.0)
+            self._policy.update_statistics(trajectories, reduce)
         metrics["learning_rate"] = self._config.optim.lr * factor
         if algorithm.kl_beta > 0:
             metrics["kl_beta"] = beta

@@ -53,6 +53,11 @@ class CollectWorker(Worker):
         """Build the env, and the expert or policy that plays in it."""
         adapter = adapter_class(self._env.env_type)
         self._sim = sim = adapter(1, self._plan.env_params, self._env.seed)  # type: ignore[call-arg]  # every adapter's signature
+        if getattr(sim, "action_choices", ()):
+            raise UserError(
+                f"task=collect records continuous actions, and the actions of env={self._env.name} are choices; use "
+                "an env with continuous ones"
+            )
         self._shapes = Shapes(
             cameras=dict(sim.image_shapes),
             state_dim=sim.state_dim,

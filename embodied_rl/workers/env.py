@@ -398,12 +398,18 @@ class EnvWorker(Worker):
 
 def _spaces(stages: Sequence[_Stage]) -> Spaces:
     sim = stages[0].sim
-    return Spaces(action_dim=sim.action_dim, state_dim=sim.state_dim, image_shapes=dict(sim.image_shapes))
+    return Spaces(
+        action_dim=sim.action_dim,
+        state_dim=sim.state_dim,
+        image_shapes=dict(sim.image_shapes),
+        action_choices=getattr(sim, "action_choices", ()),
+    )
 
 
 def _shown(spaces: Spaces) -> str:
     cameras = [f"{name} {height} x {width}" for name, (height, width) in spaces.image_shapes.items()]
-    return f"actions of {spaces.action_dim}, states of {spaces.state_dim}, cameras {', '.join(cameras) or 'none'}"
+    actions = f"choices of {spaces.action_choices}" if spaces.action_choices else f"actions of {spaces.action_dim}"
+    return f"{actions}, states of {spaces.state_dim}, cameras {', '.join(cameras) or 'none'}"
 
 
 def _waves(episodes: list[int], width: int) -> list[list[int | None]]:

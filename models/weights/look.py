@@ -31,6 +31,7 @@ _NUMBERS: Final = {
     "num_action_chunks": "model.num_action_chunks",
     "state_dim": "numbers of the env's state",
     "action_dim": "numbers of the env's actions",
+    "action_choices": "choices of the env's actions",
 }
 _SPACES: Final[Mapping[str, Mapping[str, str]]] = {
     "mlp": _NUMBERS,
@@ -119,6 +120,8 @@ def _others(config: ModelConfig, content: Mapping[str, Any], here: Spaces) -> st
 
 
 def _shown(value: Any) -> str | None:
+    if isinstance(value, list | tuple):
+        return " x ".join(map(str, value)) or "none"
     if not isinstance(value, Mapping):
         return None if value is None else str(value)
     return ", ".join(f"{camera} {' x '.join(map(str, size))}" for camera, size in sorted(value.items())) or "none"

@@ -42,7 +42,9 @@ def adapter_problems(c: EmbodiedConfig | CollectConfig) -> Iterator[str]:
         if env is None:
             continue
         try:
-            parse_params(adapter_class(env.env_type).Params, env.init_params, f"{section}.init_params")
+            adapter = adapter_class(env.env_type)
+            params = parse_params(adapter.Params, env.init_params, f"{section}.init_params")
+            getattr(adapter, "check", lambda _: None)(params)
         except ConfigError as error:
             yield from error.problems
         except UserError as error:

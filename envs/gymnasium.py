@@ -1,0 +1,380 @@
+"""Gymnasium: any env that it knows by an id, as it is. See docs/gymnasium.md."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PositiveInt
+
+from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
+from embodied_rl.errors import UserError, suggestion
+from embodied_rl.registry import module_of_file
+from embodied_rl.seeding import derived_seed
+
+CAMERA = "agentview"
+"""The camera of an env whose whole observation is one image, and of rendered pixels."""
+_SUCCESS_KEYS = ("success", "is_success")
+_DEFAULT_HZ = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymnasiumParams:
+    """Parameters of :class:`GymnasiumEnv`."""
+
+    id: str
+    """A registered id (Pendulum-v1), module:id or path/to/file.py:id, where importing the module registers it."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of gymnasium.make."""
+    wrappers: tuple[str | dict[str, dict[str, Any]], ...] = ()
+    """Wrappers around the env, the outermost last: names in gymnasium.wrappers or module:Class, alone or with arguments
+    ({ClipReward: {min_reward: -1}})."""
+    instruction: str | None = None
+    """The instruction for language policies; null: made from the id ("cart pole")."""
+    state: tuple[str, ...] | None = None
+    """Dict observations: the keys that make the state, in this order (a/b is b in a); null: all that are no images."""
+    images: dict[str, str] | None = None
+    """Dict observations: camera -> key of its image; null: every image, its key being the camera's name."""
+    pixels: bool = False
+    """One more camera, agentview: what the env renders for people, at ``camera_height`` x ``camera_width``."""
+    camera_height: PositiveInt = 128
+    """Height in pixels of rendered observations (``pixels``)."""
+    camera_width: PositiveInt = 128
+    """Width in pixels of rendered observations (``pixels``)."""
+    success_key: str | None = None
+    """Where step's info says that the goal holds; null: success or is_success, if either is there."""
+    success_return: float | None = None
+    """An episode that ends with at least this return is a success, too; null: the return says nothing."""
+    num_reset_states: PositiveInt = 1_000_000
+    """Number of initial states, each a seed of reset. An evaluation takes the first ones."""
+
+
+class GymnasiumEnv:
+    """A Gymnasium env behind the :class:`~embodied_rl.envs.base.SimEnv` protocol: one for each slot.
+
+    Box actions are mapped from [-1, 1] to the space's bounds, values outside are clipped; dimensions without bounds
+    take the policy's numbers as they are. Discrete, MultiDiscrete and MultiBinary actions are choices. The reward is
+    the env's own, of each step (so ``use_rel_reward`` must be false); its terminations and truncations end episodes.
+
+    An initial state is reset's seed, derived from (``seed``, reset state id), so an episode is a function of it and of
+    its actions wherever the env draws from its own ``np_random`` alone.
+
+    Raises:
+        UserError: no such env or wrapper, arguments that it does not take, packages that it needs, or spaces that have
+            no meaning here.
+    """
+
+    Params: ClassVar[type] = GymnasiumParams
+    packages = ("gymnasium", "mujoco")
+    batched = True  # envs are cheap beside what is done once for all slots of a step
+
+    def __init__(self, num_slots: int, params: GymnasiumParams, seed: int) -> None:
+        self._params, self._seed = params, seed
+        self.num_reset_states, self.success_return = params.num_reset_states, params.success_return
+        self._envs = [_make(params) for _ in range(num_slots)]
+        first = self._envs[0]
+        self.control_hz = float(first.metadata.get("render_fps") or _DEFAULT_HZ)
+        self._task = Task(task_id=0, instruction=params.instruction or _words(params.id), suite="gymnasium")
+        self.action_dim, self.action_choices, self._to_action = _action_map(first.action_space)
+        self._observation = _Observation(first.observation_space, params)
+        self.state_dim = self._observation.state_dim
+        shapes = dict(self._observation.image_shapes)
+        if params.pixels:
+            if CAMERA in shapes:
+                raise UserError(
+                    f"env.init_params.pixels: {params.id} has an image {CAMERA!r} of its own; name it in images"
+                )
+            shapes[CAMERA] = (params.camera_height, params.camera_width)
+        self.image_shapes: Mapping[str, tuple[int, int]] = shapes
+        self._last: list[Any] = [None] * num_slots
+        """Each slot's last observation."""
+
+    @staticmethod
+    def check(params: GymnasiumParams) -> None:
+        """Raise UserError for an env or a wrapper that does not exist."""
+        _spec(params.id)
+        for wrapper in params.wrappers:
+            _wrapper(wrapper)
+
+    def task(self, reset_state_id: int) -> Task:
+        check_reset_state(self, reset_state_id)
+        return self._task
+
+    def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
+        for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
+            self.task(reset_state_id)
+            seed = derived_seed(self._seed, reset_state_id, bits=31)
+            self._last[slot], _ = self._envs[slot].reset(seed=seed)
+
+    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+        check_actions(self, slots, actions)
+        rewards = np.empty(len(slots), dtype=np.float32)
+        success, terminated, truncated = (np.zeros(len(slots), dtype=np.bool_) for _ in range(3))
+        for row, (slot, action) in enumerate(zip(slots, actions, strict=True)):
+            step = self._envs[slot].step(self._to_action(action))
+            self._last[slot], rewards[row], terminated[row], truncated[row], info = step
+            success[row] = self._holds(info)
+        return SimStep(rewards=rewards, success=success, terminated=terminated, truncated=truncated)
+
+    def observe(self, slots: Sequence[int]) -> SimObs:
+        parts = [self._observation.of(self._last[slot]) for slot in slots]
+        images = {camera: np.stack([part[1][camera] for part in parts]) for camera in self._observation.image_shapes}
+        if self._params.pixels:
+            images[CAMERA] = np.stack([self._picture(slot) for slot in slots])
+        return SimObs(images=images, state=np.stack([part[0] for part in parts]))
+
+    def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+        """[n,H,W,3]: what the env renders for people.
+
+        Raises:
+            UserError: it renders nothing, or lacks a package that it needs for that.
+        """
+        return np.stack([self._frame(slot) for slot in slots])
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+    def _holds(self, info: Mapping[str, Any]) -> bool:
+        key = self._params.success_key
+        if key is not None:
+            if key not in info:
+                raise UserError(
+                    f"env.init_params.success_key: {self._params.id} has no {key!r} in the info of a step."
+                    f"{suggestion(key, [str(name) for name in info])}"
+                )
+            return bool(info[key])
+        return any(bool(info.get(name, False)) for name in _SUCCESS_KEYS)
+
+    def _frame(self, slot: int) -> NDArray[np.uint8]:
+        import gymnasium
+
+        env = self._envs[slot]
+        try:
+            frame = env.render() if env.render_mode == "rgb_array" else None
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"{self._params.id} cannot render: {error}. Videos: {_NO_VIDEOS}") from error
+        if frame is None:
+            raise UserError(
+                f"{self._params.id} renders no rgb_array (render_mode={env.render_mode!r}). Videos: {_NO_VIDEOS}"
+            )
+        return np.ascontiguousarray(frame, dtype=np.uint8)
+
+    def _picture(self, slot: int) -> NDArray[np.uint8]:
+        from PIL import Image
+
+        size = (self._params.camera_width, self._params.camera_height)
+        return np.asarray(Image.fromarray(self._frame(slot)).resize(size, Image.Resampling.BILINEAR))
+
+
+_NO_VIDEOS = "env.eval.video_cfg.save_video=false leaves them out"
+
+
+class _Observation:
+    """The way from an observation to a state vector and images."""
+
+    def __init__(self, space: Any, params: GymnasiumParams) -> None:
+        leaves = dict(_leaves(space))
+        named = [("images", key) for key in (params.images or {}).values()] + [
+            ("state", key) for key in params.state or ()
+        ]
+        for option, key in named:
+            if key not in leaves:
+                raise UserError(
+                    f"env.init_params.{option}: {params.id} observes no {key!r}, only "
+                    f"{', '.join(repr(name) for name in leaves)}.{suggestion(key, list(leaves))}"
+                )
+        images = {CAMERA if key == "" else key: key for key, leaf in leaves.items() if _is_image(leaf)}
+        self._images = images if params.images is None else params.images
+        for camera, key in self._images.items():
+            if not _is_image(leaves[key]):
+                raise UserError(
+                    f"env.init_params.images.{camera}: expected an image, uint8 [H,W,3], [H,W,1] or [H,W], but "
+                    f"{params.id} observes {leaves[key]} as {key!r}; a wrapper can change it"
+                )
+        shown = {*images.values(), *self._images.values()}
+        keys = [key for key in leaves if key not in shown] if params.state is None else params.state
+        self._state = [(key, leaves[key]) for key in keys]
+        self.state_dim = sum(_flat_dim(params.id, key, leaf) for key, leaf in self._state)
+        self.image_shapes = {camera: tuple(leaves[key].shape[:2]) for camera, key in self._images.items()}
+
+    def of(self, observation: Any) -> tuple[NDArray[np.float32], dict[str, NDArray[np.uint8]]]:
+        """[S] and camera -> [H,W,3]."""
+        from gymnasium.spaces.utils import flatten
+
+        parts = [np.asarray(flatten(leaf, _at(observation, key)), dtype=np.float32) for key, leaf in self._state]
+        images = {camera: _rgb(_at(observation, key)) for camera, key in self._images.items()}
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32), images
+
+
+def _leaves(space: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The spaces in nested Dict spaces, by a/b; a space that is no Dict is its own, by ""."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Dict):
+        yield prefix, space
+        return
+    for name, below in space.items():
+        yield from _leaves(below, f"{prefix}/{name}" if prefix else str(name))
+
+
+def _at(observation: Any, key: str) -> Any:
+    for part in key.split("/") if key else ():
+        observation = observation[part]
+    return observation
+
+
+def _is_image(space: Any) -> bool:
+    shape = getattr(space, "shape", None) or ()
+    return space.dtype == np.uint8 and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3)))
+
+
+def _rgb(image: Any) -> NDArray[np.uint8]:
+    """[H,W,3] of [H,W,3], [H,W,1] or [H,W]."""
+    image = np.asarray(image)
+    return np.broadcast_to(image if image.ndim == 3 else image[..., None], (*image.shape[:2], 3))
+
+
+def _flat_dim(env_id: str, key: str, space: Any) -> int:
+    from gymnasium.spaces.utils import flatdim
+
+    try:
+        return flatdim(space)
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(
+            f"{env_id} observes {space}{f' as {key!r}' if key else ''}, which has no fixed number of values; leave it "
+            "out by env.init_params.state=[...], or use a wrapper"
+        ) from error
+
+
+def _action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.float32]], Any]]:
+    """(action dimensions A, choices of each, the way from the policy's [A] to an action); no choices: continuous."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
+        bounded = np.isfinite(low) & np.isfinite(high)
+        centre = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0.0)
+        half = np.where(bounded, (np.where(bounded, high, 0) - np.where(bounded, low, 0)) / 2, 1.0)
+
+        def scaled(action: NDArray[np.float32]) -> Any:
+            return (centre + half * np.clip(action, -1.0, 1.0)).astype(space.dtype).reshape(space.shape)
+
+        return len(low), (), scaled
+    if isinstance(space, spaces.Discrete):
+        choices, start, single = np.array([space.n]), np.array([space.start]), True
+    elif isinstance(space, spaces.MultiDiscrete):
+        choices, start, single = space.nvec.ravel(), space.start.ravel(), False
+    elif isinstance(space, spaces.MultiBinary):
+        choices = np.full(int(np.prod(space.shape)), 2)
+        start, single = np.zeros_like(choices), False
+    else:
+        raise UserError(
+            f"got an env with actions {space}, expected Box of floats, Discrete, MultiDiscrete or MultiBinary; a "
+            "wrapper (env.init_params.wrappers) can change them"
+        )
+
+    def chosen(action: NDArray[np.float32]) -> Any:
+        index = action.astype(np.int64)
+        if (index != action).any() or (index < 0).any() or (index >= choices).any():
+            raise ValueError(
+                f"step: got the choices {action.tolist()}, expected whole numbers below {choices.tolist()}"
+            )
+        return int(index[0] + start[0]) if single else (index + start).astype(space.dtype).reshape(space.shape)
+
+    return len(choices), tuple(int(n) for n in choices), chosen
+
+
+def _spec(env_id: str) -> Any:
+    """Gymnasium's spec of a registered env.
+
+    Raises:
+        UserError: the module cannot be imported, or no such env is registered.
+    """
+    import gymnasium
+
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module_of_file(module) if module.endswith(".py") else module)
+        except (ImportError, OSError) as error:
+            raise UserError(
+                f"env.init_params.id: got {env_id!r}, but {module!r} cannot be imported: {error}"
+            ) from error
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        known = list(gymnasium.registry)
+        where = f" after importing {module!r}" if module else "; an env of your own is module:id"
+        raise UserError(
+            f"env.init_params.id: got {env_id!r}, but Gymnasium knows no env {name!r}{where}.{suggestion(name, known)}"
+        ) from error
+
+
+def _wrapper(entry: str | Mapping[str, Mapping[str, Any]]) -> tuple[Any, Mapping[str, Any]]:
+    """(wrapper class, arguments).
+
+    Raises:
+        UserError: no such wrapper, or more than one in an entry.
+    """
+    from gymnasium import wrappers
+
+    if not isinstance(entry, str) and len(entry) != 1:
+        raise UserError(
+            f"env.init_params.wrappers: got {dict(entry)}, expected one wrapper in each entry: [A, {{B: {{}}}}]"
+        )
+    ((name, arguments),) = [(entry, {})] if isinstance(entry, str) else entry.items()
+    module, _, attribute = name.rpartition(":")
+    try:
+        owner = (
+            importlib.import_module(module_of_file(module) if module.endswith(".py") else module)
+            if module
+            else wrappers
+        )
+        return getattr(owner, attribute), arguments
+    except (ImportError, OSError, AttributeError) as error:
+        known = [] if module else list(wrappers.__all__)
+        raise UserError(
+            f"env.init_params.wrappers: got {name!r}, expected a name in gymnasium.wrappers or module:Class "
+            f"({error}).{suggestion(name, known)}"
+        ) from error
+
+
+def _make(params: GymnasiumParams) -> Any:
+    """A Gymnasium env with its wrappers, that can render if it ever can."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    spec = _spec(params.id)
+    kwargs = dict(params.kwargs)
+    try:
+        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        if "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ()):
+            kwargs.setdefault("render_mode", "rgb_array")
+        env = gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    except TypeError as error:
+        raise UserError(f"env.init_params.kwargs: {params.id} cannot be made with {params.kwargs}: {error}") from error
+    except (gymnasium.error.Error, ImportError) as error:
+        raise UserError(f"{params.id} cannot be made: {error}") from error
+    for entry in params.wrappers:
+        wrapper, arguments = _wrapper(entry)
+        try:
+            env = wrapper(env, **arguments)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise UserError(
+                f"env.init_params.wrappers: {wrapper.__name__} cannot be put around {params.id} with "
+                f"{dict(arguments)}: {error}"
+            ) from error
+    return env
+
+
+def _words(env_id: str) -> str:
+    """The id in words: "cart pole" for CartPole-v1."""
+    name = re.sub(r"-v\d+$", "", re.split(r"[:/]", env_id)[-1])
+    return re.sub(r"[_\W]+|(?<=[a-z0-9])(?=[A-Z])", " ", name).lower().strip()

@@ -1,0 +1,273 @@
+"""Gymnasium envs behind the simulator protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from embodied_rl.envs.base import SimStep
+from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
+from embodied_rl.errors import UserError
+from embodied_rl.seeding import derived_seed
+
+PICTURE = spaces.Box(0, 255, (6, 8, 3), np.uint8)
+
+
+class Probe(gymnasium.Env):
+    """Shows what it is given: the last action is in the observation, and info has whatever ``info`` says."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012 - Gymnasium's
+
+    def __init__(
+        self,
+        action: Any = None,
+        observation: Any = None,
+        info: dict[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.action_space = spaces.Box(-1, 1, (1,)) if action is None else action
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,)) if observation is None else observation
+        self.info, self.render_mode, self.taken = info or {}, render_mode, []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.taken.append(action)
+        return self.observation_space.sample(), 2.5, False, False, self.info
+
+    def render(self) -> np.ndarray:
+        return np.full((10, 12, 3), 7, np.uint8)
+
+
+gymnasium.register("tests/Probe-v0", entry_point=f"{__name__}:Probe")
+
+
+def probe(**options: Any) -> tuple[GymnasiumEnv, Probe]:
+    kwargs = {name: options.pop(name) for name in ("action", "observation", "info") if name in options}
+    env = GymnasiumEnv(1, GymnasiumParams(id="tests/Probe-v0", kwargs=kwargs, **options), seed=0)
+    env.reset([0], [0])
+    inner = env._envs[0].unwrapped
+    assert isinstance(inner, Probe)
+    return env, inner
+
+
+def step(env: GymnasiumEnv, *action: float) -> SimStep:
+    return env.step([0], np.array([action], np.float32))
+
+
+def test_continuous_actions_fill_the_bounds_of_their_space() -> None:
+    low, high = np.array([[-2.0, 0.0], [-np.inf, 10.0]]), np.array([[2.0, 1.0], [np.inf, 30.0]])
+    env, inner = probe(action=spaces.Box(low, high, dtype=np.float64))
+    assert (env.action_dim, env.action_choices) == (4, ())
+    for action, expected in (
+        ((-1, -1, -1, -1), [[-2, 0], [-1, 10]]),
+        ((1, 1, 0.25, 1), [[2, 1], [0.25, 30]]),
+        ((0, 0, 0, 0), [[0, 0.5], [0, 20]]),
+        ((3, -9, 0, 3), [[2, 0], [0, 30]]),
+    ):
+        step(env, *action)
+        assert inner.taken[-1].tolist() == expected
+        assert inner.taken[-1].dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("space", "choices", "action", "expected"),
+    [
+        (spaces.Discrete(3), (3,), (2,), 2),
+        (spaces.Discrete(3, start=-1), (3,), (0,), -1),
+        (spaces.MultiDiscrete([2, 5]), (2, 5), (1, 4), [1, 4]),
+        (spaces.MultiDiscrete(np.array([[2], [5]]), start=np.array([[0], [3]])), (2, 5), (1, 0), [[1], [3]]),
+        (spaces.MultiBinary(3), (2, 2, 2), (1, 0, 1), [1, 0, 1]),
+    ],
+)
+def test_choices(space: Any, choices: tuple[int, ...], action: tuple[int, ...], expected: Any) -> None:
+    env, inner = probe(action=space)
+    assert (env.action_dim, env.action_choices) == (len(choices), choices)
+    step(env, *action)
+    assert np.array_equal(inner.taken[-1], expected)
+    for wrong in ([*choices], [-1] * len(choices), [0.5] * len(choices)):
+        with pytest.raises(ValueError, match="expected whole numbers below"):
+            step(env, *wrong)
+
+
+def test_actions_and_observations_without_a_meaning_here_are_refused() -> None:
+    with pytest.raises(UserError, match=r"actions Text.*wrapper"):
+        probe(action=spaces.Text(3))
+    with pytest.raises(UserError, match=r"no fixed number of values"):
+        probe(observation=spaces.Sequence(spaces.Discrete(2)))
+
+
+def test_plain_observations_become_a_state() -> None:
+    for space, size in ((spaces.Box(-1, 1, (2, 3)), 6), (spaces.Discrete(4), 4), (spaces.MultiBinary(3), 3)):
+        env, _ = probe(observation=space)
+        state = env.observe([0]).state
+        assert (env.state_dim, env.image_shapes, state.shape, state.dtype) == (size, {}, (1, size), np.float32)
+    env, _ = probe(observation=spaces.Discrete(4))
+    assert sorted(env.observe([0]).state[0].tolist()) == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("shape", [(6, 8, 3), (6, 8, 1), (6, 8)])
+def test_an_image_observation_is_a_camera(shape: tuple[int, ...]) -> None:
+    env, _ = probe(observation=spaces.Box(0, 255, shape, np.uint8))
+    obs = env.observe([0])
+    assert (env.state_dim, env.image_shapes) == (0, {"agentview": (6, 8)})
+    assert obs.state.shape == (1, 0)
+    assert obs.images["agentview"].shape == (1, 6, 8, 3)
+    assert np.array_equal(obs.images["agentview"][0, ..., 0], np.reshape(env._last[0], (6, 8, -1))[..., 0])
+
+
+def test_dict_observations_by_a_mapping() -> None:
+    robot = spaces.Dict({"position": spaces.Box(0, 1, (2,)), "velocity": spaces.Box(0, 1, (3,)), "front": PICTURE})
+    space = spaces.Dict({"robot": robot, "top": PICTURE, "goal": spaces.Box(0, 1, (1,))})
+    env, _ = probe(observation=space)
+    assert (env.state_dim, env.image_shapes) == (6, {"robot/front": (6, 8), "top": (6, 8)})
+    env, _ = probe(observation=space, state=("robot/velocity", "goal"), images={"agentview": "robot/front"})
+    last, obs = env._last[0], env.observe([0])
+    assert env.image_shapes == {"agentview": (6, 8)}
+    assert np.array_equal(obs.state[0], np.concatenate([last["robot"]["velocity"], last["goal"]]))
+    assert np.array_equal(obs.images["agentview"][0], last["robot"]["front"])
+    env, _ = probe(observation=space, images={})
+    assert (env.state_dim, env.image_shapes) == (6, {})
+    with pytest.raises(UserError, match=r"observes no 'goall'.*Did you mean 'goal'"):
+        probe(observation=space, state=("goall",))
+    with pytest.raises(UserError, match=r"images\.agentview: expected an image"):
+        probe(observation=space, images={"agentview": "goal"})
+
+
+def test_pixels_are_what_the_env_renders_at_the_size_asked_for() -> None:
+    env, _ = probe(pixels=True, camera_height=5, camera_width=4)
+    assert env.image_shapes == {"agentview": (5, 4)}
+    assert np.array_equal(env.observe([0]).images["agentview"], np.full((1, 5, 4, 3), 7))
+    assert env.render([0]).shape == (1, 10, 12, 3)
+    assert env.control_hz == 12
+    with pytest.raises(UserError, match="name it in images"):
+        probe(observation=PICTURE, pixels=True)
+
+
+def test_an_env_that_renders_nothing_says_so() -> None:
+    env, _ = probe()
+    env._envs[0].unwrapped.render_mode = None
+    with pytest.raises(UserError, match=r"renders no rgb_array.*save_video=false"):
+        env.render([0])
+
+
+@pytest.mark.parametrize(
+    ("info", "key", "success"),
+    [
+        ({}, None, False),
+        ({"success": True}, None, True),
+        ({"is_success": 1.0}, None, True),
+        ({"success": False, "is_success": False}, None, False),
+        ({"solved": True}, "solved", True),
+        ({"success": True, "solved": False}, "solved", False),
+    ],
+)
+def test_success_is_what_info_says(info: dict[str, Any], key: str | None, success: bool) -> None:
+    env, _ = probe(info=info, success_key=key)
+    outcome = step(env, 0)
+    assert (outcome.success.tolist(), outcome.rewards.tolist()) == ([success], [2.5])
+
+
+def test_a_success_key_that_info_lacks() -> None:
+    env, _ = probe(info={"solved": True}, success_key="solve")
+    with pytest.raises(UserError, match=r"no 'solve' in the info of a step. Did you mean 'solved'"):
+        step(env, 0)
+
+
+def test_a_pole_that_falls_terminates_and_a_horizon_truncates() -> None:
+    env = GymnasiumEnv(2, GymnasiumParams(id="CartPole-v1", kwargs={"max_episode_steps": 5}), seed=0)
+    env.reset([0, 1], [0, 1])
+    ended = np.zeros((12, 2, 2), bool)
+    for t in range(12):
+        slots = [slot for slot in (0, 1) if not ended[:t, :, slot].any()]
+        if not slots:
+            break
+        outcome = env.step(slots, np.array([[t % 2] if slot == 0 else [1] for slot in slots], np.float32))
+        assert outcome.terminated is not None and outcome.truncated is not None
+        ended[t][:, slots] = outcome.terminated, outcome.truncated
+    assert ended[:, 1, 0].tolist().index(True) == 4, "cut by its own time limit"
+    assert not ended[:, 0, 0].any()
+
+
+def test_a_push_to_one_side_fails() -> None:
+    env = GymnasiumEnv(1, GymnasiumParams(id="CartPole-v1"), seed=0)
+    env.reset([0], [0])
+    for _ in range(20):
+        outcome = step(env, 1)
+        assert outcome.terminated is not None and outcome.truncated is not None
+        if outcome.terminated[0]:
+            assert not outcome.truncated[0]
+            assert not outcome.success[0]
+            return
+    raise AssertionError("the pole stands")
+
+
+def test_an_initial_state_is_a_seed_the_same_in_any_slot() -> None:
+    env = GymnasiumEnv(3, GymnasiumParams(id="Pendulum-v1"), seed=5)
+    env.reset([0, 1, 2], [9, 9, 8])
+    states = env.observe([0, 1, 2]).state
+    assert np.array_equal(states[0], states[1])
+    assert not np.array_equal(states[0], states[2])
+    expected, _ = gymnasium.make("Pendulum-v1").reset(seed=derived_seed(5, 9, bits=31))
+    assert np.array_equal(states[0], expected)
+    other = GymnasiumEnv(1, GymnasiumParams(id="Pendulum-v1"), seed=6)
+    other.reset([0], [9])
+    assert not np.array_equal(other.observe([0]).state[0], states[0])
+
+
+def test_wrappers_the_outermost_last() -> None:
+    env = GymnasiumEnv(
+        1,
+        GymnasiumParams(
+            id="Pendulum-v1",
+            wrappers=({"TimeAwareObservation": {"normalize_time": True}}, "gymnasium.wrappers:FlattenObservation"),
+        ),
+        seed=0,
+    )
+    assert env.state_dim == 4
+    assert type(env._envs[0]).__name__ == "FlattenObservation"
+    with pytest.raises(UserError, match=r"TimeAwareObservation cannot be put around Pendulum-v1 with \{'nosuch': 1\}"):
+        GymnasiumEnv(1, GymnasiumParams(id="Pendulum-v1", wrappers=({"TimeAwareObservation": {"nosuch": 1}},)), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"id": "Pendulm-v1"}, "no env 'Pendulm-v1'.*Did you mean 'Pendulum-v1'"),
+        ({"id": "no_such_module:X-v0"}, "'no_such_module' cannot be imported"),
+        ({"id": "math:X-v0"}, "no env 'X-v0' after importing 'math'"),
+        ({"id": "no_such.py:X-v0"}, "'no_such.py' cannot be imported"),
+        ({"wrappers": ("FlattenObservatio",)}, "Did you mean 'FlattenObservation'"),
+        ({"wrappers": ("math:Nosuch",)}, "got 'math:Nosuch'"),
+        ({"wrappers": ({"A": {}, "B": {}},)}, "one wrapper in each entry"),
+    ],
+)
+def test_what_does_not_exist_is_found_without_an_env(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        GymnasiumEnv.check(GymnasiumParams(**{"id": "CartPole-v1", **params}))
+
+
+def test_arguments_that_an_env_does_not_take() -> None:
+    with pytest.raises(
+        UserError, match=r"env\.init_params\.kwargs: Pendulum-v1 cannot be made with {'gravitation': 3}"
+    ):
+        GymnasiumEnv(1, GymnasiumParams(id="Pendulum-v1", kwargs={"gravitation": 3}), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [("CartPole-v1", "cart pole"), ("gymnasium:CartPole-v1", "cart pole"), ("tests/Probe-v0", "probe")],
+)
+def test_the_id_is_the_instruction_unless_there_is_one(env_id: str, words: str) -> None:
+    assert GymnasiumEnv(1, GymnasiumParams(id=env_id), seed=0).task(3).instruction == words
+    env = GymnasiumEnv(1, GymnasiumParams(id=env_id, instruction="do it"), seed=0)
+    assert env.task(3).instruction == "do it"
+    assert env.task(0).task_id == 0
