@@ -1,4 +1,4 @@
-"""Draw a task's videos of a run's first and last evaluation side by side: an animated GIF.
+"""Draw a task's videos of a run's first and best evaluation side by side: an animated GIF.
 
 python scripts/before_after.py RUN TASK OUT.gif
 """
@@ -30,9 +30,11 @@ def before_after(run_dir: Path, task: int) -> tuple[list[Image.Image], float]:
         UserError: the run has no two evaluations that filmed the task.
     """
     run = read_run(run_dir)
-    if run.first is None or run.last is None or run.first is run.last:
+    later = list(run.evaluations.values())[1:]
+    if run.first is None or not later:
         raise UserError(f"{run_dir}: expected two evaluations; train with runner.val_before_train=true")
-    sides = [_side(evaluation, task) for evaluation in (run.first, run.last)]
+    best = max(later, key=lambda evaluation: evaluation.rate or 0.0)
+    sides = [_side(evaluation, task) for evaluation in (run.first, best)]
     fps = sides[0][1]
     frames = []
     longest = max(len(pictures) for pictures, _ in sides)

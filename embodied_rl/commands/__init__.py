@@ -11,6 +11,7 @@ COMMANDS: Final[dict[str, str]] = {
     "export": "embodied_rl.commands.export:main",
     "make-tiny": "embodied_rl.commands.make_tiny:main",
     "plan": "embodied_rl.commands.plan:main",
+    "probe": "embodied_rl.commands.probe:main",
     "report": "embodied_rl.commands.report:main",
 }
 """First argument -> "module:function", which takes the arguments after it. It may return an exit status."""

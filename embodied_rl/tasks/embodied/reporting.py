@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import pstdev
 
 from embodied_rl.contracts import EpisodeRecord, EvaluatedEpisode
 from embodied_rl.evaluation.eval_file import FILE_NAME
@@ -74,6 +75,7 @@ def rollout_metrics(
         metrics |= {
             "env/success_once": sum(e.success for e in episodes) / count,
             "env/return": sum(e.episode_return for e in episodes) / count,
+            "env/return_std": pstdev(e.episode_return for e in episodes),
             "env/episode_len": sum(e.episode_length for e in episodes) / count,
         }
         tasks = success_table(episodes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
 from rich import box
@@ -53,12 +55,15 @@ def rollout_metrics(rounds: Sequence[Sequence[GenerationReport]], *, threshold: 
         rounds: the workers' reports of each round.
         threshold: the score from which on a completion counts as solved.
     """
-    accuracy = accuracy_of(all_records(report for reports in rounds for report in reports), threshold=threshold)
+    records = all_records(report for reports in rounds for report in reports)
+    accuracy = accuracy_of(records, threshold=threshold)
+    scores = [record.score for record in records if record.score is not None]
     generate_s = sum(longest(reports, "generate") for reports in rounds)
     return {
         "rollout/completions": float(accuracy.completions),
         "rollout/accuracy": accuracy.accuracy,
         "rollout/score": accuracy.mean_score,
+        "rollout/score_std": pstdev(scores) if scores else math.nan,
         "rollout/length": accuracy.mean_length,
         "rollout/truncated": accuracy.truncated,
         "rollout/unverified": accuracy.unverified / accuracy.completions,
