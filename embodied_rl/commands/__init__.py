@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 COMMANDS: Final[dict[str, str]] = {
+    "check-env": "embodied_rl.commands.check_env:main",
     "compare": "embodied_rl.commands.compare:main",
     "doctor": "embodied_rl.commands.doctor:main",
     "explain": "embodied_rl.explain.show:main",
