@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from rich.console import Console
@@ -39,6 +39,8 @@ from embodied_rl.tasks.trial import try_checkpoints
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
+_REFUSALS: Final = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+
 
 def run(config: Config) -> Path:
     """Run a whole job: workers, training or evaluation, shutdown. Returns the run directory, which is printed first."""
@@ -63,7 +65,7 @@ def carry_out(
     run_dir = _prepare(plan, console)
     with (
         console.logging_to(run_dir / LOG_FILE),
-        _full_disk(run_dir),
+        _unwritable(run_dir),
         terminable(),
         recorded(run_dir, command, console, page=config.runner.report),
     ):
@@ -171,7 +173,8 @@ def _prepare(plan: RunPlan[Any], console: Console) -> Path:
         verify(checkpoint)
     try_checkpoints(plan)
     run_dir = _run_directory(config, resumed)
-    (run_dir / resume.CONFIG_FILE).write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+    with _unwritable(run_dir):
+        (run_dir / resume.CONFIG_FILE).write_text(yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
     if loaded := resumed or start.initial:
         console.print(f"weights of: {loaded}", highlight=False, soft_wrap=True)
@@ -225,14 +228,17 @@ def _save_at_end(word: str, saver: CheckpointSaver, wiring: Wiring[Any], actor: 
 
 
 @contextlib.contextmanager
-def _full_disk(run_dir: Path) -> Iterator[None]:
+def _unwritable(run_dir: Path) -> Iterator[None]:
     """One message where samples, metrics or reports cannot be written; a checkpoint has its own."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"{error.filename or run_dir}: {error.strerror}; make room, then go on with runner.resume_dir={run_dir}: "
-            "the checkpoints in it are whole"
-        ) from error
+        where = str(error.filename or run_dir)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"{where}: {error.strerror}; make room, then go on with runner.resume_dir={run_dir}: "
+                "the checkpoints in it are whole"
+            ) from error
+        if error.errno in _REFUSALS and Path(where).is_relative_to(run_dir):
+            raise UserError(f"{where}: {error.strerror}; the run writes it: move away what is there") from error
+        raise

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, EnvObs, EpisodeRecord
-from embodied_rl.envs.base import SimEnv, SimObs
+from embodied_rl.envs.base import SimEnv, SimObs, SimStep
 from embodied_rl.envs.open_episodes import OpenEpisode
 
 NextResetState = Callable[[int, int], int | None]
@@ -322,12 +322,17 @@ class ChunkedEnv:
         if self._auto_reset:
             self._actions[slots, self._steps[slots]] = actions
         outcome = self._sim.step(slots, actions)
+        if not isinstance(outcome, SimStep):
+            raise TypeError(
+                f"{type(self._sim).__name__}.step: got {outcome!r:.80} ({type(outcome).__name__}), expected a SimStep"
+            )
         for name in ("rewards", "success", "terminated", "truncated"):
             array = getattr(outcome, name)
             if array is not None and array.shape != (len(slots),):
                 raise ValueError(
                     f"{type(self._sim).__name__}.step: got {name} {list(array.shape)}, expected [{len(slots)}]"
                 )
+        self._check_finite(f"{type(self._sim).__name__}.step: the reward", outcome.rewards, slots)
         levels = outcome.rewards.astype(np.float32)
         unscaled = levels - self._level[slots] if self._use_rel_reward else levels
         rewards = self._reward_coef * unscaled
@@ -387,19 +392,33 @@ class ChunkedEnv:
 
     def _observe(self, slots: list[int]) -> None:
         obs = self._sim.observe(slots)
-        self._check(obs, len(slots))
+        self._check(obs, slots)
         self._state[slots] = obs.state
         for camera, images in obs.images.items():
             self._images[camera][slots] = images
 
-    def _check(self, obs: SimObs, n: int) -> None:
+    def _check(self, obs: SimObs, slots: list[int]) -> None:
         """Assigning into the buffers would broadcast and convert silently."""
+        where, n = f"{type(self._sim).__name__}.observe", len(slots)
+        if not isinstance(obs, SimObs):
+            raise TypeError(f"{where}: got {obs!r:.80} ({type(obs).__name__}), expected a SimObs")
         got = {name: (a.shape, a.dtype.name) for name, a in {"state": obs.state, **obs.images}.items()}
         expected = {
             name: ((n, *a.shape[1:]), a.dtype.name) for name, a in {"state": self._state, **self._images}.items()
         }
         if got != expected:
-            raise ValueError(f"{type(self._sim).__name__}.observe: got {got}, expected {expected}")
+            raise ValueError(f"{where}: got {got}, expected {expected}")
+        self._check_finite(f"{where}: the state", obs.state, slots)
+
+    def _check_finite(self, what: str, values: NDArray[np.float32], slots: list[int]) -> None:
+        """Refuse what the policy could only answer with NaN, which would be blamed on its actions."""
+        finite = np.isfinite(values).reshape(len(slots), -1).all(axis=1)
+        if not finite.all():
+            slot = slots[int(np.argmin(finite))]
+            raise ValueError(
+                f"{what} is NaN or infinite in env {int(self._env_ids[slot])}, step {int(self._steps[slot])} of an "
+                f"episode from initial state {int(self._reset_state[slot])}, expected numbers"
+            )
 
     def _env_obs(self, slots: Sequence[int]) -> EnvObs:
         """A message about ``slots``, which shares no memory with the buffers."""

@@ -236,7 +236,7 @@ def _load_tokenizer(params: CausalLMParams, path: str | None) -> transformers.Pr
             # AutoTokenizer would go by the model's family instead, and cut texts as that family's tokenizer does.
             return transformers.PreTrainedTokenizerFast.from_pretrained(path)
         return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except LOADING_ERRORS as error:
         raise UserError(f"model.path={path}: no tokenizer: {first_line(error)}") from error
 
 

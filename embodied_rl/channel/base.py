@@ -8,6 +8,15 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
+def _nobody(what: str | None) -> None:
+    del what
+
+
+on_wait: Callable[[str | None], None] = _nobody
+"""Told what this process has waited for a while for, and None when that is over. A worker tells its driver, for which
+one that waits is none that hangs."""
+
+
 class ChannelClosed(RuntimeError):
     """Somebody closed the channel; nothing goes in or out any more, messages still waiting are given up."""
 

@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from embodied_rl.channel import base
 from embodied_rl.channel.base import ChannelClosed, ChannelTimeout, check_capacity, check_count, show_depths
 from embodied_rl.channel.codec import Bytes, decode, encode, keep_freed_memory
 
@@ -46,6 +47,8 @@ T = TypeVar("T")
 _TOKEN = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<Q")
 _PAGE = mmap.PAGESIZE
+_QUIET_S = 1.0
+"""Seconds of waiting of which nobody is told."""
 
 
 class TokenQueue:
@@ -333,23 +336,35 @@ class SharedMemoryChannel:
         spare: TokenQueue | None = None,
     ) -> tuple[int, int]:
         """The queue's next token, or else one of ``spare``, to which nobody adds any."""
-        while True:
-            self._check_open()
-            token = queue.pop()
-            if token is None and spare is not None:
-                token = spare.pop()
-            if token is not None:
-                return token
-            remaining = None
-            if timeout is not None:
-                remaining = started + timeout - time.monotonic()
-                if remaining <= 0:
-                    raise self._timed_out(queue, key, time.monotonic() - started)
-            wait_readable((queue.read_fd, self._closed.event_fd), remaining)
+        announced, began = False, time.monotonic()
+        try:
+            while True:
+                self._check_open()
+                token = queue.pop()
+                if token is None and spare is not None:
+                    token = spare.pop()
+                if token is not None:
+                    return token
+                now = time.monotonic()
+                remaining = None if timeout is None else started + timeout - now
+                if remaining is not None and remaining <= 0:
+                    raise self._timed_out(queue, key, now - started)
+                if not announced and now - began >= _QUIET_S:
+                    announced = True
+                    base.on_wait(f"{self._wanted(queue, key)} of channel {self.name!r} with key {key!r}")
+                if not announced:
+                    remaining = min(began + _QUIET_S - now, remaining or _QUIET_S)
+                wait_readable((queue.read_fd, self._closed.event_fd), remaining)
+        finally:
+            if announced:
+                base.on_wait(None)
+
+    def _wanted(self, queue: TokenQueue, key: Hashable) -> str:
+        return "a message" if queue is self._lanes[key].filled else "room for a message"
 
     def _timed_out(self, queue: TokenQueue, key: Hashable, waited: float) -> ChannelTimeout:
-        filled = queue is self._lanes[key].filled
-        what, other = ("a message", "producer") if filled else ("room for a message", "consumer")
+        what = self._wanted(queue, key)
+        other = "producer" if what == "a message" else "consumer"
         return ChannelTimeout(
             f"channel {self.name!r}: waited {waited:.1f} s for {what} with key {key!r} "
             f"(messages waiting: {show_depths(self.depth())}). The {other} is slow, stuck or dead: "

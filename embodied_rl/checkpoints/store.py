@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from embodied_rl.errors import CheckpointError, listed
-from embodied_rl.files import hidden_neighbour, write_synced
+from embodied_rl.files import hidden_neighbour, remove, write_synced
 from embodied_rl.schema import Config
 
 STATE_FILE = "state.json"
@@ -166,9 +166,9 @@ def publish(scratch: Path, directory: Path, *, max_keep: int | None) -> None:
 def _remove(checkpoint: Path) -> None:
     """Delete a checkpoint, if it exists, so that a half-deleted one does not pass for a whole one."""
     hidden = hidden_neighbour(checkpoint, "removed")
-    if checkpoint.exists():
+    if checkpoint.exists() or checkpoint.is_symlink():
         checkpoint.rename(hidden)
-        shutil.rmtree(hidden)
+        remove(hidden)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
@@ -286,8 +286,12 @@ def _read(directory: Path) -> tuple[RunState, dict[str, FileSum]]:
         files = {name: FileSum(**fields) for name, fields in content["files"].items()}
     except KeyError as error:
         raise CheckpointError(f"{path}: cannot be read (it has no {error}); {advice}") from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); {advice}") from error
+    if not all(type(number) is int and number >= 0 for number in (state.step, state.policy_version)):
+        raise CheckpointError(f"{path}: got step {state.step}, policy_version {state.policy_version}; {advice}")
+    if (named := _NAME.fullmatch(directory.name)) and int(named[1]) != state.step:
+        raise CheckpointError(f"{directory}: is of step {state.step}, not {named[1]}; give it its name back")
     if _sum(content) != expected:
         raise CheckpointError(f"{path}: is not what was saved (another SHA-256); {advice}")
     return state, files

@@ -60,6 +60,12 @@ class _Process:
         """Number of calls under way."""
         self.ready = False
         """It has been built, so it may have something to close."""
+        self.waiting: str | None = None
+        """What it waits for, a message of another worker."""
+        self.doing = "to start"
+        """Its last report, in words."""
+        self.last_sign = time.monotonic()
+        """Time of its last sign of life."""
         self.failure: tuple[bool, str] | None = None
         """(is it a user's mistake, message or traceback)."""
 
@@ -75,6 +81,13 @@ class _Process:
         """
         kind, *content = self.pipe.recv()
         self.ready = True
+        if kind == "waiting":
+            self.waiting = content[0]
+            return kind, content
+        self.last_sign = time.monotonic()
+        if kind == "progress":
+            what, done, total, _ = content
+            self.doing = f"{what}, {done} of {total}" if total else what
         if kind == "failure":
             self.failure = (content[0], content[1])
         return kind, content
@@ -170,6 +183,8 @@ class ProcessBackend:
         try:
             with signals.deferred():
                 process.pipe.send((self._ticket, method, args, kwargs))
+                if not process.unanswered:
+                    process.doing, process.last_sign = method.replace("_", " "), time.monotonic()
                 process.unanswered += 1
         except OSError:  # it died since it was last heard of: say how
             self._fail()
@@ -206,7 +221,8 @@ class ProcessBackend:
             raise self._failure
 
     def _receive(self, timeout: float) -> bool:
-        """Take in what has arrived; True if anything has."""
+        """Take in what has arrived; True if there was a sign of life."""
+        alive = False
         pipes = {p.pipe: p for p in self._processes}
         arrived = [item for item in wait([*pipes, *_sentinels(self._processes)], timeout) if item in pipes]
         for pipe in arrived:
@@ -216,6 +232,7 @@ class ProcessBackend:
                     kind, content = process.receive()
                 except (EOFError, OSError):
                     self._fail()
+                alive = alive or kind != "waiting"
                 if kind == "result":
                     self._results[content[0]] = content[1]
                     process.unanswered -= 1
@@ -230,7 +247,7 @@ class ProcessBackend:
                     self._fail()
         if not all(p.running for p in self._processes):
             self._fail()
-        return bool(arrived)
+        return alive
 
     def _fail(self) -> NoReturn:
         """Raise for the worker that failed, and for all others that have failed by then: deaths first."""
@@ -266,10 +283,19 @@ class ProcessBackend:
             if process.running:
                 os.kill(process.pid, signal.SIGUSR1)  # type: ignore[arg-type]  # it was started
                 time.sleep(0.2)  # so that the stacks do not interleave
+        now = time.monotonic()
+        called = [p for p in self._processes if p.unanswered]
+        states = [
+            f"  {p.name} waits for {p.waiting}"
+            if p.waiting
+            else f"  {p.name} HANGS: no sign of life for {now - p.last_sign:.0f} s, since {p.doing!r}"
+            for p in sorted(called, key=lambda p: p.waiting is not None)
+        ]
         depths = "\n".join(f"  {channel.name}: {channel.depth()}" for channel in self._channels)
         self._failure = StallError(
-            f"no worker has shown a sign of life for {self._stall_timeout:g} s (cluster.stall_timeout); their "
-            f"stacks are above. Messages waiting in the channels:\n{depths or '  there are no channels'}"
+            f"no worker has shown a sign of life for {self._stall_timeout:g} s (cluster.stall_timeout):\n"
+            + "\n".join(states)
+            + f"\nTheir stacks are above. Messages waiting in the channels:\n{depths or '  there are no channels'}"
         )
         raise self._failure
 
@@ -315,7 +341,7 @@ class ProcessBackend:
             while process.running and (waited := time.monotonic() - start) < _STUCK_S:
                 if waited > _KILL_S and not said:
                     said = True
-                    print(f"waiting for the system to free the memory of {process.name}", file=sys.stderr)
+                    print(f"{process.name} is still ending: the system frees its memory", file=sys.stderr)
                 time.sleep(0.01)
             if process.running:
                 print(

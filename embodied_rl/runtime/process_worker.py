@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, NoReturn
 
+from embodied_rl.channel import base
 from embodied_rl.channel.base import run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime import signals
@@ -92,6 +93,7 @@ def main(context: WorkerContext, pickled: bytes, pipe: Connection, driver_pid: i
     try:
         worker = _build(context, pickled, driver)
         driver.send("ready")
+        base.on_wait = lambda what: driver.send("waiting", what)
         DataWatch(lambda: driver.send("alive")).start()
         while True:
             _answer(worker, driver)

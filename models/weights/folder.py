@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -32,7 +33,13 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 VALUE_HEAD_FILE = "value_head.safetensors"
 """Beside published layouts, which have no value head."""
-LOADING_ERRORS: Final = (OSError, ValueError, SafetensorError)
+LOADING_ERRORS: Final = (
+    OSError,
+    ValueError,
+    SafetensorError,
+    StrictDataclassError,
+    *(LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),  # of a config.json of any content
+)
 """Errors of :func:`load_model` where there is no such model, or a file is damaged."""
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _VALUE_HEAD = "value_head."
@@ -169,7 +176,7 @@ def load_model(
     Raises:
         UserError: a tensor is missing or too many, or has another shape, the index of shards is damaged, or the weights
             are pickles.
-        OSError, ValueError, SafetensorError: there is no such model, or a file is damaged (:data:`LOADING_ERRORS`).
+        LOADING_ERRORS: there is no such model, or a file is damaged (OSError, ValueError, SafetensorError, ...).
     """
     refuse_pickled_weights(Path(path), key=key)
     weight_files(Path(path), key=key)
@@ -189,6 +196,9 @@ def load_model(
             if model.get_parameter(name) is not model.get_parameter(other)
         ]
     refuse_misfit(problems, f"{key}={path}" if expected is None else f"{key}={path}: no {expected}")
+    broken = [name for name, weight in model.named_parameters() if not weight.is_meta and weight.isnan().any()]
+    if broken:
+        raise UserError(f"{key}={path}: NaN in {listed(broken, _SHOWN)}; copy the weights again")
     return model
 
 

@@ -179,3 +179,34 @@ def test_a_failed_deletion_does_not_leave_half_a_checkpoint(tmp_path: Path, monk
     with pytest.raises(KeyboardInterrupt):
         publish(scratch, directory, max_keep=1)
     assert steps(tmp_path) == [2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": -1}, "got step -1, policy_version 3; use another checkpoint"),
+        ({"step": 3.5}, "got step 3.5"),
+        ({"step": True}, "got step True"),
+        ({"step": 4}, "is of step 4, not 3; give it its name back"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = store(tmp_path, 3) / STATE_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read_state(path.parent)
+
+
+def test_a_state_of_endless_nesting_is_refused(tmp_path: Path) -> None:
+    path = store(tmp_path, 3) / STATE_FILE
+    path.write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_state(path.parent)
+
+
+def test_a_link_to_nowhere_makes_room(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint_dir(tmp_path, 3).symlink_to(tmp_path / "gone")
+    assert steps(tmp_path) == []
+    store(tmp_path, 3)
+    assert steps(tmp_path) == [3]

@@ -677,3 +677,40 @@ def test_properties_of_any_rollout(scenario: dict[str, Any]) -> None:
         assert (ours.final_obs is None) == (theirs.final_obs is None)
         if ours.final_obs is not None and theirs.final_obs is not None:
             assert ours.final_obs.state.equal(theirs.final_obs.state)
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "message"),
+    [
+        ("step", None, r"ScriptedSim\.step: got None \(NoneType\), expected a SimStep"),
+        ("observe", None, r"ScriptedSim\.observe: got None \(NoneType\), expected a SimObs"),
+        (
+            "step",
+            "reward",
+            r"ScriptedSim\.step: the reward is NaN or infinite in env 100, step 0 of an episode from initial",
+        ),
+        (
+            "observe",
+            "state",
+            r"ScriptedSim\.observe: the state is NaN or infinite in env 100, step 2 of an episode from",
+        ),
+    ],
+)
+def test_what_an_adapter_gives_is_blamed_on_it(
+    monkeypatch: pytest.MonkeyPatch, method: str, answer: str | None, message: str
+) -> None:
+    sim = ScriptedSim(1, [NEVER])
+    env = chunked(sim, 1, 2)
+    env.reset([0])
+    original = getattr(sim, method)
+
+    def broken(*arguments: object) -> object:
+        given = original(*arguments)
+        if answer is None:
+            return None
+        bad = np.full((1,) if method == "step" else (1, 4), np.nan, np.float32)
+        return replace(given, **{"rewards" if method == "step" else "state": bad})
+
+    monkeypatch.setattr(sim, method, broken)
+    with pytest.raises((ValueError, TypeError), match=message):
+        env.chunk_step(numbered_actions(1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -221,6 +222,26 @@ def test_a_stall_shows_stacks_and_channels(
     assert first.startswith("--- stack of probe[0] ---")
     for stack in (first, second):
         assert 'workers.py", line ' in stack and "in sleep\n" in stack
+
+
+def test_a_stall_names_the_worker_that_hangs(
+    backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One is in the simulator for ever, the others wait for it."""
+    questions, answers = (backend.channel(name, range(2), 4) for name in ("questions", "answers"))
+    asking = spec("asker", Asker, 2, questions=questions, answers=answers)
+    waiting, hanging = backend.launch([asking, spec("probe", Probe)])
+    hanging.call(Probe.identity).wait()
+    waiting.call(Asker.ask, []).wait()
+    waiting.call(Asker.wait_for_ever)
+    monkeypatch.setattr(backend, "_stall_timeout", 2.5)
+    with promptly(), pytest.raises(StallError) as caught:
+        hanging.call(Probe.sleep).wait()
+    message = str(caught.value)
+    assert re.search(r"  probe\[0\] HANGS: no sign of life for \d s, since 'sleep'\n", message), message
+    for rank in range(2):
+        assert f"  asker[{rank}] waits for a message of channel 'answers' with key {rank}" in message, message
+    assert "asker" in capfd.readouterr().err
 
 
 def test_signs_of_life_put_a_stall_off(backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch) -> None:

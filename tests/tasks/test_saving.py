@@ -317,3 +317,14 @@ def test_processes_are_ended(tmp_path: Path, by: int) -> None:
     else:
         assert by == signal.SIGTERM
         assert f"step {done + 1} was being trained" in text or f"step {done} was being trained" in text, text
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml"])
+def test_a_folder_where_a_file_is_to_be(tmp_path: Path, name: str) -> None:
+    config = tiny_run(tmp_path, *QUICK, "runner.max_steps=1")
+    run(config)
+    path = only_run(config) / name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=f"{name}: Is a directory; the run writes it: move away what is there"):
+        run(tiny_run(tmp_path, *QUICK, "runner.max_steps=2", "runner.resume_dir=auto"))

@@ -66,6 +66,9 @@ class DataSet:
             raise UserError(f"{root}: LeRobot format {version}, expected {metadata.VERSION}. {_conversion(version)}")
         if missing:
             raise damaged(path, f"no {', '.join(sorted(missing))}")
+        for name in ("total_episodes", "total_frames"):
+            if type(info[name]) is not int or info[name] < 0:
+                raise damaged(path, f"{name} is {info[name]!r}")
         return cls(root, info)
 
     def require(self, name: str, purpose: str) -> None:
@@ -84,6 +87,9 @@ class DataSet:
         rows = sorted(rows, key=lambda row: row["episode_index"])[:total]
         if [row["episode_index"] for row in rows] != list(range(total)):
             raise damaged(self.root / "meta/episodes", f"{len(rows)} of {total} episodes are there")
+        if (frames := sum(row["length"] for row in rows)) != self.info["total_frames"]:
+            total_frames = self.info["total_frames"]
+            raise damaged(self.root / metadata.INFO, f"total_frames is {total_frames}, its episodes have {frames}")
         return rows
 
     def column(self, name: str) -> NDArray[Any]:

@@ -75,6 +75,8 @@ def _json(path: str) -> Iterator[Row]:
         return
     try:
         content = json.loads(text)
+    except RecursionError as error:
+        raise UserError(f"{path}: nested too deeply; expected a list of objects, one a row") from error
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}); correct it, or name the file .jsonl if each line is "
@@ -94,10 +96,9 @@ def _jsonl(path: str) -> Iterator[Row]:
             where = f"{path}, line {number}"
             try:
                 value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{where}: not JSON ({error.msg}): {line.strip()[:80]!r}; correct or remove it"
-                ) from error
+            except (json.JSONDecodeError, RecursionError) as error:
+                reason = getattr(error, "msg", "nested too deeply")
+                raise UserError(f"{where}: not JSON ({reason}): {line.strip()[:80]!r}; correct or remove it") from error
             yield _row(where, value)
 
 
@@ -134,6 +135,11 @@ def _parquet(path: str) -> Iterator[Row]:
 def _row(where: str, value: Any) -> Row:
     if not isinstance(value, dict):
         raise UserError(f"{where}: got {_kind(value)}, expected an object with the columns' names and values")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise UserError(f"{where}: {half!r} is half of a character (a lone surrogate); correct or remove it") from error
     return Row(where=where, columns=value)
 
 

@@ -165,3 +165,14 @@ def test_noise_survives_the_video_nearly_as_it_was(tmp_path: Path) -> None:
 def test_odd_sizes_need_png(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"15x24 pixels cannot become a video.*collect.image_format=png"):
         episode.encode_video(tmp_path / "v.mp4", np.zeros((1, 15, 24, 3), np.uint8), FPS)
+
+
+@pytest.mark.parametrize(
+    ("total", "message"), [(8, "total_frames is 8, its episodes have 7"), (-1, "total_frames is -1")]
+)
+def test_wrong_totals_are_refused(tmp_path: Path, total: int, message: str) -> None:
+    data_set(tmp_path, [3, 4])
+    path = tmp_path / metadata.INFO
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_frames": total}))
+    with pytest.raises(UserError, match=message):
+        DataSet.open(tmp_path).episodes()

@@ -349,3 +349,10 @@ def test_the_configuration_is_refused_before_a_run(tmp_path: Path) -> None:
         small_math("data=files", "~data.params.digits")
     with pytest.raises(ConfigError, match=r"data.params.train_data_paths: .*no.jsonl: no such file"):
         small_math("data=files", "~data.params.digits", f"data.params.train_data_paths=[{tmp_path}/no.jsonl]")
+
+
+def test_half_of_a_character_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "fine \\ud83d\\ude00", "answer": "1"}\n{"prompt": "\\ud83d", "answer": "1"}\n')
+    with pytest.raises(UserError, match=r"rows.jsonl, line 2: '\\ud83d' is half of a character \(a lone surrogate\)"):
+        dataset(str(path))
