@@ -38,7 +38,7 @@ LAYERS: Final = (
     ("launch",),
     ("commands",),
     ("explain",),
-    ("cli", "api"),
+    ("cli", "api", "gymnasium_envs"),
     ("__main__",),
 )
 """The one list of allowed arrows: a room imports rooms of earlier layers alone."""

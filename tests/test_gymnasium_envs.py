@@ -1,0 +1,185 @@
+"""The project's envs as users of Gymnasium have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+
+import embodied_rl.gymnasium_envs as ours
+from embodied_rl.errors import UserError
+from embodied_rl.gymnasium_envs import PlatformEnv, PlatformVectorEnv
+
+NAMES = {path.stem for path in Path("config/env").glob("*.yaml")}
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the checker's, of infinite bounds
+
+
+def straight(obs: np.ndarray) -> np.ndarray:
+    """The dummy env's way to the goal."""
+    return np.clip((obs[..., 2:] - obs[..., :2]) / 0.15, -1, 1)
+
+
+def make(name: str = "dummy", **options: Any) -> gymnasium.Env[Any, Any]:
+    return gymnasium.make(f"embodied_rl/{name}-v0", **options)
+
+
+def make_vec(name: str = "dummy", **options: Any) -> PlatformVectorEnv:
+    envs = gymnasium.make_vec(f"embodied_rl/{name}-v0", vectorization_mode="vector_entry_point", **options)
+    assert isinstance(envs, PlatformVectorEnv)
+    return envs
+
+
+def test_every_preset_is_registered() -> None:
+    found = {name.removeprefix("embodied_rl/") for name in gymnasium.registry if name.startswith("embodied_rl/")}
+    assert found == {f"{name}-v0" for name in NAMES if name != "gymnasium"}
+    ours.register()
+
+
+@pytest.mark.parametrize("options", [{}, {"image_size": 16}, {"task_id": 2}])
+def test_gymnasiums_own_checks_pass(options: dict[str, Any]) -> None:
+    check_env(make(render_mode="rgb_array", **options).unwrapped)
+
+
+def test_choices_pass_them_too() -> None:
+    env = PlatformEnv("gymnasium", id="CartPole-v1")
+    assert isinstance(env.action_space, gymnasium.spaces.Discrete)
+    check_env(env, skip_render_check=True)
+    _, info = env.reset(seed=3)
+    assert info["instruction"] == "cart pole"
+    steps = 0
+    while True:
+        _, reward, terminated, truncated, info = env.step(1)
+        steps += 1
+        assert reward == 1
+        if terminated or truncated:
+            break
+    assert (terminated, truncated, info["success"]) == (True, False, False)
+    assert 5 < steps < 20
+
+
+def test_an_episode_has_the_platforms_rewards_horizon_and_success() -> None:
+    env = make(task_id=1)
+    obs, info = env.reset(seed=0)
+    assert info["task_id"] == 1
+    assert 64 <= info["reset_state_id"] < 128
+    assert "upper left" in info["instruction"]
+    start, total = np.linalg.norm(obs[2:] - obs[:2]), 0.0
+    for _ in range(32):
+        obs, reward, terminated, truncated, info = env.step(straight(obs))
+        total += float(reward)
+        if terminated:
+            break
+    assert (terminated, truncated, info["is_success"]) == (True, False, True)
+    assert total == pytest.approx(start - np.linalg.norm(obs[2:] - obs[:2]) + 1, abs=1e-5), "progress and the bonus"
+    env.reset()
+    for step in range(1, 33):
+        _, _, terminated, truncated, info = env.step(np.zeros(2, np.float32))
+        assert (terminated, truncated, info["success"]) == (False, step == 32, False)
+
+
+def test_an_initial_state_by_its_number() -> None:
+    env = make()
+    first, _ = env.reset(options={"reset_state_id": 70})
+    other, _ = env.reset(options={"reset_state_id": 71})
+    again, info = env.reset(options={"reset_state_id": 70})
+    assert info["reset_state_id"] == 70
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_env_i_of_a_vector_plays_what_one_env_of_its_seed_plays() -> None:
+    """Over several episodes, some of which succeed and some of which run out of time."""
+    n, seed = 3, 11
+    envs, singles = make_vec(num_envs=n, image_size=8), [make(image_size=8) for _ in range(n)]
+    assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    obs, infos = envs.reset(seed=seed)
+    alone = [env.reset(seed=seed + i) for i, env in enumerate(singles)]
+    ended = succeeded = 0
+    for step in range(100):
+        assert envs.observation_space.contains(obs)
+        for i, (single, _) in enumerate(alone):
+            assert all(np.array_equal(obs[key][i], single[key]) for key in ("state", "agentview"))
+        actions = straight(obs["state"]).astype(np.float32)
+        actions[step % n] = 0
+        actions[0] = 0
+        obs, rewards, terminated, truncated, infos = envs.step(actions)
+        alone = []
+        for i, env in enumerate(singles):
+            one, reward, one_terminated, one_truncated, info = env.step(actions[i])
+            assert (reward, one_terminated, one_truncated) == (rewards[i], terminated[i], truncated[i])
+            if one_terminated or one_truncated:
+                ended, succeeded = ended + 1, succeeded + bool(info["success"])
+                assert infos["_final_obs"][i]
+                assert np.array_equal(infos["final_obs"][i]["state"], one["state"])
+                assert infos["final_info"]["success"][i] == info["success"]
+                one, info = env.reset()
+                assert infos["reset_state_id"][i] == info["reset_state_id"]
+                assert infos["instruction"][i] == info["instruction"]
+            else:
+                assert "_final_obs" not in infos or not infos["_final_obs"][i]
+                assert infos["success"][i] == info["success"]
+            alone.append((one, info))
+    assert ended > succeeded > 3
+
+
+def test_make_vec_of_choices() -> None:
+    envs = PlatformVectorEnv("gymnasium", 2, id="CartPole-v1")
+    envs.reset(seed=0)
+    for _ in range(20):
+        _, rewards, terminated, _, infos = envs.step(np.array([0, 1]))
+        assert rewards.tolist() == [1.0, 1.0]
+        if terminated.any():
+            assert infos["_final_obs"].tolist() == terminated.tolist()
+            return
+    raise AssertionError("both poles stand")
+
+
+def test_sync_and_async_vectors_of_gymnasiums_work() -> None:
+    for mode in ("sync", "async"):
+        envs = gymnasium.make_vec("embodied_rl/dummy-v0", num_envs=2, vectorization_mode=mode)
+        obs, _ = envs.reset(seed=11)
+        single, _ = make().reset(seed=12)
+        assert np.array_equal(obs[1], single)
+        envs.close()
+
+
+def test_frames_for_people() -> None:
+    env = make(render_mode="rgb_array")
+    env.reset(seed=0)
+    frame = env.render()
+    assert isinstance(frame, np.ndarray)
+    assert (frame.shape, frame.dtype) == ((128, 128, 3), np.uint8)
+    envs = make_vec(num_envs=2, render_mode="rgb_array")
+    envs.reset(seed=0)
+    frames = envs.render()
+    assert frames is not None
+    assert np.array_equal(frames[0], frame)
+    assert make_vec(num_envs=1).render() is None
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(UserError, match=r"env\.init_params\.image_siz: no such key"):
+        make(image_siz=3)
+    with pytest.raises(UserError, match=r"task_ids: got \[7\]"):
+        make(task_id=7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("simulator")
+@pytest.mark.filterwarnings("ignore")
+def test_libero() -> None:
+    pytest.importorskip("libero", reason="the extra for libero is not installed")
+    env = make("libero_spatial", task_id=3, draft=True)
+    check_env(env.unwrapped, skip_render_check=True)
+    obs, info = env.reset(seed=0)
+    assert info["task_id"] == 3
+    assert set(obs) == {"agentview", "wrist", "state"}
+    assert obs["agentview"].std() > 10, "a picture"
+    env.close()
