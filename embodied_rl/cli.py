@@ -18,7 +18,7 @@ from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import load_function
 from embodied_rl.runtime.signals import said
-from embodied_rl.runtime.worker import WorkerError
+from embodied_rl.runtime.worker import StallError, WorkerError
 from embodied_rl.schema import Config
 from embodied_rl.tasks.planning import plan_of
 
@@ -28,6 +28,8 @@ USAGE_ERROR = 2
 """Exit status of a command line or configuration that is wrong."""
 WORKER_ERROR = 1
 """Exit status of a run in which a worker failed or died."""
+STALL = 3
+"""Exit status of a run whose workers gave no sign of life for too long."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -111,7 +113,7 @@ def _run(config: Config, command: Sequence[str]) -> None:
         sys.exit(USAGE_ERROR)
     except WorkerError as error:  # its text is the worker's own traceback; ours would only hide it
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(WORKER_ERROR)
+        sys.exit(STALL if isinstance(error, StallError) else WORKER_ERROR)
 
 
 if __name__ == "__main__":

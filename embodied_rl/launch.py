@@ -22,6 +22,7 @@ from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.monitoring.console import LOG_FILE, RunConsole
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
+from embodied_rl.monitoring.status import StatusWriter
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.registry import load_class
 from embodied_rl.report.recording import recorded
@@ -92,6 +93,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks)
                 log=console.log_only,
             )
         )
+        stack.enter_context(StatusWriter(run_dir, progress))
         backend.on_progress(progress.hear)
         progress.describe("starting workers")
         wiring = wiring_of(plan, backend)

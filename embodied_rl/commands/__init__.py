@@ -14,5 +14,6 @@ COMMANDS: Final[dict[str, str]] = {
     "plan": "embodied_rl.commands.plan:main",
     "probe": "embodied_rl.commands.probe:main",
     "report": "embodied_rl.commands.report:main",
+    "status": "embodied_rl.commands.status:main",
 }
 """First argument -> "module:function", which takes the arguments after it. It may return an exit status."""

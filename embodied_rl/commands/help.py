@@ -44,6 +44,7 @@ Commands (python train.py <command> --help):
   check-env env=<name>            whether a simulator, yours too, keeps what training takes for granted
   compare <A> <B> ...             how much evaluations on the same episodes differ, with intervals
   report <run> ...                the page of a run, or of several side by side, as one HTML file
+  status <run> [--follow]         where a run stands: pace, time left, workers, last lines
   export <checkpoint> <folder>    a checkpoint's policy as a folder for model.path
   make-tiny model=<name> <folder> a small folder in a model's published layout
   doctor [<folder>]               what a folder, a checkpoint, a run or the installation lacks

@@ -216,14 +216,18 @@ class Progress:
             return 0.0 if self._over else None
         return None if steps is None else max(steps - (now - self._times[-1][0]), 0.0) + evaluations
 
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of a step, at the recent pace; None before the first one is done."""
+        (first_time, first_step), (last_time, last_step) = self._times[0], self._times[-1]
+        return None if last_step == first_step else (last_time - first_time) / (last_step - first_step)
+
     def _steps_left(self) -> float | None:
         """Seconds that the steps to come take, counted from the end of the last one."""
         if self.step >= self.total:
             return 0.0
-        (first_time, first_step), (last_time, last_step) = self._times[0], self._times[-1]
-        if last_step == first_step:
-            return None
-        return (self.total - self.step) * (last_time - first_time) / (last_step - first_step)
+        pace = self.step_seconds
+        return None if pace is None else (self.total - self.step) * pace
 
     @property
     def current(self) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from embodied_rl.report.facts import note_end, note_start
+from embodied_rl.runtime.signals import Terminated
+from embodied_rl.runtime.worker import StallError
 
 
 @contextlib.contextmanager
@@ -40,6 +42,10 @@ def recorded(run_dir: Path, command: Sequence[str] | None, console: Console, *, 
 def _in_words(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, StallError):
+        return "stalled"
+    if isinstance(error, Terminated):
+        return error.word
     return "terminated" if isinstance(error, SystemExit) else "failed"
 
 
