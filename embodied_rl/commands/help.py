@@ -41,7 +41,7 @@ own, --hydra-help has Hydra's own options, --version the version.
 Commands (python train.py <command> --help):
   plan ...                        the run of a command line on one page, without starting it
   probe ...                       what the run could learn from, before it starts
-  check-env env=<name>            whether a simulator, yours too, keeps what training takes for granted
+  check-env env=<name>            whether a simulator keeps what training takes for granted
   compare <A> <B> ...             how much evaluations on the same episodes differ, with intervals
   report <run> ...                the page of a run, or of several side by side, as one HTML file
   status <run> [--follow]         where a run stands: pace, time left, workers, last lines

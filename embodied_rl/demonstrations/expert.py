@@ -21,6 +21,7 @@ EXPERTS: Final = Registry(
     {
         "dummy": "embodied_rl.envs.dummy:DummyExpert",
         "libero": "embodied_rl.envs.libero.expert:LiberoExpert",
+        "metaworld": "embodied_rl.envs.metaworld:MetaworldExpert",
     },
     group="embodied_rl.experts",
 )

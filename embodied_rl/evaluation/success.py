@@ -197,8 +197,8 @@ class SuccessReport:
 
     def _by_suite(self, width: int) -> Table:
         grid = Table(title="by suite", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        grid.add_column("suite", ratio=1)
-        for name in ("tasks", "mean of tasks"):
+        grid.add_column("suite", ratio=1, overflow="fold")
+        for name in ("tasks", "mean"):
             grid.add_column(name, justify="right")
         rows = [(row, _cells(row.pooled, width, self.table.overall.failures > 0)) for row in self.table.suites]
         for name in rows[0][1]:

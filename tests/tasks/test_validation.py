@@ -158,8 +158,8 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["algorithm.loss_type=pop"], "algorithm.loss_type: got 'pop', expected one of aipo, decoupled_ppo, nll, ppo"),
         (
             ["env.env_type=libro"],
-            "env.env_type: got 'libro', expected one of dummy, libero, maniskill, robosuite, module:Class, or "
-            "path/to/file.py:Class.",
+            "env.env_type: got 'libro', expected one of dummy, gymnasium, libero, maniskill, metaworld, robosuite, "
+            "module:Class, or path/to/file.py:Class.",
         ),
         (["model.model_type=tinyvla"], "Did you mean 'tiny_vla'?"),
         (["runner.logger.logger_backends=[jsnol]"], "Did you mean 'jsonl'?"),
