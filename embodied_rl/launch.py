@@ -29,6 +29,7 @@ from embodied_rl.report.recording import recorded
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.signals import Terminated, terminable
+from embodied_rl.runtime.trace import DRIVER, Trace, TracePlan, merge
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.tasks.hooks import Hooks
@@ -83,7 +84,11 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks)
     config, start = plan.config, plan.start
     total = 0 if config.runner.only_eval else config.runner.max_steps
     with contextlib.ExitStack() as stack:
-        backend = make_backend(config)
+        traced = TracePlan(folder=run_dir / "trace", steps=frozenset(config.runner.trace_steps))
+        trace = traced if traced.steps else None
+        if trace is not None:
+            stack.callback(merge, trace)  # when no worker writes any more
+        backend = make_backend(config, trace)
         stack.callback(backend.shutdown)
         progress = stack.enter_context(
             Progress(
@@ -124,6 +129,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks)
             progress=progress,
             console=console,
             hooks=hooks,
+            trace=Trace(DRIVER, trace),
         )
         runner = wiring.runner(groups, context)
         try:
@@ -136,11 +142,11 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks)
     return runner.saver is not None and not config.runner.only_eval
 
 
-def make_backend(config: Config) -> Backend:
+def make_backend(config: Config, trace: TracePlan | None = None) -> Backend:
     """The backend that ``cluster.backend`` names."""
     if config.cluster.backend == "serial":
-        return SerialBackend()
-    return ProcessBackend(config.cluster.stall_timeout)
+        return SerialBackend(trace)
+    return ProcessBackend(config.cluster.stall_timeout, trace)
 
 
 def wiring_of(plan: RunPlan[Any], backend: Backend) -> Wiring[Any]:

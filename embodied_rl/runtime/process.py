@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 from embodied_rl.channel.base import Channel, run_blocking
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.runtime import process_worker, signals
+from embodied_rl.runtime.trace import Trace, TracePlan
 from embodied_rl.runtime.worker import (
     Abandoned,
     GroupSpec,
@@ -125,9 +126,11 @@ class ProcessBackend:
 
     Args:
         stall_timeout: seconds without any sign of life after which :meth:`collect` gives up.
+        trace: what the workers trace.
     """
 
-    def __init__(self, stall_timeout: float) -> None:
+    def __init__(self, stall_timeout: float, trace: TracePlan | None = None) -> None:
+        self._trace = trace
         self._context = mp.get_context("spawn")
         self._stall_timeout = stall_timeout
         self._channels: list[SharedMemoryChannel] = []
@@ -161,6 +164,7 @@ class ProcessBackend:
             device=device,
             num_threads=spec.num_threads,
             rendezvous=os.path.join(self._scratch, f"{spec.name}.rendezvous"),
+            trace=Trace(f"{spec.name}[{rank}]", self._trace),
         )
         ours, theirs = self._context.Pipe()
         process = self._context.Process(

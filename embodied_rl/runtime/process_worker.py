@@ -124,14 +124,16 @@ def _build(context: WorkerContext, pickled: bytes, driver: _Driver) -> Worker:
     def report_progress(what: str, done: int, total: int, fraction: float | None = None) -> None:
         driver.send("progress", what, done, total, fraction)
 
-    return worker_class(replace(context, report_progress=rarely(report_progress)), **arguments)
+    report = context.trace.reporting(rarely(report_progress))
+    return worker_class(replace(context, report_progress=report), **arguments)
 
 
 def _answer(worker: Worker, driver: _Driver) -> None:
     ticket, method, args, kwargs = driver.receive()
-    result = getattr(worker, method)(*args, **kwargs)
-    if inspect.iscoroutine(result):  # its channels block, so it never suspends
-        result = run_blocking(result)
+    with worker.context.trace.call(method, kwargs.get("step")):
+        result = getattr(worker, method)(*args, **kwargs)
+        if inspect.iscoroutine(result):  # its channels block, so it never suspends
+            result = run_blocking(result)
     driver.send("result", ticket, result)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.channel.in_process import InProcessChannel, Scheduler, Task
+from embodied_rl.runtime.trace import Trace, TracePlan
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup, WorkerProgress
 
 
@@ -45,15 +46,17 @@ class SerialGroup:
 
 
 async def _run(worker: Worker, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    result = getattr(worker, method)(*args, **kwargs)
-    return await result if inspect.iscoroutine(result) else result
+    with worker.context.trace.call(method, kwargs.get("step")):
+        result = getattr(worker, method)(*args, **kwargs)
+        return await result if inspect.iscoroutine(result) else result
 
 
 class SerialBackend:
     """See :class:`embodied_rl.runtime.worker.Backend`. A worker's exception reaches the caller as it is, so that a
     debugger stops where it was raised."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: TracePlan | None = None) -> None:
+        self._trace = trace
         self._scheduler = Scheduler()
         self._channels: list[InProcessChannel] = []
         self._workers: list[Worker] = []
@@ -71,6 +74,7 @@ class SerialBackend:
         for spec in specs:
             workers: list[Worker] = []
             for rank, device in enumerate(spec.devices):
+                trace = Trace(f"{spec.name}[{rank}]", self._trace)
                 context = WorkerContext(
                     group=spec.name,
                     rank=rank,
@@ -78,7 +82,8 @@ class SerialBackend:
                     device=device,
                     num_threads=spec.num_threads,
                     rendezvous=os.path.join(tempfile.gettempdir(), "unused: one rank"),
-                    report_progress=functools.partial(self._report, f"{spec.name}[{rank}]"),
+                    trace=trace,
+                    report_progress=trace.reporting(functools.partial(self._report, f"{spec.name}[{rank}]")),
                 )
                 workers.append(spec.worker(context, **spec.arguments))
                 self._workers.append(workers[-1])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from embodied_rl.errors import UserError
+from embodied_rl.runtime.trace import Trace
 
 if TYPE_CHECKING:  # channels import torch; a worker's process reads this before it may
     from embodied_rl.channel.base import Channel
@@ -62,6 +63,7 @@ class WorkerContext:
     """CPU threads for torch and the numerical libraries."""
     rendezvous: str
     """A file that the group's ranks share, for ``torch.distributed``'s initialisation."""
+    trace: Trace = field(default_factory=lambda: Trace(""))
     report_progress: ReportProgress = field(default=_ignore_progress)
 
     @property

@@ -55,6 +55,8 @@ class RunnerConfig(Section):
     """Training steps between two versions of the weights that rollouts are made with."""
     max_keep: PositiveInt | None
     """Keep only the newest checkpoints; null keeps all."""
+    trace_steps: list[PositiveInt]
+    """Training steps, from 1, of which ``trace.json`` shows what each worker did when (ui.perfetto.dev)."""
     resume_dir: str | None
     """A checkpoint, or a run directory (its newest), to resume; ``auto``: this experiment's newest, if there is."""
     init_from: str | None

@@ -40,6 +40,7 @@ class TrainingLoop(Generic[C]):
         self.rollout, self.actor = rollout, actor
         self.run_dir, self.logger = context.run_dir, context.logger
         self.progress, self.say, self.hooks = context.progress, context.say, context.hooks
+        self.trace = context.trace
         self._ahead: Lookahead[Any] = Lookahead(
             max_staleness=self.max_staleness,
             first=self.first_step,
@@ -86,6 +87,7 @@ class TrainingLoop(Generic[C]):
                 break
             metrics = self.train_step(step)
             done = step + 1
+            self.trace.merge(done)
             last = done == cfg.max_steps
             # Logged before it is saved: a run killed in between resumes before this step and logs it again.
             self.logger.log(done, metrics)
@@ -173,11 +175,14 @@ class TrainingLoop(Generic[C]):
     def train_step(self, step: int) -> dict[str, float]:
         """Do training step ``step`` and return its metrics: rollout, advantages, update, weight sync."""
         start = time.perf_counter()
-        rounds = self.roll_out(step)
+        with self.trace.call("rollout", step):
+            rounds = self.roll_out(step)
         rollout_s = time.perf_counter() - start
         self.run_ahead(step)
-        updates = self.update(step)
-        sync_s = 0.0 if self.saver.interrupted else self.sync_if_due(step + 1)
+        with self.trace.call("update", step):
+            updates = self.update(step)
+        with self.trace.call("sync", step):
+            sync_s = 0.0 if self.saver.interrupted else self.sync_if_due(step + 1)
         # Only now, so that a checkpoint of the step before, saved on SIGTERM, has the state of that step.
         metrics = self.rollout_metrics(rounds, rollout_s) | actor_metrics(updates)
         return metrics | {

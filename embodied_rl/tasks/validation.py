@@ -267,6 +267,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("actor.fsdp_config.fsdp_size", lambda c: _strategy(c) != "hybrid_shard", "sharding_strategy is not hybrid_shard"),
     ("actor.fsdp_config.reshard_after_forward", lambda c: _strategy(c) == "no_shard", "no_shard gathers nothing"),
     ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
+    ("runner.trace_steps", lambda c: c.runner.only_eval or c.runner.task_type == "collect", "it trains nothing"),
     ("runner.max_keep", lambda c: not c.runner.saves, "it saves nothing"),
     ("runner.save_async", lambda c: not c.runner.saves, "it saves nothing"),
     ("runner.save_contents", lambda c: not c.runner.saves, "it saves nothing"),

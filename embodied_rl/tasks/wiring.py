@@ -14,6 +14,7 @@ from embodied_rl.models.base import PolicySpec
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.plan import Channels, RunPlan
+from embodied_rl.runtime.trace import DRIVER, Trace
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.tasks.hooks import Hooks
@@ -36,6 +37,7 @@ class RunContext:
     progress: Progress
     console: Console
     hooks: Hooks = field(default_factory=Hooks)
+    trace: Trace = field(default_factory=lambda: Trace(DRIVER))
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line, which the console does not break."""

@@ -68,7 +68,7 @@ class ActorWorker(Worker):
         self._plan, self._numbers, self._initial = plan, plan.arithmetic, plan.start.initial
         self._model_config, self._algorithm, self._config = config.model, config.algorithm, config.actor
         self._trajectories, self._weights = Channels.need(channels.trajectories), Channels.need(channels.weights)
-        self._timer = PhaseTimer()
+        self._timer = PhaseTimer(ended=context.trace.phase)
         self._received: list[Trajectory] = []
         self._early: list[Delivery] = []
         """For later training steps."""

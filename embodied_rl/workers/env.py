@@ -82,7 +82,7 @@ class EnvWorker(Worker):
         self._group_size, self._rollout_epochs = config.algorithm.group_size, config.algorithm.rollout_epoch
         self._chunk, self._needs_values = config.model.num_action_chunks, plan.values_per_chunk > 0
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
-        self._timer = PhaseTimer()
+        self._timer = PhaseTimer(ended=context.trace.phase)
         self._env_steps = 0
         self._train: list[_Stage] = []
         self._eval: list[_Stage] = []

@@ -71,7 +71,7 @@ class GenerationWorker(Worker):
         self._sampling, self._group_size = config.algorithm.sampling_params, config.algorithm.group_size
         self._seed, self._actor_ranks = config.actor.seed, plan.world_size("actor")
         self._trajectories, self._channel = Channels.need(channels.trajectories), Channels.need(channels.weights)
-        self._timer = PhaseTimer()
+        self._timer = PhaseTimer(ended=context.trace.phase)
         self._interruptions = 0
         self._open = ExitStack()
 

@@ -55,7 +55,7 @@ class RolloutWorker(Worker):
         self._trajectories, self._channel = Channels.need(channels.trajectories), Channels.need(channels.weights)
         self._actor_ranks = plan.world_size("actor")
         self._recording: dict[Lane, TrajectoryBuilder] = {}
-        self._timer = PhaseTimer()
+        self._timer = PhaseTimer(ended=context.trace.phase)
         self._policy: Policy | None = None
         self._inferences = 0
 
