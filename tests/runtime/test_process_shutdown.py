@@ -140,8 +140,8 @@ class Dying:
     ("seconds", "said"),
     [
         (0.0, r"^$"),
-        (0.5, r"^waiting for the system to free the memory of envs\[0\]\n$"),
-        (9.0, r"^waiting .*\nenvs\[0\] \(process 4711\) was killed 1 s ago and is still there, stuck in the kernel"),
+        (0.5, r"^envs\[0\] is still ending: the system frees its memory\n$"),
+        (9.0, r"^envs\[0\] is still ending.*\nenvs\[0\] \(process 4711\) was killed 1 s ago and is still there, stuck in the kernel"),
     ],
 )
 def test_a_process_may_take_time_to_die(
