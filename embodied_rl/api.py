@@ -252,7 +252,7 @@ class LoadedPolicy:
             temperature: 0: the most likely action, as evaluations take by default; else one is drawn.
 
         Returns:
-            [C,A] in [-1, 1], as the run's env takes them.
+            [C,A] in [-1, 1], as the run's env takes them; of choices their numbers.
         """
         import numpy as np
         import torch
