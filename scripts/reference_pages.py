@@ -114,6 +114,7 @@ way.
 
 The instructions of `_lan`, `_task` and `libero_study_table` are those of the scenes' files (`(:language ...)`). All
 others have the words of the file's name, as published evaluations do, where the scenes' files word them otherwise.
+In tasks 1 and 2 of `libero_study_table` the goal holds from the start.
 
 ## Those that can be played
 
