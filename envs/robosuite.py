@@ -1,4 +1,4 @@
-"""robosuite: a Panda arm in MuJoCo lifts a cube, stacks two or opens a door.
+"""robosuite: a Panda arm in MuJoCo and eleven tasks.
 
 Zhu et al., "robosuite: A Modular Simulation Framework and Benchmark for Robot Learning", arXiv:2009.12293. See
 docs/robosuite.md. Runs on robosuite 1.4.0, which LIBERO needs too, and on 1.5.2.
@@ -31,6 +31,14 @@ INSTRUCTIONS = {
     "Lift": "lift the red cube",
     "Stack": "stack the red cube on the green cube",
     "Door": "open the door",
+    "NutAssembly": "put both nuts on their pegs",
+    "NutAssemblyRound": "put the round nut on its peg",
+    "NutAssemblySquare": "put the square nut on its peg",
+    "PickPlace": "put everything into its bin",
+    "PickPlaceBread": "put the bread into its bin",
+    "PickPlaceCan": "put the can into its bin",
+    "PickPlaceCereal": "put the cereal into its bin",
+    "PickPlaceMilk": "put the milk into its bin",
 }
 """robosuite's name of each task -> the instruction for language policies."""
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand", "frontview": "frontview"}

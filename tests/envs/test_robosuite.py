@@ -13,9 +13,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from embodied_rl.commands.env_checks import (
+    Subject,
+    agents,
+    determinism,
+    episodes,
+    groups,
+    level_at_start,
+    lone_slots,
+    observations,
+    sizes,
+)
 from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.envs.rendering import SimulatorMissingError, explain_missing
-from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
+from embodied_rl.envs.robosuite import INSTRUCTIONS, RobosuiteEnv, RobosuiteParams
 from embodied_rl.errors import UserError
 from embodied_rl.params import parse_params
 
@@ -196,7 +207,7 @@ def test_cameras() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"task": "Lfit"}, "task: got 'Lfit', expected one of Lift, Stack, Door. Did you mean 'Lift'"),
+        ({"task": "Lfit"}, "task: got 'Lfit', expected one of Lift, Stack, Door, NutAssembly, .* Did you mean 'Lift'"),
         ({"cameras": ["agentviw"]}, "Did you mean 'agentview'"),
         ({"cameras": ["wrist", "wrist"]}, "at most once"),
         ({"camera_width": 0}, "camera_width: got 0"),
@@ -224,7 +235,7 @@ def test_import_needs_neither_torch_nor_the_simulator() -> None:
     done = run_python(
         """
         import sys
-        from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
+        from embodied_rl.envs.robosuite import INSTRUCTIONS, RobosuiteEnv, RobosuiteParams
         RobosuiteParams(task="Lift")
         print(sorted({"torch", "robosuite", "mujoco"} & set(sys.modules)))
         """
@@ -235,7 +246,7 @@ def test_import_needs_neither_torch_nor_the_simulator() -> None:
 def test_is_silent() -> None:
     done = run_python(
         """
-        from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
+        from embodied_rl.envs.robosuite import INSTRUCTIONS, RobosuiteEnv, RobosuiteParams
         env = RobosuiteEnv(1, RobosuiteParams(task="Lift", camera_height=8, camera_width=8), seed=0)
         env.reset([0], [0])
         env.render([0])
@@ -261,7 +272,7 @@ def test_what_is_missing_or_does_not_fit_is_named(setting: str, message: str) ->
     done = run_python(
         f"""
         import sys
-        from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
+        from embodied_rl.envs.robosuite import INSTRUCTIONS, RobosuiteEnv, RobosuiteParams
         {setting}
         RobosuiteEnv(1, RobosuiteParams(task="Lift"), seed=0)
         """
@@ -287,10 +298,23 @@ def test_missing_graphics_library_is_named_with_the_command() -> None:
                     raise OSError(f"{name}: cannot open shared object file")
                 super().__init__(name, *args, **kwargs)
         ctypes.CDLL = NoEgl
-        from embodied_rl.envs.robosuite import RobosuiteEnv, RobosuiteParams
+        from embodied_rl.envs.robosuite import INSTRUCTIONS, RobosuiteEnv, RobosuiteParams
         RobosuiteEnv(1, RobosuiteParams(task="Lift", cameras=("wrist",)), seed=0)
         """
     )
     last = done.stderr.splitlines()[-1]
     assert "robosuite cannot render" in last
     assert "apt-get install -y --no-install-recommends libegl1" in last
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("task", [task for task in INSTRUCTIONS if task not in ("Lift", "Stack", "Door")])
+def test_protocol_of_the_other_tasks(task: str) -> None:
+    params = RobosuiteParams(task=task)
+    sim = RobosuiteEnv(2, params, 0)
+    about: dict[str, Any] = {"params": params, "seed": 0, "horizon": 40, "relative": True, "steps": 15}
+    subject = Subject(sim=sim, states=(0, 1, 2), **about)
+    parts = (sizes, observations, agents, determinism, groups, lone_slots, level_at_start, episodes)
+    assert [finding for part in parts for finding in part(subject) if finding.status != "ok"] == []
+    sim.close()
