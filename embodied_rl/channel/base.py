@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -78,6 +78,11 @@ class Channel(Protocol):
 
         Any process may close, any number of times; the first error text counts.
         """
+        ...
+
+    def reset(self, keys: Sequence[Hashable]) -> None:
+        """Empty these lanes, whoever was killed while they were in use. For the process that made the channel, while
+        nobody uses them."""
         ...
 
     def depth(self) -> dict[Hashable, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,6 +71,10 @@ class InProcessChannel:
     def close(self, error: str | None = None) -> None:
         if not self._closed:
             self._closed, self._error = True, error
+
+    def reset(self, keys: Sequence[Hashable]) -> None:
+        for key in keys:
+            self._lanes.pop(key, None)
 
     def depth(self) -> dict[Hashable, int]:
         return {key: len(lane) for key, lane in self._lanes.items()}

@@ -256,6 +256,7 @@ class SharedMemoryChannel:
                 + (f"; pipes for {capacity} messages may need a larger fs.pipe-max-size" if capacity > 1024 else ""),
             ) from error
         self._assemble(name, keys, fds)
+        self._capacity = capacity
         # Slot 0 is the closed flag's.
         for index, lane in enumerate(self._lanes.values()):
             for slot in range(capacity):
@@ -312,6 +313,18 @@ class SharedMemoryChannel:
 
     def close(self, error: str | None = None) -> None:
         self._closed.set(error)
+
+    def reset(self, keys: Sequence[Hashable]) -> None:
+        """Empty these lanes, and find the slots again that killed processes took along. For the process that made the
+        channel, while nobody uses the lanes."""
+        order = list(self._lanes)
+        for key in keys:
+            lane = self._lanes[key]
+            for queue in (lane.free, lane.filled, lane.unused):
+                while queue.pop() is not None:
+                    pass
+            for slot in range(self._capacity):
+                lane.unused.push(1 + order.index(key) * self._capacity + slot, 0)
 
     def depth(self) -> dict[Hashable, int]:
         return {key: len(lane.filled) for key, lane in self._lanes.items()}

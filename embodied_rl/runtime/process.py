@@ -35,6 +35,7 @@ from embodied_rl.runtime.worker import (
     WorkerError,
     WorkerGroup,
     WorkerProgress,
+    WorkersLost,
 )
 
 _GRACE_S: Final = 15.0
@@ -54,8 +55,8 @@ _STUCK_S: Final = 30.0
 class _Process:
     """The driver's end of one worker."""
 
-    def __init__(self, context: WorkerContext, process: BaseProcess, pipe: Connection) -> None:
-        self.context, self.process, self.pipe = context, process, pipe
+    def __init__(self, context: WorkerContext, process: BaseProcess, pipe: Connection, spec: GroupSpec) -> None:
+        self.context, self.process, self.pipe, self.spec = context, process, pipe, spec
         self.name, self.pid = context.name, process.pid
         self.unanswered = 0
         """Number of calls under way."""
@@ -67,6 +68,10 @@ class _Process:
         """Its last report, in words."""
         self.last_sign = time.monotonic()
         """Time of its last sign of life."""
+        self.reported = False
+        """It has reported progress in the present call, so it will again; to start may take long."""
+        self.lost: str | None = None
+        """How it came to its end, that of an expendable worker."""
         self.failure: tuple[bool, str] | None = None
         """(is it a user's mistake, message or traceback)."""
 
@@ -84,8 +89,10 @@ class _Process:
         self.ready = True
         if kind == "waiting":
             self.waiting = content[0]
+            self.last_sign = time.monotonic()
             return kind, content
         self.last_sign = time.monotonic()
+        self.reported = kind == "progress" or (self.reported and kind != "result")
         if kind == "progress":
             what, done, total, _ = content
             self.doing = f"{what}, {done} of {total}" if total else what
@@ -115,9 +122,22 @@ class ProcessGroup:
         self._processes, self._backend = processes, backend
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> ProcessHandle:
+        self._backend.check_present(self._processes)
         return ProcessHandle(
             self._backend, [self._backend.send(p, method.__name__, args, kwargs) for p in self._processes]
         )
+
+    def settle(self) -> None:
+        self._backend.settle(self._processes)
+
+    def replace(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+        new: list[_Process] = []
+        for index, process in enumerate(self._processes):
+            if process.lost is not None:
+                self._processes[index] = self._backend.spawn(process.spec, process.context.rank, process.context.device)
+                new.append(self._processes[index])
+        self._backend.collect([self._backend.send(p, method.__name__, args, kwargs) for p in new])
+        return len(new)
 
 
 class ProcessBackend:
@@ -137,6 +157,8 @@ class ProcessBackend:
         self._processes: list[_Process] = []
         self._results: dict[int, Any] = {}
         self._ticket = 0
+        self._owners: dict[int, _Process] = {}
+        """Ticket of an unanswered call -> who is to answer it."""
         self._callback: Callable[[WorkerProgress], None] = lambda progress: None
         self._failure: WorkerError | UserFailure | None = None
         self._scratch = tempfile.mkdtemp(prefix="embodied_rl-")
@@ -152,11 +174,12 @@ class ProcessBackend:
         resource_tracker.ensure_running()
         groups: list[WorkerGroup] = []
         for spec in specs:
-            processes = [self._spawn(spec, rank, device) for rank, device in enumerate(spec.devices)]
+            processes = [self.spawn(spec, rank, device) for rank, device in enumerate(spec.devices)]
             groups.append(ProcessGroup(spec.name, processes, self))
         return groups
 
-    def _spawn(self, spec: GroupSpec, rank: int, device: str) -> _Process:
+    def spawn(self, spec: GroupSpec, rank: int, device: str) -> _Process:
+        """Start a worker."""
         context = WorkerContext(
             group=spec.name,
             rank=rank,
@@ -176,7 +199,7 @@ class ProcessBackend:
         with signals.deferred():  # a process that has been started is one that we know of
             with signals.blocked_in_children(), _own_main():
                 process.start()
-            self._processes.append(_Process(context, process, ours))
+            self._processes.append(_Process(context, process, ours, spec))
         theirs.close()
         return self._processes[-1]
 
@@ -190,8 +213,10 @@ class ProcessBackend:
                 if not process.unanswered:
                     process.doing, process.last_sign = method.replace("_", " "), time.monotonic()
                 process.unanswered += 1
+                self._owners[self._ticket] = process
         except OSError:  # it died since it was last heard of: say how
-            self._fail()
+            self._gone(process)
+            raise WorkersLost(process.lost) from None
         self._callback(WorkerProgress(worker=process.name, what=method.replace("_", " ")))
         return self._ticket
 
@@ -206,19 +231,47 @@ class ProcessBackend:
         """Wait for the results of ``tickets``, watching every worker meanwhile.
 
         Raises:
+            WorkersLost: one that was to give a result is lost.
             WorkerError: a worker raised or died. Every later call raises it again.
             StallError: no worker gave a sign of life for ``stall_timeout`` seconds while it was waited for.
             UserFailure: a worker refused its input.
         """
         self._check()
-        last_sign = time.monotonic()
-        while not all(ticket in self._results for ticket in tickets):
+
+        def without() -> list[_Process]:
+            return [self._owners[ticket] for ticket in tickets if ticket not in self._results]
+
+        self._until(lambda: not without() or any(process.lost for process in without()))
+        self.check_present(without())
+        for ticket in tickets:
+            del self._owners[ticket]
+        return [self._results.pop(ticket) for ticket in tickets]
+
+    def settle(self, processes: Sequence[_Process]) -> None:
+        """Wait until none of the processes has a call under way, and forget their results."""
+        self._until(lambda: all(p.lost or not p.unanswered for p in processes))
+        for ticket in [ticket for ticket, owner in self._owners.items() if owner in processes]:
+            del self._owners[ticket]
+            self._results.pop(ticket, None)
+
+    def check_present(self, processes: Sequence[_Process]) -> None:
+        """Raise WorkersLost if one of them is lost."""
+        if lost := [p.lost for p in dict.fromkeys(processes) if p.lost is not None]:
+            raise WorkersLost("\n\n".join(lost))
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        began = last_sign = time.monotonic()
+        while not done():
             left = last_sign + self._stall_timeout - time.monotonic()
             if left <= 0:
                 self._stalled()
             if self._receive(min(left, _POLL_S)):
                 last_sign = time.monotonic()
-        return [self._results.pop(ticket) for ticket in tickets]
+            for process in [p for p in self._processes if p.spec.expendable and p.spec.timeout is not None]:
+                silent = time.monotonic() - max(process.last_sign, began)
+                if process.unanswered and process.reported and not process.waiting and silent > process.spec.timeout:  # type: ignore[operator]
+                    self._show_stack(process)
+                    self._lose(process, f"{process.name} hung: no sign of life for {silent:.0f} s, its stack is above")
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -235,7 +288,8 @@ class ProcessBackend:
                 try:
                     kind, content = process.receive()
                 except (EOFError, OSError):
-                    self._fail()
+                    self._gone(process)
+                    return True
                 alive = alive or kind != "waiting"
                 if kind == "result":
                     self._results[content[0]] = content[1]
@@ -248,10 +302,39 @@ class ProcessBackend:
                         WorkerProgress(worker=process.name, what=what, done=done, total=total, fraction=fraction)
                     )
                 elif kind == "failure":
-                    self._fail()
-        if not all(p.running for p in self._processes):
-            self._fail()
+                    self._gone(process)
+                    return True
+        for process in [p for p in self._processes if not p.running]:
+            self._gone(process)
         return alive
+
+    def _gone(self, process: _Process) -> None:
+        """It failed, or died: the end of the run, unless it is expendable and made no mistake of the user's known."""
+        if not process.spec.expendable or (process.failure is not None and process.failure[0]):
+            self._fail()
+        if process.failure is None:
+            with contextlib.suppress(Exception):  # its last words may be in the pipe
+                while process.pipe.poll():
+                    process.receive()
+        if process.failure is not None and process.failure[0]:
+            self._fail()
+        process.process.join(_KILL_S)
+        self._lose(process, _describe_end(process))
+
+    def _lose(self, process: _Process, how: str) -> None:
+        with signals.deferred():
+            process.kill()
+            process.process.join(_STUCK_S)
+            process.pipe.close()
+            process.lost = how
+            self._processes.remove(process)
+        self._callback(WorkerProgress(worker=process.name, what=None))
+
+    def _show_stack(self, process: _Process) -> None:
+        print(f"--- stack of {process.name} ---", file=sys.stderr, flush=True)
+        if process.running:
+            os.kill(process.pid, signal.SIGUSR1)  # type: ignore[arg-type]  # it was started
+            time.sleep(0.2)  # so that stacks do not interleave
 
     def _fail(self) -> NoReturn:
         """Raise for the worker that failed, and for all others that have failed by then: deaths first."""
@@ -283,10 +366,7 @@ class ProcessBackend:
 
     def _stalled(self) -> NoReturn:
         for process in self._processes:
-            print(f"--- stack of {process.name} ---", file=sys.stderr, flush=True)
-            if process.running:
-                os.kill(process.pid, signal.SIGUSR1)  # type: ignore[arg-type]  # it was started
-                time.sleep(0.2)  # so that the stacks do not interleave
+            self._show_stack(process)
         now = time.monotonic()
         called = [p for p in self._processes if p.unanswered]
         states = [
@@ -372,6 +452,12 @@ def _own_main() -> Iterator[None]:
 
 def _sentinels(processes: Iterable[_Process]) -> list[int]:
     return [p.process.sentinel for p in processes]
+
+
+def _describe_end(process: _Process) -> str:
+    if process.failure is not None:
+        return f"{process.name} failed:\n{process.failure[1].rstrip()}"
+    return _describe_exit(process)
 
 
 def _describe_exit(process: _Process) -> str:

@@ -44,6 +44,13 @@ class SerialGroup:
         ]
         return SerialHandle(self._scheduler, tasks)
 
+    def settle(self) -> None:
+        self._scheduler.cancel()
+
+    def replace(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+        del method, args, kwargs  # an exception reaches the caller as it is
+        return 0
+
 
 async def _run(worker: Worker, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with worker.context.trace.call(method, kwargs.get("step")):

@@ -26,6 +26,10 @@ class StallError(WorkerError):
     """No worker has shown a sign of life for too long."""
 
 
+class WorkersLost(WorkerError):
+    """Expendable workers failed, died or hung; the message says how. The others go on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
     """What a worker does. Producer: backends, for calls and answers, and workers. Consumer: the progress display."""
@@ -95,6 +99,10 @@ class GroupSpec:
     arguments: Mapping[str, Any]
     devices: Sequence[str]
     num_threads: int
+    expendable: bool = False
+    """A worker that is lost can be replaced (:meth:`WorkerGroup.replace`): its loss is :class:`WorkersLost`."""
+    timeout: float | None = None
+    """Seconds without a sign of life after which an expendable worker that waits for nobody is lost."""
 
 
 class UserFailure(UserError):
@@ -104,6 +112,10 @@ class UserFailure(UserError):
 @dataclass(frozen=True, slots=True)
 class Abandoned:
     """In a channel instead of a message: whoever waits for one shall give up and return, since the run ends."""
+
+
+class GivenUp(Exception):  # no error
+    """Raised within a worker that got :class:`Abandoned`, and caught by its call."""
 
 
 class Handle(Protocol):
@@ -126,7 +138,19 @@ class WorkerGroup(Protocol):
     world_size: int
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle:
-        """Start ``method`` (of the worker's class, e.g. ``ActorWorker.update``) in every rank, with equal arguments."""
+        """Start ``method`` (of the worker's class, e.g. ``ActorWorker.update``) in every rank, with equal arguments.
+
+        Raises:
+            WorkersLost: a worker of the group is lost; nothing was started.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait until no worker of the group has a call under way, and forget the results."""
+        ...
+
+    def replace(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+        """Start new workers in the place of those that are lost, and call ``method`` in each; returns their number."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from embodied_rl.schema.types import NonNegativeInt, PositiveInt, Section
+from embodied_rl.schema.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,10 @@ class EnvConfig(Section):
     """Reward the change of the simulator's reward instead of its level."""
     reward_coef: float
     """Multiplies every reward."""
+    max_restarts: NonNegativeInt
+    """Env workers that may be replaced in a run because they died, failed or hung; 0: the first one ends the run."""
+    worker_timeout: PositiveFloat | None
+    """Seconds without a sign of life after which an env worker counts as hung; it gives one a chunk. null: never."""
     init_params: dict[str, Any]
     """The adapter's own options: its ``Params`` dataclass documents them."""
     train: EnvTrainConfig

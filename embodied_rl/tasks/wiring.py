@@ -20,8 +20,9 @@ from embodied_rl.schema import Config
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.saving import CheckpointSaver
 
-LANE_CAPACITY = 4
-"""A lane has at most a turn and the marks of its rollouts' ends in flight."""
+LANE_CAPACITY = 6
+"""A lane has at most a turn, the marks of its rollouts' ends, and one that it is given up in flight; and a process that
+is killed may take one place along."""
 BUCKETS_IN_FLIGHT = 2
 """Buffers of weights on their way to each receiver: one is written while another is read."""
 

@@ -23,7 +23,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.evaluation.video import VideoRecorder, filmed_states, video_name
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, Lane, RunPlan
-from embodied_rl.runtime.worker import Worker, WorkerContext
+from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig, EnvConfig, EnvEvalConfig, EnvTrainConfig, VideoConfig
 
 
@@ -144,7 +144,8 @@ class EnvWorker(Worker):
         return len(eval_reset_states(tasks, episodes_per_task=self._eval_config.eval.episodes_per_task))
 
     async def interact(self, *, step: int, first_epoch: int = 0, video_dir: Path | None = None) -> EnvReport:
-        """Roll out a training step.
+        """Roll out a training step. One that is given up, since another env worker was lost, leaves nothing behind, and
+        its report is empty; as :meth:`evaluate`.
 
         Args:
             step: decides, with the seed, which initial states the envs start from. With auto-reset they go on where
@@ -152,6 +153,20 @@ class EnvWorker(Worker):
             first_epoch: the number of the first rollout epoch, where the step has had some already.
             video_dir: where videos go, if the config wants any.
         """
+        try:
+            return await self._interact(step, first_epoch, video_dir)
+        except GivenUp:
+            return self._give_up(self._train)
+
+    def _give_up(self, stages: Sequence[_Stage]) -> EnvReport:
+        for stage in stages:
+            stage.env.drain_episodes()
+            stage.recorder = stage.env.recorder = None
+        return EnvReport(
+            episodes=[], seconds=self._timer.drain(), env_steps=self._drain_env_steps(), videos=[], open_episodes=[]
+        )
+
+    async def _interact(self, step: int, first_epoch: int, video_dir: Path | None) -> EnvReport:
         cfg = self._config.train
         num_chunks = math.ceil((cfg.max_steps_per_rollout_epoch or cfg.max_episode_steps) / self._chunk)
         num_groups = cfg.total_num_envs // self._group_size
@@ -179,12 +194,18 @@ class EnvWorker(Worker):
         await self._end()
         return self._report(self._train, videos)
 
-    async def evaluate(self, *, video_dir: Path | None = None) -> EvalReport:
+    async def evaluate(self, *, video_dir: Path | None = None) -> EnvReport:
         """Run this worker's share of the evaluation: every task's first initial states, once each.
 
         Each lane has a fixed run of neighbouring episodes, in waves as wide as it has envs, so the result depends on
         the policy and the config alone and a worker meets few scenes.
         """
+        try:
+            return await self._evaluate(video_dir)
+        except GivenUp:
+            return self._give_up(self._build_eval())
+
+    async def _evaluate(self, video_dir: Path | None) -> EvalReport:
         stages = self._build_eval()
         cfg = self._eval_config.eval
         tasks = task_ranges(stages[0].sim, self._eval_config.task_ids)
@@ -287,7 +308,9 @@ class EnvWorker(Worker):
 
     async def _answer(self, stage: _Stage) -> ActionChunk:
         with self._timer.phase("wait"):
-            chunk: ActionChunk = await self._answers.get(key=stage.lane)
+            chunk: ActionChunk | Abandoned = await self._answers.get(key=stage.lane)
+        if isinstance(chunk, Abandoned):
+            raise GivenUp
         if not np.array_equal(chunk.env_ids, stage.env_ids):
             raise ValueError(f"got actions for envs {chunk.env_ids.tolist()}, expected them for {list(stage.env_ids)}")
         stage.policy_version = chunk.policy_version

@@ -15,7 +15,7 @@ from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, Lane, RunPlan
-from embodied_rl.runtime.worker import Worker, WorkerContext
+from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
@@ -86,6 +86,19 @@ class RolloutWorker(Worker):
         if self._resident:
             with self._timer.phase("load"):
                 self._resident.load()
+        interruptions = 0
+        try:
+            interruptions = await self._answer_all(mode, step, first_epoch)
+        except GivenUp:
+            self._recording.clear()
+        if self._resident:
+            with self._timer.phase("offload"):
+                self._resident.drop()
+        inferences, self._inferences = self._inferences, 0
+        return RolloutReport(seconds=self._timer.drain(), inferences=inferences, interruptions=interruptions)
+
+    async def _answer_all(self, mode: Mode, step: int, first_epoch: int) -> int:
+        """Answer until every lane has said that no rollout follows; returns how often weights came in the middle."""
         open_lanes = {lane for stage in self._stages for lane in stage}
         rounds = interruptions = 0
         while open_lanes:
@@ -108,11 +121,7 @@ class RolloutWorker(Worker):
                             self._record(turns, decisions)
                         await self._deliver(turns, step)
                 rounds += 1
-        if self._resident:
-            with self._timer.phase("offload"):
-                self._resident.drop()
-        inferences, self._inferences = self._inferences, 0
-        return RolloutReport(seconds=self._timer.drain(), inferences=inferences, interruptions=interruptions)
+        return interruptions
 
     @property
     def policy(self) -> Policy:
@@ -125,7 +134,9 @@ class RolloutWorker(Worker):
         turns: dict[Lane, Turn] = {}
         for lane in lanes:
             with self._timer.phase("wait"):
-                message: Turn | RolloutEnd = await self._turns.get(key=lane)
+                message: Turn | RolloutEnd | Abandoned = await self._turns.get(key=lane)
+            if isinstance(message, Abandoned):
+                raise GivenUp
             if isinstance(message, RolloutEnd):
                 running.discard(lane)
                 if message.final:
@@ -200,8 +211,9 @@ class RolloutWorker(Worker):
         for lane, turn in turns.items():
             if lane in self._recording and _ends(turn):
                 trajectory = self._recording.pop(lane).build()
+                place = (trajectory.rollout_epoch, int(trajectory.env_ids[0]))
                 for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
-                    await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
+                    await self._trajectories.put(Delivery(step=step, trajectory=part, part=place), key=rank)
 
     def _move(self, obs: EnvObs) -> EnvObs:
         """To the policy's device; images travel as uint8, once."""

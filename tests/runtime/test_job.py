@@ -149,9 +149,26 @@ def test_sigterm_in_the_first_second(tmp_path: Path) -> None:
         assert process.wait(PATIENCE) == 143
 
 
-def test_a_worker_is_killed(job: Job) -> None:
+def test_an_env_worker_is_replaced(job: Job) -> None:
     training(job)
     victim = job.workers()["EnvGroup[1]"]
+    with nothing_left_of(job):
+        os.kill(victim, signal.SIGKILL)
+        job.until(lambda: "its rollout is made again" in job.screen, "word of the death")
+        start, last = time.monotonic(), job.screen.count("ms ")
+        job.until(lambda: job.workers().get("EnvGroup[1]", victim) != victim, "another one")
+        job.until(lambda: job.screen.count("ms ") > last + 20, "further steps")
+        assert time.monotonic() - start < 60
+        os.write(job.terminal, b"\x03")
+        status, lines, seconds = job.end()
+    assert status == 130, lines
+    assert "Traceback" not in job.screen
+    assert seconds < PROMPT
+
+
+def test_a_worker_is_killed(job: Job) -> None:
+    training(job)
+    victim = job.workers()["RolloutGroup[0]"]
     with nothing_left_of(job):
         os.kill(victim, signal.SIGKILL)
         start = time.monotonic()
@@ -159,7 +176,7 @@ def test_a_worker_is_killed(job: Job) -> None:
         assert time.monotonic() - start < 5
         status, lines, seconds = job.end()
     assert status == 1
-    assert f"error: EnvGroup[1] (process {victim}) was killed by SIGKILL (signal 9); if nobody did that" in "".join(
+    assert f"error: RolloutGroup[0] (process {victim}) was killed by SIGKILL (signal 9); if nobody did that" in "".join(
         lines
     )
     assert "Traceback" not in job.screen

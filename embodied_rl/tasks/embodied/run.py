@@ -27,10 +27,12 @@ weights       actor rank 0     rollout worker   rollout worker
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,8 @@ from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.evaluation.success import success_table
 from embodied_rl.monitoring.builtin import logged_before
 from embodied_rl.monitoring.trend import ENV_STEPS
-from embodied_rl.plan import RunPlan
-from embodied_rl.runtime.worker import Handle, WorkerGroup
+from embodied_rl.plan import Channels, RunPlan
+from embodied_rl.runtime.worker import GroupSpec, Handle, WorkerError, WorkerGroup, WorkersLost
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.embodied.reporting import (
     EvalReporter,
@@ -56,19 +58,44 @@ from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker, EvalReport
 from embodied_rl.workers.rollout import RolloutWorker
 
-_WITHOUT_EFFECT = ("name", "reward_coef", "use_rel_reward", "eval")
+_WITHOUT_EFFECT = ("name", "reward_coef", "use_rel_reward", "eval", "max_restarts", "worker_timeout")
 """Keys of ``env`` that change no course of an episode."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCalls:
-    """A rollout under way."""
+    """A rollout under way, made again where env workers are lost in it.
 
-    interacted: Handle
-    served: Handle
+    Args:
+        begin: starts it: calls of the rollout workers and of the env workers.
+    """
+
+    def __init__(self, begin: Callable[[], tuple[Handle, Handle]], recovery: EnvRecovery | None) -> None:
+        self._begin, self._recovery = begin, recovery
+        self._calls: tuple[Handle, Handle] | WorkersLost
+        self._start()
+
+    def _start(self) -> None:
+        try:
+            self._calls = self._begin()
+        except WorkersLost as lost:
+            self._calls = lost
 
     def wait(self) -> Rollout:
-        return Rollout(envs=self.interacted.wait(), policies=self.served.wait())
+        while True:
+            try:
+                if isinstance(self._calls, WorkersLost):
+                    raise self._calls
+                served, interacted = self._calls
+                rollout = Rollout(envs=interacted.wait(), policies=served.wait())
+            except WorkersLost as lost:
+                if self._recovery is None:
+                    raise
+                self._recovery.recover(lost)
+                self._start()
+            else:
+                if self._recovery is not None:
+                    self._recovery.succeeded()
+                return rollout
 
 
 class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
@@ -100,6 +127,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         )
         self.env_steps = logged_before(context.run_dir, ENV_STEPS, start.step) if start.step else 0.0
         """Simulator steps of training so far; None: nobody knows."""
+        self.recovery: EnvRecovery | None = None
+        """None: the loss of an env worker ends the run."""
         self._open_episodes: list[OpenEpisode] = []
         """With auto-reset: where the finished training steps left the envs."""
         self._unreported: list[EpisodeRecord] = []
@@ -111,8 +140,11 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wants_video else None
         first = number * self.config.algorithm.rollout_epoch
         return RolloutCalls(
-            served=self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first),
-            interacted=self.env.call(EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir),
+            lambda: (
+                self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first),
+                self.env.call(EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir),
+            ),
+            self.recovery,
         )
 
     def rollout_metrics(self, rounds: Sequence[Rollout], seconds: float) -> dict[str, float]:
@@ -126,6 +158,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             rollout_s=seconds,
         )
         self.env_steps = metrics.get(ENV_STEPS)
+        if self.recovery is not None and self.recovery.restarts:
+            metrics["env/restarts"] = float(self.recovery.restarts)
         return metrics
 
     def _ended(self, rollouts: Sequence[Rollout]) -> Sequence[EpisodeRecord]:
@@ -134,6 +168,10 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         report = reportable(ended, self.config.env.train.total_num_envs)
         self._unreported = [] if report else ended
         return ended if report else []
+
+    def open_episodes(self) -> Sequence[OpenEpisode]:
+        """With auto-reset: where the last finished training step left the envs."""
+        return self._open_episodes
 
     def save_state(self, directory: Path) -> None:
         """With auto-reset the episodes under way."""
@@ -177,9 +215,14 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
         start = time.perf_counter()
         video_dir = self.video_dir / eval_name(step) if self.config.evaluated.eval.video_cfg.save_video else None
-        served = self.rollout.call(RolloutWorker.serve, mode="eval", step=step)
-        reports: list[EvalReport] = self.env.call(EnvWorker.evaluate, video_dir=video_dir).wait()
-        served.wait()
+        calls = RolloutCalls(
+            lambda: (
+                self.rollout.call(RolloutWorker.serve, mode="eval", step=step),
+                self.env.call(EnvWorker.evaluate, video_dir=video_dir),
+            ),
+            self.recovery,
+        )
+        reports: Sequence[EvalReport] = calls.wait().envs  # type: ignore[assignment]  # nothing was given up
         table = success_table(episode for report in reports for episode in report.episodes)
         seconds = time.perf_counter() - start
         self.reporter.report(table, reports, step=step, seconds=seconds)
@@ -230,6 +273,21 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
             handle.wait()
         return env, rollout, actor
 
+    def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> EmbodiedRunner:
+        env, rollout, actor = groups
+        runner = EmbodiedRunner(self.plan, env, rollout, actor, context)
+        if recovers(self.config):
+            runner.recovery = EnvRecovery(
+                wiring=self, env=env, rollout=rollout, open_episodes=runner.open_episodes, say=context.say
+            )
+        return runner
+
+    def group(self, component: str, worker: type) -> GroupSpec:
+        spec = super().group(component, worker)
+        if component != "env" or not recovers(self.config):
+            return spec
+        return dataclasses.replace(spec, expendable=True, timeout=self.config.env.worker_timeout)
+
     def describe(self) -> str:
         train, size = self.config.env.train, self.config.algorithm.group_size
         lanes = self.plan.lanes
@@ -237,6 +295,76 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
             f"{show_workers(self.plan)}; {train.total_num_envs} envs = {lanes.env_workers} workers x {lanes.stages} "
             f"stages x {train.total_num_envs // len(lanes.all())}, in {train.total_num_envs // size} groups of {size}"
         )
+
+
+def recovers(config: EmbodiedConfig) -> bool:
+    """Whether a run replaces env workers that it loses: not in one process, nor where rollouts run ahead or go on where
+    another round of the same step left the envs."""
+    rounds = config.env.train.auto_reset and config.algorithm.max_resample_rounds
+    processes = config.cluster.backend == "process"
+    return processes and not (rounds or config.rollout.max_staleness) and config.env.max_restarts > 0
+
+
+class EnvRecovery:
+    """Replaces env workers that died, failed or hung, so that the rollout they were lost in can be made again.
+
+    What an env worker holds between rollouts is a function of the configuration, the seed and the step, and with
+    auto-reset of the episodes under way. So is what the policy draws: the rollout made again is the one that would have
+    been, and what the actor has of it already it does not take twice.
+
+    Args:
+        open_episodes: with auto-reset: where the last finished rollout left the envs.
+    """
+
+    def __init__(
+        self,
+        *,
+        wiring: Wiring[EmbodiedConfig],
+        env: WorkerGroup,
+        rollout: WorkerGroup,
+        open_episodes: Callable[[], Sequence[OpenEpisode]],
+        say: Callable[[str, str | None], None],
+    ) -> None:
+        self._wiring, self._env, self._rollout = wiring, env, rollout
+        self._open_episodes, self._say = open_episodes, say
+        self.restarts = 0
+        """Workers replaced so far."""
+        self._before: str | None = None
+        """How workers were lost in the same rollout before."""
+
+    def succeeded(self) -> None:
+        """A rollout is complete."""
+        self._before = None
+
+    def recover(self, lost: WorkersLost) -> None:
+        """Bring all env and rollout workers to where the rollout began.
+
+        Raises:
+            WorkerError: too many are lost, or some are lost again in the same way in the same rollout.
+        """
+        config, how = self._wiring.config, str(lost)
+        again = _reason(how) == self._before
+        if self.restarts >= config.env.max_restarts or again:
+            why = "again, in the same rollout" if again else f"after {self.restarts} restarts (env.max_restarts)"
+            raise WorkerError(f"{how}\n({why})") from None
+        self._before = _reason(how)
+        self._say(f"{how}\nreplaced; its rollout is made again", "yellow")
+        lanes = self._wiring.plan.lanes.all()
+        channels = [Channels.need(self._wiring.channels.turns), Channels.need(self._wiring.channels.answers)]
+        for channel in channels:
+            self._wiring.backend.abandon(channel, lanes)
+        self._env.settle()
+        self._rollout.settle()
+        for channel in channels:
+            channel.reset(lanes)
+        self.restarts += self._env.replace(EnvWorker.setup, train=not config.runner.only_eval)
+        if config.env.train.auto_reset and not config.runner.only_eval:
+            self._env.call(EnvWorker.resume, list(self._open_episodes()), first_episode=0).wait()
+
+
+def _reason(how: str) -> str:
+    """What two losses have in common that have one cause: not process ids, nor seconds."""
+    return re.sub(r"\d+", "", how)
 
 
 def show_workers(plan: RunPlan[Any]) -> str:
