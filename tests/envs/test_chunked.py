@@ -398,6 +398,7 @@ def test_episode_record() -> None:
             episode_return=5.0,
             episode_length=3,
             max_reward=5.0,
+            suite="scripted",
         )
     ]
     assert env.drain_episodes() == []
