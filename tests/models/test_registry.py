@@ -36,7 +36,7 @@ def test_unknown_names_get_suggestions() -> None:
 def test_parameters_are_checked_and_all_problems_are_listed() -> None:
     policy = build_policy("mlp", SPEC, {"hidden_size": 8, "initial_log_std": -1})
     assert isinstance(policy, MlpPolicy)
-    assert policy.log_std.flatten().tolist() == [-1.0] * 4
+    assert policy.log_std is not None and policy.log_std.flatten().tolist() == [-1.0] * 4
     with pytest.raises(UserError, match=r"(?s)hiden_size: no such key\. Did you mean 'model\.params\.hidden_size'"):
         build_policy("mlp", SPEC, {"hiden_size": 8})
     with pytest.raises(UserError, match=r"model\.params\.num_layers: got 0.*greater than"):
