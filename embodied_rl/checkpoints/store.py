@@ -290,10 +290,10 @@ def _read(directory: Path) -> tuple[RunState, dict[str, FileSum]]:
         raise CheckpointError(f"{path}: cannot be read ({error}); {advice}") from error
     if not all(type(number) is int and number >= 0 for number in (state.step, state.policy_version)):
         raise CheckpointError(f"{path}: got step {state.step}, policy_version {state.policy_version}; {advice}")
-    if (named := _NAME.fullmatch(directory.name)) and int(named[1]) != state.step:
-        raise CheckpointError(f"{directory}: is of step {state.step}, not {named[1]}; give it its name back")
     if _sum(content) != expected:
         raise CheckpointError(f"{path}: is not what was saved (another SHA-256); {advice}")
+    if (named := _NAME.fullmatch(directory.name)) and int(named[1]) != state.step:
+        raise CheckpointError(f"{directory}: is of step {state.step}, not {named[1]}; give it its name back")
     return state, files
 
 

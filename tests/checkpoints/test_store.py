@@ -187,7 +187,7 @@ def test_a_failed_deletion_does_not_leave_half_a_checkpoint(tmp_path: Path, monk
         ({"step": -1}, "got step -1, policy_version 3; use another checkpoint"),
         ({"step": 3.5}, "got step 3.5"),
         ({"step": True}, "got step True"),
-        ({"step": 4}, "is of step 4, not 3; give it its name back"),
+        ({"step": 4}, "is not what was saved"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -195,6 +195,12 @@ def test_a_step_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, obje
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=re.escape(message)):
         read_state(path.parent)
+
+
+def test_a_checkpoint_under_another_s_name_is_refused(tmp_path: Path) -> None:
+    renamed = store(tmp_path, 3).rename(checkpoint_dir(tmp_path, 4))
+    with pytest.raises(CheckpointError, match="is of step 3, not 4; give it its name back"):
+        read_state(renamed)
 
 
 def test_a_state_of_endless_nesting_is_refused(tmp_path: Path) -> None:

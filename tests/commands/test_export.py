@@ -212,7 +212,7 @@ def test_the_record_holds_what_the_run_was_asked_for(tmp_path: Path) -> None:
     checkpoint = save(policy, config, tmp_path)
     content = json.loads((checkpoint / "policy.json").read_text())
     assert content["model"] == asdict(config)
-    assert content["spec"] == asdict(MODELS["mlp"][0])
+    assert content["spec"] == json.loads(json.dumps(asdict(MODELS["mlp"][0])))
     assert content["versions"]["torch"] == torch.__version__
 
 

@@ -36,7 +36,7 @@ def test_a_run_that_goes_on(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
         progress.hear(WorkerProgress(worker="EnvGroup[1]", what="rollout", done=3, total=8))
         with StatusWriter(run_dir, progress):
             assert status.main([str(run_dir.parent), "--lines", "2"]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())  # however a long path wraps it
     assert f"under way (process {os.getpid()} on " in shown
     assert "step 3/9, rollout 3/8" in shown and "s a step" in shown and "left 0:" in shown
     assert "EnvGroup[1]" in shown and "rollout 3/8" in shown

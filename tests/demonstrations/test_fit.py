@@ -143,7 +143,8 @@ def test_clipped_actions_and_their_statistics(root: Path) -> None:
 
 def test_spaces_are_known_without_a_simulator() -> None:
     libero = known_spaces("libero", LiberoParams(task_suite_name="libero_10", cameras=("wrist",), camera_heights=96))
-    assert libero == KnownSpaces(action_dim=7, state_dim=8, image_shapes={"wrist": (96, 128)})
+    shapes = {"wrist": (96, 128)}
+    assert libero == KnownSpaces(action_dim=7, state_dim=8, image_shapes=shapes, action_choices=())
     params = ManiSkillParams(env_id="PushCube-v1", obs_mode="rgb")
     assert known_spaces("maniskill", params) == KnownSpaces(action_dim=None, state_dim=None, image_shapes=None)
 

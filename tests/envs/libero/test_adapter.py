@@ -418,7 +418,7 @@ def test_evicted_scenes_come_back_exactly(caplog: pytest.LogCaptureFixture) -> N
         ({"task_suite_name": "libero_goals"}, "Did you mean 'libero_goal'"),
         ({"cameras": ("agentview", "wrists")}, "Did you mean 'wrist'"),
         ({"cameras": ("wrist", "wrist")}, "at most once"),
-        ({"camera_heights": 0}, r"camera_heights: got 0 \(int\); input should be greater than 0"),
+        ({"camera_heights": 0}, r"camera_heights: got 0 \(int\); input should be greater than or equal to 1"),
         ({"num_steps_wait": -1}, r"num_steps_wait: got -1 \(int\); input should be greater than or equal to 0"),
         ({"reward": "dense"}, r"reward: got 'dense' .* 'success' or 'progress'"),
         ({"max_cached_scenes": 0}, r"max_cached_scenes: got 0 \(int\); input should be greater than 0"),
