@@ -48,8 +48,10 @@ def read_json(path: Path, *, key: str = "model.path") -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{key}: {path} does not exist; {contents(path.parent)}") from None
+    except OSError as error:
+        raise UserError(f"{key}: {path} cannot be read ({error.strerror}); give a folder of weights") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{key}: {path} is no JSON ({error}); copy it again") from error
     if not isinstance(content, dict):
