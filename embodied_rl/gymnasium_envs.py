@@ -50,12 +50,13 @@ class _Play:
         assert isinstance(config, EmbodiedConfig)
         adapter = adapter_class(config.env.env_type)
         params = parse_params(adapter.Params, config.env.init_params, "env.init_params")
+        self.max_episode_steps = config.env.eval.max_episode_steps
         self.sim: SimEnv = adapter(num_envs, params, config.env.seed)  # type: ignore[call-arg]  # every adapter's signature
         self.env = ChunkedEnv(
             self.sim,
             env_ids=range(num_envs),
             num_action_chunks=1,
-            max_episode_steps=config.env.eval.max_episode_steps,
+            max_episode_steps=self.max_episode_steps,
             auto_reset=auto_reset,
             ignore_terminations=config.env.eval.ignore_terminations,
             use_rel_reward=config.env.use_rel_reward,
@@ -119,6 +120,7 @@ class PlatformEnv(gymnasium.Env[Any, Any]):
         self.action_space, self.observation_space = self._play.action_space, self._play.observation_space
         self.metadata = {**self.metadata, "render_fps": round(self._play.sim.control_hz)}
         self.render_mode = render_mode
+        self.max_episode_steps = self._play.max_episode_steps
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode from a drawn initial state, or from ``options["reset_state_id"]``."""

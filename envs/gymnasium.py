@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
+from embodied_rl.envs.rendering import prefer_egl
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import module_of_file
 from embodied_rl.seeding import derived_seed
@@ -157,6 +158,9 @@ class GymnasiumEnv:
 
         env = self._envs[slot]
         try:
+            viewer = getattr(getattr(env.unwrapped, "mujoco_renderer", None), "viewer", None)
+            if viewer is not None:  # It draws into whichever context is current: another env's, or none.
+                viewer.make_context_current()
             frame = env.render() if env.render_mode == "rgb_array" else None
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"{self._params.id} cannot render: {error}. Videos: {_NO_VIDEOS}") from error
@@ -351,6 +355,7 @@ def _make(params: GymnasiumParams) -> Any:
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
+    prefer_egl()
     spec = _spec(params.id)
     kwargs = dict(params.kwargs)
     try:

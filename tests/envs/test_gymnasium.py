@@ -210,6 +210,25 @@ def test_a_push_to_one_side_fails() -> None:
     raise AssertionError("the pole stands")
 
 
+def test_pusht_succeeds_where_the_t_is_on_its_goal() -> None:
+    pytest.importorskip("gym_pusht", reason="the extra for pusht is not installed")
+    sim = GymnasiumEnv(2, GymnasiumParams(id="gym_pusht:gym_pusht/PushT-v0"), seed=0)
+    assert (sim.action_dim, sim.action_choices, sim.state_dim) == (2, (), 5)
+    sim.reset([0, 1], [7, 7])
+    before = sim.observe([0, 1]).state
+    assert np.array_equal(before[0], before[1])
+    env: Any = sim._envs[1].unwrapped
+    corner = (60.0, 60.0)
+    env._set_state([*corner, *env.goal_pose])
+    env.block.angle, env.block.position = env.goal_pose[2], tuple(env.goal_pose[:2])
+    stay = (np.array([before[0, :2], corner]) / 256 - 1).astype(np.float32)
+    step = sim.step([0, 1], stay)
+    assert step.success.tolist() == [False, True]
+    assert step.terminated is not None and step.terminated.tolist() == [False, True]
+    assert step.rewards[1] == 1 > step.rewards[0]
+    assert np.allclose(sim.observe([0]).state, before[0], atol=2), "the action is a place to go to"
+
+
 def test_an_initial_state_is_a_seed_the_same_in_any_slot() -> None:
     env = GymnasiumEnv(3, GymnasiumParams(id="Pendulum-v1"), seed=5)
     env.reset([0, 1, 2], [9, 9, 8])
@@ -271,3 +290,21 @@ def test_the_id_is_the_instruction_unless_there_is_one(env_id: str, words: str) 
     env = GymnasiumEnv(1, GymnasiumParams(id=env_id, instruction="do it"), seed=0)
     assert env.task(3).instruction == "do it"
     assert env.task(0).task_id == 0
+
+
+def test_a_picture_of_mujoco_is_the_same_after_another_env_came_and_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gymnasium renders into whichever context is current."""
+    pytest.importorskip("mujoco")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    params = GymnasiumParams(id="HalfCheetah-v5")
+    env = GymnasiumEnv(2, params, seed=0)
+    env.reset([0, 1], [0, 1])
+    before = env.render([0, 1])
+    other = GymnasiumEnv(1, params, seed=0)
+    other.reset([0], [0])
+    other.render([0])
+    other.close()
+    after = env.render([0, 1])
+    env.close()
+    assert before.min() < before.max()
+    np.testing.assert_array_equal(after, before)

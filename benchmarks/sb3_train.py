@@ -1,0 +1,92 @@
+"""Stable-Baselines3's side of :mod:`benchmarks.sb3_race`: ``python -m benchmarks.sb3_train INPUT OUTPUT``.
+
+INPUT is the JSON of ``sb3_race.sb3_input``; OUTPUT gets a line for each evaluation, with the names of ours in
+``metrics.jsonl``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+
+class Evaluations(BaseCallback):
+    """The greedy policy in episodes of given seeds, after updates."""
+
+    def __init__(self, given: dict[str, Any], output: Path) -> None:
+        super().__init__()
+        self._every, self._steps, self._seeds = given["eval_every"], given["steps"], given["eval_seeds"]
+        self._envs = [gymnasium.make(given["id"]) for _ in self._seeds]
+        self._output = output
+        self._due = self._every
+        self._since = time.perf_counter()
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps >= self._due and self.num_timesteps < self._steps:
+            self._due += self._every
+            self._evaluate()
+
+    def _on_training_end(self) -> None:
+        self._evaluate()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _evaluate(self) -> None:
+        trained = time.perf_counter() - self._since
+        began = time.perf_counter()
+        normalizer = self.model.get_vec_normalize_env()
+        seen = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, self._seeds, strict=True)]
+        returns, running = np.zeros(len(seen)), list(range(len(seen)))
+        while running:
+            states = np.stack([seen[i] for i in running])
+            states = states if normalizer is None else normalizer.normalize_obs(states)
+            actions, _ = self.model.predict(states, deterministic=True)  # type: ignore[arg-type]  # no dict
+            for i, action in zip(list(running), actions, strict=True):
+                seen[i], reward, terminated, truncated, _ = self._envs[i].step(action)
+                returns[i] += float(reward)
+                if terminated or truncated:
+                    running.remove(i)
+        line = {
+            "env/steps_total": self.num_timesteps,
+            "time/step": trained,
+            "eval/return": float(returns.mean()),
+            "eval/seconds": time.perf_counter() - began,
+        }
+        with self._output.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self._since = time.perf_counter()
+
+
+def main() -> None:
+    source, target = map(Path, sys.argv[1:])
+    given = json.loads(source.read_text())
+    torch.set_num_threads(1)
+    settings = dict(given["ppo"])
+    for name in ("learning_rate", "clip_range"):
+        if isinstance(settings.get(name), list):  # linear, to 0
+            (start,) = settings[name]
+            settings[name] = lambda remaining, start=start: remaining * start
+    if "policy_kwargs" in settings and "activation_fn" in settings["policy_kwargs"]:
+        activation = getattr(torch.nn, settings["policy_kwargs"]["activation_fn"])
+        settings["policy_kwargs"] = {**settings["policy_kwargs"], "activation_fn": activation}
+    envs = make_vec_env(given["id"], given["n_envs"], seed=given["seed"])
+    if given["normalize"]:
+        envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
+    model = PPO("MlpPolicy", envs, seed=given["seed"], device="cpu", **settings)
+    model.learn(given["steps"], callback=Evaluations(given, target))
+
+
+if __name__ == "__main__":
+    main()

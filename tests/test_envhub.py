@@ -1,0 +1,55 @@
+"""Envs in the shape of lerobot's EnvHub, used as its ``lerobot_eval.rollout`` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from embodied_rl.envhub import vectors
+from tests.test_gymnasium_envs import make, straight
+
+
+def suite(**options: Any) -> Any:
+    return vectors("dummy", 3, task_ids=(1, 2), image_size=16, **options)
+
+
+@pytest.mark.parametrize("use_async_envs", [False, True])
+def test_a_rollout(use_async_envs: bool) -> None:
+    found = suite(use_async_envs=use_async_envs)
+    assert list(found) == ["dummy"]
+    assert list(found["dummy"]) == [1, 2]
+    envs = found["dummy"][1]
+    assert isinstance(envs, AsyncVectorEnv if use_async_envs else SyncVectorEnv)
+    assert envs.call("_max_episode_steps") == (32,) * 3
+    obs, _ = envs.reset(seed=[5, 6, 7])
+    for description in (*envs.call("task_description"), *envs.call("task")):
+        assert "upper left" in description
+    single, _ = make(task_id=1, image_size=16).reset(seed=6)
+    assert np.array_equal(obs["agent_pos"][1], single["state"])
+    assert np.array_equal(obs["pixels"]["agentview"][1], single["agentview"])
+    assert (obs["pixels"]["agentview"].shape, obs["pixels"]["agentview"].dtype) == ((3, 16, 16, 3), np.uint8)
+    done = np.zeros(3, dtype=bool)
+    for step in range(32):
+        assert envs.observation_space.contains(obs)
+        actions = straight(obs["agent_pos"]).astype(np.float32)
+        actions[0] = 0
+        obs, _, terminated, truncated, info = envs.step(actions)
+        ended = terminated | truncated
+        assert ("final_info" in info) == ended.any()
+        for i in np.flatnonzero(ended & ~done):
+            assert info["final_info"]["is_success"][i] == (i > 0), f"step {step}"
+        done |= ended
+    assert done.all()
+    assert np.stack(envs.call("render")).shape == (3, 128, 128, 3)
+    for each in found["dummy"].values():
+        each.close()
+
+
+def test_without_cameras_there_are_no_pixels() -> None:
+    envs = vectors("dummy")["dummy"][0]
+    obs, _ = envs.reset(seed=0)
+    assert set(obs) == {"agent_pos"}
+    envs.close()
