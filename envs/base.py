@@ -191,6 +191,7 @@ ADAPTERS: Final = Registry(
         "libero": "embodied_rl.envs.libero.adapter:LiberoEnv",
         "maniskill": "embodied_rl.envs.maniskill:ManiSkillEnv",
         "metaworld": "embodied_rl.envs.metaworld:MetaworldEnv",
+        "put_on_plate": "embodied_rl.envs.put_on_plate:PutOnPlateEnv",
         "robosuite": "embodied_rl.envs.robosuite:RobosuiteEnv",
     },
     group="embodied_rl.envs",

@@ -181,6 +181,7 @@ class ChunkedEnv:
         rewards = np.zeros(expected[:2], dtype=np.float32)
         terminated, truncated, valid, success = (np.zeros(expected[:2], dtype=np.bool_) for _ in range(4))
         final_obs: list[EnvObs] = []
+        task_ids = torch.tensor([task.task_id for task in self._tasks])
         for block in self._blocks(running.tolist()):
             for c in range(self._num_action_chunks):
                 alive = [slot for slot in block if not self._done[slot]]
@@ -198,6 +199,7 @@ class ChunkedEnv:
             truncated=torch.from_numpy(truncated),
             valid=torch.from_numpy(valid),
             success=torch.from_numpy(success),
+            task_ids=task_ids,
             next_obs=self._env_obs(range(n)),
             final_obs=EnvObs.concatenate(final_obs) if final_obs else None,
         )

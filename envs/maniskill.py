@@ -20,6 +20,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied_rl.envs import maniskill_twins as twins
+from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SeededParams, SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import missing_package, quiet
 from embodied_rl.errors import UserError, suggestion
@@ -40,18 +42,22 @@ class ManiSkillParams(SeededParams):
     env_id: str
     """ManiSkill's name of the task, such as PushCube-v1."""
     instruction: str | None = None
-    """The instruction for language policies; null: made from the name ("push cube")."""
+    """The instruction for language policies; null: the task's own, or one made from the name ("push cube")."""
     obs_mode: Literal["state", "rgb", "rgb+state"] = "state"
     """state: the whole state, objects' poses included. rgb: the task's cameras, and the state without what only a
     simulator knows. rgb+state: the cameras and the whole state."""
     control_mode: str = "pd_ee_delta_pos"
     """One of the robot's controllers; its limits are mapped to [-1, 1]."""
     reward_mode: Literal["normalized_dense", "dense", "sparse"] = "normalized_dense"
-    """ManiSkill's reward, which becomes the reward level; dense ones are counted from the initial state."""
+    """ManiSkill's reward, which becomes the reward level; dense ones are counted from the initial state. A digital
+    twin's dense one is 0.1 once the object was grasped, 0.1 more once it was held for five steps, and 1 more while the
+    task is done (Liu et al. 2025, arXiv:2505.19789)."""
     sim_backend: str = "physx_cpu"
-    """physx_cpu: a scene for each slot. physx_cuda (or physx_cuda:1): all slots in one batch on the GPU."""
+    """physx_cpu: a scene for each slot. physx_cuda: all slots in one batch on the worker's GPU (physx_cuda:1: on that
+    one)."""
     render_backend: str | None = None
-    """ManiSkill's name of the device that renders; null: the GPU where torch sees one, else the CPU."""
+    """ManiSkill's name of the device that renders; null: the worker's GPU where torch sees one, else the
+    CPU."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"physx_(cpu|cuda(:\d+)?)", self.sim_backend):
@@ -79,17 +85,18 @@ class ManiSkillEnv:
             raise UserError(CANNOT_RENDER)
         self._params, self._seed = params, seed
         self.batched = params.sim_backend != "physx_cpu"
-        self.num_reset_states = params.num_reset_states
-        name = re.sub(r"-v\d+$", "", params.env_id)
-        self._task = Task(
-            task_id=0,
-            instruction=params.instruction or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower(),
-            suite="maniskill",
-        )
-        self._envs = [_build(params, num_slots)] if self.batched else [_build(params, 1) for _ in range(num_slots)]
+        self._envs = [self._make(num_slots)] if self.batched else [self._make(1) for _ in range(num_slots)]
         first = self._envs[0]
+        self._listed = twins.num_states(first)
+        self.num_reset_states = min(params.num_reset_states, self._listed or params.num_reset_states)
+        instruction = params.instruction or _own_instruction(first)
+        self._task = Task(task_id=0, instruction=instruction or _words(params.env_id), suite="maniskill")
         self.control_hz = float(first.control_freq)
         space = first.single_action_space
+        if not hasattr(space, "high"):
+            raise UserError(
+                f"env.init_params.env_id: got {params.env_id}, which has {len(space)} robots, expected a task with one"
+            )
         self._centre, self._half_range = (space.high + space.low) / 2, (space.high - space.low) / 2
         self.action_dim: int = space.shape[0]
         state = _numpy(first.get_obs())
@@ -119,8 +126,8 @@ class ManiSkillEnv:
             ((env, rows, _),) = self._scenes([slot])
             # One slot at a time, its seed in every row: ManiSkill draws a whole batch from one generator, and a start
             # must depend neither on the row in the batch nor on who else is reset.
-            options = {"env_idx": torch.tensor(rows, device=env.device)} if self.batched else None
-            env.reset(seed=[seed] * env.num_envs, options=options)
+            options = {"env_idx": torch.tensor(rows, device=env.device)} if self.batched else {}
+            env.reset(seed=[seed] * env.num_envs, options=options | self._start(env, reset_state_id))
         for env, rows, positions in self._scenes(slots):
             index = np.asarray(slots)[positions]
             info = env.get_info()
@@ -153,8 +160,8 @@ class ManiSkillEnv:
         }
         if images:
             for env, rows, positions in self._scenes(slots):
-                for camera, pictures in env.get_sensor_images().items():
-                    images[camera][positions] = _numpy(pictures["rgb"])[rows]
+                for camera, pictures in self._pictures(env).items():
+                    images[camera][positions] = _numpy(pictures)[rows]
         return SimObs(images=images, state=self._state[list(slots)])
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
@@ -167,7 +174,7 @@ class ManiSkillEnv:
             raise UserError(CANNOT_RENDER)
         frames: list[Any] = [None] * len(slots)
         for env, rows, positions in self._scenes(slots):
-            pictures = _numpy(env.render_rgb_array())
+            pictures = _numpy(self._frame(env))
             for row, position in zip(rows, positions, strict=True):
                 frames[position] = pictures[row]
         return np.stack(frames)
@@ -177,6 +184,30 @@ class ManiSkillEnv:
             env.close()
         self._envs = []
 
+    def _make(self, num_envs: int) -> Any:
+        """ManiSkill's env with so many rows."""
+        spec = find_task(self._params.env_id)
+        return build(self._params, num_envs, spec.cls, **(spec.default_kwargs or {}))
+
+    def _start(self, env: Any, reset_state_id: int) -> dict[str, Any]:
+        """Options of the reset to an initial state, beside its seed."""
+        import torch
+
+        return {"episode_id": torch.tensor([reset_state_id], device=env.device)} if self._listed else {}
+
+    def _pictures(self, env: Any) -> Mapping[str, Any]:
+        """Camera -> [n,H,W,3] of an env's rows."""
+        if twins.is_twin(type(env)):
+            return twins.pictures(env, self._params.camera_height, self._params.camera_width)
+        return {camera: pictures["rgb"] for camera, pictures in env.get_sensor_images().items()}
+
+    def _frame(self, env: Any) -> Any:
+        """[n,H,W,3] of an env's rows, for people. A twin shows what its policy sees."""
+        if twins.is_twin(type(env)):
+            (frame,) = twins.pictures(env, self._params.render_height, self._params.render_width).values()
+            return frame
+        return env.render_rgb_array()
+
     def _scenes(self, slots: Sequence[int]) -> Iterator[tuple[Any, list[int], list[int]]]:
         """(ManiSkill's env, rows of its batch, positions in ``slots``) of each env that has some of ``slots``."""
         if self.batched:
@@ -185,8 +216,8 @@ class ManiSkillEnv:
             yield from ((self._envs[slot], [0], [position]) for position, slot in enumerate(slots))
 
 
-def _build(params: ManiSkillParams, num_envs: int) -> Any:
-    """A ManiSkill env (``BaseEnv``), without gymnasium's wrappers and without a horizon."""
+def build(params: ManiSkillParams, num_envs: int, task_class: type, **arguments: Any) -> Any:
+    """A ManiSkill env (``BaseEnv``) of a task's class, without gymnasium's wrappers and without a horizon."""
     import torch
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
@@ -194,24 +225,41 @@ def _build(params: ManiSkillParams, num_envs: int) -> Any:
         raise UserError(
             f"env.init_params.sim_backend: got {params.sim_backend!r}, but torch finds no CUDA device; use 'physx_cpu'"
         )
-    spec = _find_task(params.env_id)
-    device = params.render_backend or ("gpu" if torch.cuda.is_available() else "cpu")
+    sim, device = params.sim_backend, params.render_backend or ("gpu" if torch.cuda.is_available() else "cpu")
+    if (own := render_device.chosen()).startswith("cuda:"):
+        sim = f"{sim}{own.removeprefix('cuda')}" if sim == "physx_cuda" else sim
+        device = params.render_backend or own
+    task: Any = task_class
+    sensors = {"height": params.camera_height, "width": params.camera_width}
+    if twins.is_twin(task):
+        task, sensors = twins.with_states(task, can_render()), {}
     with _explain_build(params.env_id):
-        env = spec.make(
+        env = task(
+            **arguments,
             num_envs=num_envs,
             obs_mode="state",
             control_mode=params.control_mode,
             reward_mode=params.reward_mode,
             render_mode="rgb_array" if can_render() else None,
-            sim_backend=params.sim_backend,
+            sim_backend=sim,
             render_backend=device if can_render() else "none",
-            sensor_configs={"height": params.camera_height, "width": params.camera_width},
+            sensor_configs=sensors,
             human_render_camera_configs={"height": params.render_height, "width": params.render_width},
         )
     # In ManiSkill's image modes every step renders. Its state mode, told to leave out what that mode leaves out,
     # gives the same state, and images when they are asked for.
     env.obs_mode_struct = parse_obs_mode_to_struct("state" if params.obs_mode == "rgb+state" else params.obs_mode)
     return env
+
+
+def _own_instruction(env: Any) -> str | None:
+    """What the task says of itself, where it does."""
+    return env.get_language_instruction()[0] if hasattr(env, "get_language_instruction") else None
+
+
+def _words(env_id: str) -> str:
+    """PushCube-v1 -> push cube."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", re.sub(r"-v\d+$", "", env_id)).lower()
 
 
 def _numpy(x: Any) -> NDArray[Any]:
@@ -249,7 +297,7 @@ def can_render() -> bool:
     return True
 
 
-def _find_task(env_id: str) -> Any:
+def find_task(env_id: str) -> Any:
     """ManiSkill's ``EnvSpec`` of a task whose assets are all here.
 
     Raises:
@@ -298,11 +346,16 @@ def _explain_build(env_id: str) -> Iterator[None]:
     except NotImplementedError as error:
         raise UserError(f"{env_id}: ManiSkill says: {error}") from error
     except Exception as error:
+        if isinstance(error, (FileNotFoundError, ImportError)) or "download_asset" in str(error):
+            raise UserError(f"ManiSkill's {env_id} needs something that is not here: {error}. {_DOWNLOADS}") from error
         if can_render():
             raise
         raise UserError(f"{env_id} needs the renderer even for states ({error}). {CANNOT_RENDER}") from error
     finally:
         download_asset.prompt_yes_no = ask
+
+
+_DOWNLOADS = "Its downloads: python -m mani_skill.utils.download_asset --list scene"
 
 
 def _assets_missing(name: str, missing: list[str]) -> UserError:

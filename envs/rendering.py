@@ -44,8 +44,14 @@ def importing_robosuite(simulator: str) -> Iterator[None]:
             os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", "0")
     # It greets every import with three warnings about a file of private settings that nobody needs.
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
-    with explain_missing(simulator), quiet():
-        yield
+    # Once imported it has compared EGL's number with CUDA's visible ones, which are counted in another order.
+    visible = os.environ.pop("CUDA_VISIBLE_DEVICES", None) if "MUJOCO_EGL_DEVICE_ID" in os.environ else None
+    try:
+        with explain_missing(simulator), quiet():
+            yield
+    finally:
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
 def render_context(simulator: str, sim: Any, height: int, width: int) -> Any:
@@ -88,6 +94,12 @@ def explain_missing(simulator: str) -> Iterator[None]:
         if missing or no_device:
             raise _cannot_render(simulator, missing) from error
         raise
+
+
+def prefer_egl() -> None:
+    """Set ``MUJOCO_GL`` to "egl" where it is unset and EGL is there (Linux): MuJoCo's own choice needs a screen."""
+    if sys.platform == "linux" and not _missing_libraries((_RENDERERS["egl"],)):
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def require_renderer(simulator: str) -> None:

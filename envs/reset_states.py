@@ -1,9 +1,9 @@
 """The initial state that each env starts from.
 
-Pure functions of the config and of (step, rollout epoch, episode): nothing is remembered between calls, so a resumed
-run needs no cursor, and any number of env workers computes the same list and takes its own part of it. Lists cover all
-envs of the run in the order of their env ids; those of one group are neighbours: env ``e`` is in group
-``e // group_size``.
+Pure functions of the config, of (step, rollout epoch, episode) and of the tasks' weights: nothing is remembered between
+calls, so a resumed run needs no cursor, and any number of env workers computes the same list and takes its own part of
+it. Lists cover all envs of the run in the order of their env ids; those of one group are neighbours: env ``e`` is in
+group ``e // group_size``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimEnv
+from embodied_rl.envs.task_sampling import shares
 from embodied_rl.errors import UserError
 from embodied_rl.seeding import generator
 
@@ -78,11 +79,12 @@ def train_reset_states(
     step: int,
     rollout_epoch: int,
     episode: int = 0,
+    weights: Mapping[int, float] | None = None,
 ) -> NDArray[np.int64]:
     """[num_groups * group_size] reset state ids, equal for all members of a group.
 
-    Each task gets ``num_groups // len(tasks)`` groups, and randomly chosen tasks one more where that leaves a rest. A
-    task's states are drawn without replacement; one is used twice only when the task has more groups than states.
+    :func:`shares` says how many groups each task gets. A task's states are drawn without replacement; one is used twice
+    only when the task has more groups than states.
     Groups are ordered by task, so that an env worker, which takes neighbouring groups, meets as few scenes as possible.
 
     Args:
@@ -92,12 +94,11 @@ def train_reset_states(
         step: training step; 0 with auto-reset, whose episodes belong to none.
         rollout_epoch: which of the step's rollouts; 0 with auto-reset.
         episode: how many episodes the env has finished in the whole run; above 0 only with auto-reset.
+        weights: task -> how often it is to be played; None: all alike.
     """
     key = () if fixed else (step, rollout_epoch, episode)
     rng = generator(seed, spawn_key=key)
-    per_task, rest = divmod(num_groups, len(tasks))
-    counts = np.full(len(tasks), per_task)
-    counts[rng.choice(len(tasks), size=rest, replace=False)] += 1
+    counts = shares(num_groups, list(tasks), weights, rng)
     drawn = [_draw(rng, states, int(count)) for states, count in zip(tasks.values(), counts, strict=True)]
     return np.repeat(np.concatenate(drawn), group_size)
 

@@ -34,7 +34,7 @@ from embodied_rl.models.base import (
     require_values,
 )
 from embodied_rl.models.categorical import chosen_logprobs, draw, entropy, scaled_log_softmax
-from embodied_rl.models.openvla.actions import ActionCodec, choose_statistics
+from embodied_rl.models.openvla.actions import ActionCodec, Bounds, PolicySetup, choose_statistics
 from embodied_rl.models.openvla.files import read_folder, write_folder
 from embodied_rl.models.openvla.inputs import PAD, ImageProfile, PromptTokenizer, normalize, trim
 from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork, ValueHead
@@ -48,8 +48,14 @@ class OpenVlaParams:
     evaluations; they must be those of the checkpoint's training."""
 
     unnorm_key: str | None = None
-    """Name of the checkpoint's action statistics; null: those of ``suite``, with ``_no_noops`` or without, else the
-    only ones."""
+    """Name of the checkpoint's action statistics; null: those of ``suite``, with ``_no_noops`` or without, else those
+    of ``policy_setup``, else the only ones."""
+    policy_setup: PolicySetup = "libero"
+    """How the env takes actions. libero: as they were recorded, the gripper closes at 1. widowx_bridge: metres and
+    radians, for ManiSkill's digital twins of BridgeData; the gripper opens at 1. panda: as recorded, opens at 1."""
+    bounds: Bounds = "quantiles"
+    """What normalised actions of -1 and 1 stand for: the statistics' 1st and 99th percentile, or minimum and
+    maximum."""
     suite: str | None = None
     """The env's suite; the config fills it in."""
     jpeg: bool = True
@@ -103,8 +109,15 @@ class OpenVlaBase(Policy):
         weights = read_weights(folder)
         check_fit(self.network.state_dict(), weights, f"model.path={folder}")
         self.network.materialize(weights, getattr(torch, params.dtype))
-        key = choose_statistics(files.norm_stats, unnorm_key=params.unnorm_key, suite=params.suite)
-        self.codec = ActionCodec(files.norm_stats[key], self.network.first_action_token + NUM_ACTION_TOKENS)
+        key = choose_statistics(
+            files.norm_stats, unnorm_key=params.unnorm_key, suite=params.suite, setup=params.policy_setup
+        )
+        self.codec = ActionCodec(
+            files.norm_stats[key],
+            self.network.first_action_token + NUM_ACTION_TOKENS,
+            params.policy_setup,
+            params.bounds,
+        )
         if self.codec.action_dim != spec.action_dim:
             raise UserError(
                 f"model.path={folder}: the action statistics {key!r} are of {self.codec.action_dim} dimensions and the "

@@ -107,7 +107,11 @@ def _config() -> dict[str, Any]:
         "image_sizes": [IMAGE_SIZE, IMAGE_SIZE],
         "llm_max_length": 2048,
         "n_action_bins": 256,
-        "norm_stats": {**{f"{suite}_no_noops": _libero() for suite in SUITES}, "dummy": _point()},
+        "norm_stats": {
+            **{f"{suite}_no_noops": _libero() for suite in SUITES},
+            "bridge_orig": _bridge(),
+            "dummy": _point(),
+        },
         "pad_to_multiple_of": 64,
         "pad_token_id": 32000,
         "text_config": {
@@ -138,6 +142,12 @@ def _libero() -> dict[str, Any]:
         },
         "proprio": {"q01": low, "q99": high},
     }
+
+
+def _bridge() -> dict[str, Any]:
+    """Statistics like those of BridgeData V2: metres and radians in a fifth of a second."""
+    moves = [0.03, 0.04, 0.04, 0.08, 0.09, 0.2]
+    return {"action": {"q01": [*(-move for move in moves), 0.0], "q99": [*moves, 1.0], "mask": [True] * 6 + [False]}}
 
 
 def _point() -> dict[str, Any]:

@@ -105,6 +105,15 @@ def test_done_env_is_never_touched_again(batched: bool) -> None:
     assert not env.all_done
 
 
+def test_steps_are_of_the_task_that_was_played_not_of_the_next_one() -> None:
+    sim = ScriptedSim(2, [succeeds_at(1), NEVER])
+    env = chunked(sim, 2, 1, auto_reset=True)
+    env.reset([0, 1], lambda env_id, k: 1)
+    tasks = [env.chunk_step(numbered_actions(2, 1)).task_ids.tolist() for _ in range(2)]
+    assert tasks == [[sim.task(0).task_id, sim.task(1).task_id], [sim.task(1).task_id] * 2]
+    assert sim.task(0).task_id != sim.task(1).task_id
+
+
 def test_all_done_and_a_chunk_after_it() -> None:
     sim = ScriptedSim(2, [succeeds_at(1), succeeds_at(2)])
     env = chunked(sim, 2, 2)

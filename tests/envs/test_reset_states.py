@@ -128,6 +128,12 @@ def test_even_over_tasks_and_states(
     assert max(per_task) - min(per_task) <= 1
 
 
+def test_weights_decide_how_many_groups_a_task_has() -> None:
+    groups = draw({0: range(100), 1: range(100, 200)}, num_groups=8, group_size=1, weights={0: 0.06, 1: 0.18})
+    assert [state >= 100 for state in groups] == [False] * 2 + [True] * 6
+    assert len(set(groups)) == 8
+
+
 def test_the_odd_group_visits_every_task_in_time() -> None:
     """One group, three tasks: over the steps all of them get their turn."""
     tasks_met = {draw(num_groups=1, group_size=1, step=step)[0] for step in range(60)}

@@ -95,3 +95,53 @@ def test_which_statistics() -> None:
 def test_statistics_of_another_kind() -> None:
     with pytest.raises(UserError, match="have no q01 and no q99, only max, min"):
         ActionCodec({"action": {"min": [0.0], "max": [1.0]}}, 32000)
+
+
+BRIDGE = {
+    "action": {
+        "q01": [-0.03] * 3 + [-0.1] * 3 + [0.0],
+        "q99": [0.03] * 3 + [0.1] * 3 + [1.0],
+        "min": [-0.5] * 3 + [-3.0] * 3 + [0.0],
+        "max": [0.5] * 3 + [1.0] * 3 + [1.0],
+        "mask": [True] * 6 + [False],
+    }
+}
+
+
+def test_bridge_units_by_hand() -> None:
+    """0.03 m are 0.03 of the env's metre, 0.1 rad are 0.1 / (pi / 2); 1 opens the gripper, in the env, too."""
+    codec = ActionCodec(BRIDGE, 32000, "widowx_bridge")
+    env = codec.to_env(torch.tensor([[1.0, -1.0, 0.0, 1.0, -1.0, 0.0, 0.9], [0.0] * 6 + [0.4]]))
+    turn = 0.1 / 1.5707963
+    expected = torch.tensor([[0.03, -0.03, 0.0, turn, -turn, 0.0, 1.0], [0.0] * 6 + [-1.0]])
+    assert torch.allclose(env, expected, atol=1e-6)
+    assert torch.allclose(codec.from_env(env), torch.tensor([[1.0, -1, 0, 1, -1, 0, 1], [0.0] * 7]), atol=1e-5)
+
+
+def test_panda_opens_where_libero_closes() -> None:
+    normalized = torch.tensor([0.0] * 6 + [1.0])
+    assert ActionCodec(BRIDGE, 32000, "panda").to_env(normalized)[-1] == 1.0
+    assert ActionCodec(BRIDGE, 32000, "libero").to_env(normalized)[-1] == -1.0
+
+
+def test_bounds_are_quantiles_or_extremes() -> None:
+    """From -3 to 1 the middle is -1 rad, and a normalised 0.5 is 0 rad."""
+    codec = ActionCodec(BRIDGE, 32000, "panda", "min_max")
+    env = codec.to_env(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0]))
+    assert torch.allclose(env, torch.tensor([0.5, 0.0, 0.0, -1.0, 0.0, 1.0, 1.0]), atol=1e-6)
+    with pytest.raises(UserError, match=r"bounds: got 'min_max', but .* no min and no max.*use model.params.bounds=q"):
+        ActionCodec(STATISTICS, 32000, "libero", "min_max")
+    with pytest.raises(UserError, match="only mean, std; they are of no kind that can be used"):
+        ActionCodec({"action": {"mean": [0.0], "std": [1.0]}}, 32000)
+
+
+def test_setup_of_other_dimensions_is_refused() -> None:
+    with pytest.raises(UserError, match=r"policy_setup: 'widowx_bridge' has actions of 7 dimensions, .* of 3"):
+        ActionCodec(STATISTICS, 32000, "widowx_bridge")
+
+
+def test_setup_names_its_statistics() -> None:
+    both = {"bridge_orig": {}, "fractal20220817_data": {}}
+    assert choose_statistics(both, unnorm_key=None, suite="maniskill_x", setup="widowx_bridge") == "bridge_orig"
+    with pytest.raises(UserError, match="unnorm_key: not set"):
+        choose_statistics(both, unnorm_key=None, suite="maniskill_x")
