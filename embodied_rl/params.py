@@ -7,11 +7,15 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from embodied_rl.errors import ConfigError, suggestion
+
+NOT_OF_WEIGHTS: Final[Mapping[str, bool]] = {"of_weights": False}
+"""``metadata`` of a model's option that its weights do not depend on, such as one of sampling: folders of weights are
+taken whatever its value."""
 
 
 def parse_params(schema: type, params: Mapping[str, Any] | Any, where: str) -> Any:

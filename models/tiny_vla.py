@@ -18,7 +18,7 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
 
@@ -46,12 +46,14 @@ from embodied_rl.models.categorical import (
     bins_to_actions,
     chosen_logprobs,
     draw,
+    draw_correlated,
     entropy,
     imitation_score,
     median_bins,
     positions_among_bins,
     scaled_log_softmax,
 )
+from embodied_rl.params import NOT_OF_WEIGHTS
 
 WORD_BUCKETS = 8192
 """Rows of the word table: LIBERO's words do not collide in it."""
@@ -80,6 +82,9 @@ class TinyVlaParams:
     """Imitation: standard deviation in bins of the Gaussian that a demonstrated action is smoothed to."""
     l1_weight: NonNegativeFloat = 1.0
     """Imitation: weight of the distance between the expected and the demonstrated action."""
+    noise_correlation: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata=NOT_OF_WEIGHTS)
+    """Sampling: correlation of the draws of a chunk's steps, each dimension by itself. Independent draws (0) average
+    out over a chunk of many short steps: nothing is tried that differs much."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -147,7 +152,7 @@ class TinyVlaPolicy(Policy):
         inputs = self._inputs(obs)
         slots = self._encode(inputs)
         log_probabilities = self._log_probabilities(slots, temperature)
-        bins = median_bins(log_probabilities) if greedy else draw(log_probabilities, generator)
+        bins = median_bins(log_probabilities) if greedy else self._drawn(log_probabilities, generator)
         return PolicyOutput(
             actions=bins_to_actions(bins, self.action_low, self.action_high),
             logprobs=chosen_logprobs(log_probabilities, bins),
@@ -155,6 +160,11 @@ class TinyVlaPolicy(Policy):
             replay_inputs={**inputs, "bins": bins},
             tokens=bins,
         )
+
+    def _drawn(self, log_probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+        if not self.params.noise_correlation:
+            return draw(log_probabilities, generator)
+        return draw_correlated(log_probabilities, self.params.noise_correlation, generator)
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:

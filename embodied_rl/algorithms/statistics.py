@@ -96,9 +96,10 @@ def normalize(
     unbiased_std: bool = True,
     eps: float = 1e-5,
     group_ids: Tensor | None = None,
+    tasks: Groups | None = None,
     reduce: Reduce | None = None,
 ) -> Tensor:
-    """``(x - mean) / (std + eps)`` over the valid units, mean and std each of the batch, of the group, or left out.
+    """``(x - mean) / (std + eps)`` over the valid units, mean and std each of the batch, task or group, or left out.
 
     GRPO's, RLOO's and LitePPO's normalisations are choices of these (Tricks or Traps, arXiv:2508.08221, section 4.1).
     The deviation is always about the plain mean.
@@ -106,14 +107,15 @@ def normalize(
     Args:
         units: [B,*].
         mask: bool, of the same shape.
-        mean_level, std_level: ``batch`` is all ranks' units.
+        mean_level, std_level: ``batch`` and ``task`` are all ranks' units.
         leave_one_out: subtract the mean of the *other* units.
         unbiased_std: divide by n - 1; else by n.
         group_ids: [B] int64, needed for the group level; a group's members are all here.
+        tasks: needed for the task level: those of all ranks, and which of them each of the B is of.
 
     Returns:
-        As ``units``; 0 where ``mask`` is false. A unit that is alone in its group or batch has no deviation and no
-        others: it is not scaled, and with a mean taken off it is 0.
+        As ``units``; 0 where ``mask`` is false. A unit that is alone in its group, task or batch has no deviation and
+        no others: it is not scaled, and with a mean taken off it is 0.
     """
     if mask.dtype != torch.bool or mask.shape != units.shape:
         raise ValueError(f"mask: got {list(mask.shape)} {mask.dtype}, expected bool {list(units.shape)}")
@@ -122,7 +124,7 @@ def normalize(
     means: dict[str, Tensor] = {}
     squares: dict[str, Tensor] = {}
     for level in {mean_level, std_level} - {"none"}:
-        counts[level], means[level], squares[level] = _moments(kept, mask, level, group_ids, reduce)
+        counts[level], means[level], squares[level] = _moments(kept, mask, level, group_ids, tasks, reduce)
     result = kept
     if mean_level != "none":
         count, mean = counts[mean_level], means[mean_level]
@@ -138,7 +140,12 @@ def normalize(
 
 
 def _moments(
-    kept: Tensor, mask: Tensor, level: str, group_ids: Tensor | None, reduce: Reduce | None
+    kept: Tensor,
+    mask: Tensor,
+    level: str,
+    group_ids: Tensor | None,
+    tasks: Groups | None,
+    reduce: Reduce | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and sum of squared deviations, each a scalar or [B,1...] and float64."""
     if level == "batch":
@@ -148,12 +155,18 @@ def _moments(
         # In a second pass: the difference of two large sums would lose what small deviations are.
         deviations = (kept - mean).masked_fill_(~mask, 0.0).square_().sum().reshape(1)
         return count, mean, (reduce(deviations) if reduce else deviations)[0]
-    if group_ids is None:
-        raise ValueError("normalisation by group needs the units' group ids")
-    groups = Groups.of(group_ids)
+    if level == "group":
+        if group_ids is None:
+            raise ValueError("normalisation by group needs the units' group ids")
+        groups, reduce = Groups.of(group_ids), None
+    elif tasks is None:
+        raise ValueError("normalisation by task needs the units' tasks")
+    else:
+        groups = tasks
 
     def sums(x: Tensor) -> Tensor:
         per_group = groups.sum(x.double().reshape(len(x), -1).sum(1))
+        per_group = reduce(per_group) if reduce else per_group
         return per_group[groups.member_of].reshape(-1, *[1] * (kept.ndim - 1))
 
     count = sums(mask)

@@ -33,9 +33,10 @@ class SamplingConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormConfig(Section):
-    """``(x - mean) / (std + eps)``, mean and deviation each of the batch, of the group, or left out."""
+    """``(x - mean) / (std + eps)``, mean and deviation each of the batch, of the task, of the group, or left out."""
 
     mean_level: NormLevel
+    """task: over the training step's samples of the same task; envs have tasks, prompts have none."""
     std_level: NormLevel
     leave_one_out: bool
     """Subtract the mean of the others."""
@@ -129,6 +130,13 @@ class AlgorithmConfig(Section):
     """A mini-batch whose mean ratio is above is not trained on and ends the step's update. null: off."""
     positive_nll_coef: PositiveFloat | None
     """Weight of imitating successful episodes, or completions that the reward function gave more than 0. null: off."""
+    bc_coef: NonNegativeFloat
+    """Weight of imitating demonstrations beside the policy loss, which keeps to them: of the mean of -log π, an action
+    each. task=embodied; 0: off."""
+    bc_path: str | None
+    """Their LeRobot data set, recorded in the env with cameras of the same names and sizes."""
+    bc_batch_size: PositiveInt
+    """Frames for each optimiser step, drawn at random; over all actor ranks."""
     loss_agg_func: LossAggregation
     """Aggregation of units into one loss; sequences are completions, or rollouts of an env."""
     loss_scale_factor: PositiveFloat | None

@@ -27,6 +27,7 @@ def build_train_batch(
     *,
     kl_beta: float = 0.0,
     last_group: int | None = None,
+    tasks: Tensor | None = None,
     reduce: Reduce | None = None,
 ) -> tuple[TrainBatch, dict[str, Tensor]]:
     """One rank's samples of a training step: every chunk with a valid step in a kept group, and what to report of them.
@@ -36,6 +37,7 @@ def build_train_batch(
     Args:
         kl_beta: weight of ``reference_kl`` in the reward, where trajectories have it.
         last_group: groups of higher ids are left out: the batch is full without them.
+        tasks: [K] int64, the different ids of all ranks' tasks, in ascending order; None: all are here.
         reduce: sums a float64 tensor over all ranks; None for one rank.
 
     Returns:
@@ -58,6 +60,7 @@ def build_train_batch(
             torch.cat(returns),
             torch.cat(kept),
             group_ids=torch.cat([t.group_ids for t in trajectories]),
+            tasks=_task_groups([None if t.task_ids is None else t.task_ids[0] for t in trajectories], tasks),
             reduce=reduce,
             **asdict(norm),
         ).split([len(part) for part in returns])
@@ -69,8 +72,10 @@ def build_train_batch(
     ]
     fields = {key: _cat([part[key] for part in parts]) for key in parts[0] if key != "counts"}
     advantages, unit_mask, group_ids = (fields.pop(key) for key in ("unit_advantages", "unit_mask", "group_ids"))
+    members = _task_groups([fields.pop("task_ids")], tasks)
     if config.normalize_advantages and entry.batch_normalized:
-        advantages = normalize(advantages, unit_mask, group_ids=group_ids, reduce=reduce, **asdict(config.adv_norm))
+        norm = config.adv_norm
+        advantages = normalize(advantages, unit_mask, group_ids=group_ids, tasks=members, reduce=reduce, **asdict(norm))
     fields["advantages"] = broadcast_to_level(
         advantages,
         config.reward_type,
@@ -189,6 +194,7 @@ def _samples(
         "unit_advantages": estimate.advantages[flat],
         "unit_mask": unit_mask[flat],
         "group_ids": t.group_ids[None].expand_as(flat)[flat],
+        "task_ids": None if t.task_ids is None else t.task_ids[flat],
         "counts": counts,
     }
 
@@ -229,6 +235,19 @@ def _unscored_groups(t: Trajectory, config: AlgorithmConfig) -> Tensor:
     return _pair(len(whole) - len(known), len(whole))
 
 
+def _task_groups(task_ids: Sequence[Tensor | None], tasks: Tensor | None) -> Groups | None:
+    """Which of ``tasks`` (None: of those that occur) each member is of; None where there are no tasks."""
+    known = [ids for ids in task_ids if ids is not None]
+    if not known:
+        return None
+    groups = Groups.of(torch.cat(known))
+    if tasks is None:
+        return groups
+    places = torch.searchsorted(tasks, groups.ids)
+    sizes = torch.zeros_like(tasks).index_add_(0, places, groups.sizes)
+    return Groups(ids=tasks, member_of=places[groups.member_of], sizes=sizes)
+
+
 def _pair(total: Tensor | float, count: float) -> Tensor:
     return torch.tensor([float(total), float(count)], dtype=torch.float64)
 
@@ -262,6 +281,7 @@ def minibatches(all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch
     permuted = ordered[rng.permutation(len(ordered))]
     own = own_ids.numpy()
     by_id = np.argsort(own)
-    for part in np.array_split(permuted, min(count, len(permuted))):
-        mine = part[np.isin(part, own)]
-        yield torch.from_numpy(by_id[np.searchsorted(own, mine, sorter=by_id)])
+    is_own = np.isin(permuted, own)
+    parts = min(count, len(permuted))
+    for part, here in zip(np.array_split(permuted, parts), np.array_split(is_own, parts), strict=True):
+        yield torch.from_numpy(by_id[np.searchsorted(own, part[here], sorter=by_id)])

@@ -77,8 +77,8 @@ class MicroBatch:
             size = max(1, size // 2)
             self.fitting = size
             for policy in self._started:
-                assert isinstance(policy, FSDPModule)
-                policy.reset_iter_state()
+                if isinstance(policy, FSDPModule):
+                    policy.reset_iter_state()
                 policy.zero_grad(set_to_none=True)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

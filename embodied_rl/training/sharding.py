@@ -1,4 +1,4 @@
-"""FSDP2 on one code path: gloo on CPUs, NCCL on GPUs, any number of ranks. Also compilation, recomputation, offload."""
+"""FSDP2: gloo on CPUs, NCCL on GPUs, any number of ranks. Also compilation, recomputation, offload."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ def init_process_group(*, device: str, rank: int, world_size: int, rendezvous: s
 def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
     """Shard the policy in place: each of its blocks on its own, then what is left as the root.
 
+    A CPU alone keeps a float32 policy as it is: there is nobody to share with and nothing to cast, and FSDP2's hooks
+    take longer than a small network.
+
     Args:
         mesh: of all ranks, as :func:`init_process_group` returns it.
 
@@ -64,6 +67,10 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
             "it to false"
         )
     precision = config.mixed_precision
+    types = {precision.param_dtype or "float32", precision.reduce_dtype}
+    float32 = types == {"float32"} and all(parameter.dtype == torch.float32 for parameter in policy.parameters())
+    if float32 and mesh.device_type == "cpu" and mesh.size() == 1:
+        return
     blocks = MixedPrecisionPolicy(
         param_dtype=None if precision.param_dtype is None else getattr(torch, precision.param_dtype),
         reduce_dtype=getattr(torch, precision.reduce_dtype),

@@ -16,7 +16,9 @@ from torch.optim import Optimizer
 from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.contracts import TrainBatch
 from embodied_rl.training.batch import minibatches
+from embodied_rl.training.demonstrated import Demonstrated
 from embodied_rl.training.micro_batch import MicroBatch
+from embodied_rl.training.nonfinite import origin
 from embodied_rl.training.objective import Objective, Term, UpdateContext
 from embodied_rl.training.optimizer import init_optimizer_state
 from embodied_rl.training.scoring import Training
@@ -30,7 +32,8 @@ class Updater:
     passes as the one with the most samples, so neither micro-batch size nor world size changes a gradient.
     """
 
-    def __init__(self, training: Training, optimizer: Optimizer) -> None:
+    def __init__(self, training: Training, optimizer: Optimizer, demonstrated: Demonstrated | None = None) -> None:
+        self._demonstrated = demonstrated
         self._policy, self._optimizer = training.policy, optimizer
         self._actor, self._algorithm, self._device = training.actor, training.algorithm, training.device
         self._report_progress = training.report_progress
@@ -40,6 +43,8 @@ class Updater:
         """Samples of this update's optimiser steps."""
         self.without_gradient: dict[str, Tensor] = {}
         """Trainable parameters, by name, that no loss of the last update reached: nothing reads them."""
+        self._losses: list[tuple[Tensor, Tensor]] = []
+        """Of each micro-batch of the last mini-batch, its samples' ids and its loss."""
         self._under_way = ""
         """Name of the update and mini-batch in progress reports."""
         self._micro_batch = MicroBatch(
@@ -74,7 +79,7 @@ class Updater:
         for epoch in range(algorithm.update_epoch):
             for index in minibatches(all_ids, own_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count):
                 self._under_way = f"update {len(norms) + 1}/{total}: micro-batch"
-                norm = self._optimizer_step(batch, trainable[index], diagnostics, context)
+                norm = self._optimizer_step(batch, trainable[index], diagnostics, context, number=len(norms))
                 stopped = norm is None
                 if norm is None:
                     break
@@ -107,7 +112,7 @@ class Updater:
         return max(1, round(samples / self._actor.global_batch_size))
 
     def _optimizer_step(
-        self, batch: TrainBatch, index: Tensor, diagnostics: Diagnostics, context: UpdateContext
+        self, batch: TrainBatch, index: Tensor, diagnostics: Diagnostics, context: UpdateContext, *, number: int
     ) -> float | None:
         """One mini-batch; returns the gradient's norm before clipping, or None where the ratio says to stop.
 
@@ -124,6 +129,10 @@ class Updater:
         for loss_scale in self._loss_scales():
             accumulate = partial(self._accumulate, batch, index, teaching, terms, context, loss_scale)
             found = self._micro_batch.run(len(teaching), lengths, accumulate)
+            if self._demonstrated is not None:
+                # FSDP averages gradients over ranks; the loss's denominator is global already.
+                scale = dist.get_world_size() * loss_scale
+                self._demonstrated.backward(step=context.version - 1, number=number, scale=scale, diagnostics=found)
             if algorithm.early_stop_imp_ratio is not None:
                 total, count = self._sum(found.pair("ratio")).tolist()
                 if count and total / count > algorithm.early_stop_imp_ratio:
@@ -146,8 +155,9 @@ class Updater:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             raise FloatingPointError(
-                f"the gradient's norm is {norm.item()}, the weights are those before it: lower actor.optim.lr, or look "
-                "for NaN in rewards and observations; actor.optim.skip_nonfinite=true goes on without such steps"
+                f"training step {context.version}: the gradient's norm is {norm.item()}, the weights are those before "
+                f"it. {origin(self._policy, batch.select(index), self._losses)}. Lower actor.optim.lr, or look into "
+                "what gave these numbers; actor.optim.skip_nonfinite=true goes on without such steps"
             )
         return norm.item()
 
@@ -190,10 +200,10 @@ class Updater:
             teaching: indices into ``index`` of the samples to go through.
             parts: indices into ``teaching`` of each micro-batch.
         """
-        assert isinstance(self._policy, FSDPModule)
         diagnostics = Diagnostics()
         passes = max(1, int(self._max(torch.tensor([len(parts)]))[0]))
         self._optimizer.zero_grad(set_to_none=True)
+        self._losses = []
         for number in range(passes):
             rows = teaching[parts[number]] if number < len(parts) else torch.zeros(0, dtype=torch.int64)
             # A rank that has run out of samples repeats one, masked: FSDP's collectives need it to take part, and those
@@ -201,8 +211,11 @@ class Updater:
             own = batch.select(index[rows] if len(rows) else torch.zeros(1, dtype=torch.int64))
             micro = own if len(rows) else _masked(own)
             loss = self._objective.loss(micro, rows, terms, diagnostics, context)
+            self._losses.append((micro.sample_ids, loss.detach()))
             last = number == passes - 1
-            self._policy.set_requires_gradient_sync(last or not self._actor.fsdp_config.enable_gradient_accumulation)
+            if isinstance(self._policy, FSDPModule):
+                once = self._actor.fsdp_config.enable_gradient_accumulation
+                self._policy.set_requires_gradient_sync(last or not once)
             # FSDP averages gradients over ranks; the loss's denominators are global already.
             (loss * dist.get_world_size() * loss_scale).backward()
             self._report_progress(self._under_way, number + 1, passes)

@@ -12,7 +12,7 @@ import json
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from embodied_rl.errors import UserError, listed
 from embodied_rl.files import write_json
 from embodied_rl.models.weights.look import CONFIG_FILE, contents, read_json
+from embodied_rl.params import NOT_OF_WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,11 +66,16 @@ def read(policy: nn.Module, params: Any, directory: Path) -> None:
         UserError: not such a folder, or one of another policy.
     """
     config = read_json(directory / CONFIG_FILE)
-    ours = {"policy": type(policy).__name__, "params": json.loads(json.dumps(asdict(params)))}
+    stored = config.get("params")
+    theirs = {
+        "policy": config.get("policy"),
+        "params": _shaping(params, stored) if isinstance(stored, dict) else stored,
+    }
+    ours = {"policy": type(policy).__name__, "params": _shaping(params, json.loads(json.dumps(asdict(params))))}
     for key, value in ours.items():
-        if config.get(key) != value:
+        if theirs[key] != value:
             raise UserError(
-                f"model.path={directory}: its {CONFIG_FILE} says {key} {config.get(key)}, and this run has {value}; "
+                f"model.path={directory}: its {CONFIG_FILE} says {key} {theirs[key]}, and this run has {value}; "
                 "choose the model and model.params that the weights were made with"
             )
     own, weights = policy.state_dict(), read_weights(directory)
@@ -77,6 +83,14 @@ def read(policy: nn.Module, params: Any, directory: Path) -> None:
         own, weights = _without_value_head(own), _without_value_head(weights)
     check_fit(own, weights, f"model.path={directory}")
     policy.load_state_dict(weights, strict=False)
+
+
+def _shaping(params: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the values of a ``Params`` dataclass those that weights depend on. One that is missing, since the folder is
+    older than the option, has its default."""
+    defaults = {field.name: field.default for field in fields(params) if field.default is not MISSING}
+    free = {field.name for field in fields(params) if field.metadata == NOT_OF_WEIGHTS}
+    return {key: value for key, value in {**defaults, **values}.items() if key not in free}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from embodied_rl.errors import CheckpointError, UserError, listed
+from embodied_rl.files import parse_json
 from embodied_rl.models.registry import MODELS
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def read_json(path: Path, *, key: str = "model.path") -> dict[str, Any]:
         UserError: it is missing or no JSON object.
     """
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{key}: {path} does not exist; {contents(path.parent)}") from None
     except OSError as error:
         raise UserError(f"{key}: {path} cannot be read ({error.strerror}); give a folder of weights") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{key}: {path} is no JSON ({error}); copy it again") from error
     if not isinstance(content, dict):
         raise UserError(f"{key}: {path} holds a {type(content).__name__}, expected an object")

@@ -4,6 +4,7 @@ import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -12,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from embodied_rl.algorithms.statistics import explained_variance, masked_moments, mean_and_variance, normalize
+from embodied_rl.algorithms.statistics import (
+    Groups,
+    explained_variance,
+    masked_moments,
+    mean_and_variance,
+    normalize,
+)
 from embodied_rl.schema.types import NormLevel
 
 LEVELS: tuple[NormLevel, ...] = get_args(NormLevel)
@@ -28,17 +35,20 @@ def test_moments_of_valid_units() -> None:
 
 
 def normalized(units: list[float], mean_level: NormLevel, std_level: NormLevel, **options: bool | float) -> list[float]:
-    """Two groups: units 0, 1 and 3, and units 2 and 4."""
+    """Two groups: units 0, 1 and 3, and units 2 and 4. Two tasks: units 0 and 2, and the others."""
     x = torch.tensor(units, dtype=torch.float64)
     return normalize(
         x, torch.ones_like(x, dtype=torch.bool), mean_level=mean_level, std_level=std_level,
-        group_ids=torch.tensor([7, 7, 3, 7, 3]), **{"eps": 0.0, **options},  # type: ignore[arg-type]
+        group_ids=torch.tensor([7, 7, 3, 7, 3]), tasks=Groups.of(torch.tensor([4, 6, 4, 6, 6])),
+        **{"eps": 0.0, **options},  # type: ignore[arg-type]
     ).tolist()  # fmt: skip
 
 
 UNITS = [1.0, 2.0, 10.0, 6.0, 14.0]
-"""Groups of mean 3 and 12, deviation sqrt(14/2) and sqrt(8/1); the batch's mean is 6.6, its squares sum to 119.2."""
+"""Groups of mean 3 and 12, deviation sqrt(14/2) and sqrt(8/1); the batch's mean is 6.6, its squares sum to 119.2. The
+tasks' units 1 and 10 have mean 5.5 and squares of 40.5; 2, 6 and 14 have mean 22/3 and squares of 224/3."""
 GROUP_STD, OTHER_STD, BATCH_STD = math.sqrt(7), math.sqrt(8), math.sqrt(119.2 / 4)
+TASK_STD, LAST_STD = math.sqrt(40.5), math.sqrt(112 / 3)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +62,9 @@ GROUP_STD, OTHER_STD, BATCH_STD = math.sqrt(7), math.sqrt(8), math.sqrt(119.2 / 
         ("batch", "batch", [x / BATCH_STD for x in (-5.6, -4.6, 3.4, -0.6, 7.4)]),
         ("group", "group", [-2 / GROUP_STD, -1 / GROUP_STD, -2 / OTHER_STD, 3 / GROUP_STD, 2 / OTHER_STD]),
         ("group", "batch", [x / BATCH_STD for x in (-2.0, -1.0, -2.0, 3.0, 2.0)]),
+        ("task", "none", [-4.5, -16 / 3, 4.5, -4 / 3, 20 / 3]),
+        ("task", "task", [-4.5 / TASK_STD, -16 / 3 / LAST_STD, 4.5 / TASK_STD, -4 / 3 / LAST_STD, 20 / 3 / LAST_STD]),
+        ("group", "task", [-2 / TASK_STD, -1 / LAST_STD, -2 / TASK_STD, 3 / LAST_STD, 2 / LAST_STD]),
         ("batch", "group", [-5.6 / GROUP_STD, -4.6 / GROUP_STD, 3.4 / OTHER_STD, -0.6 / GROUP_STD, 7.4 / OTHER_STD]),
     ],
 )
@@ -92,26 +105,38 @@ def test_a_lone_unit_is_not_scaled_and_less_its_mean_is_zero(mean_level: NormLev
     for leave_one_out in (False, True):
         got = normalize(
             torch.tensor([2.0, float("nan")]), torch.tensor([True, False]), mean_level=mean_level, std_level=std_level,
-            leave_one_out=leave_one_out, group_ids=torch.tensor([4, 5]),
+            leave_one_out=leave_one_out, group_ids=torch.tensor([4, 5]), tasks=Groups.of(torch.tensor([1, 2])),
         )  # fmt: skip
         assert got.tolist() == [2.0 if mean_level == "none" else 0.0, 0.0]
         nothing = torch.zeros(2, dtype=torch.bool)
         got = normalize(
-            torch.ones(2), nothing, mean_level=mean_level, std_level=std_level, group_ids=torch.tensor([4, 5])
-        )
+            torch.ones(2), nothing, mean_level=mean_level, std_level=std_level, group_ids=torch.tensor([4, 5]),
+            tasks=Groups.of(torch.tensor([1, 1])),
+        )  # fmt: skip
         assert got.tolist() == [0.0, 0.0]
 
 
 def slow(
-    units: Tensor, mask: Tensor, ids: Tensor, mean_level: str, std_level: str, leave_one_out: bool, unbiased_std: bool
+    units: Tensor,
+    mask: Tensor,
+    peers_by: dict[str, Tensor],
+    mean_level: str,
+    std_level: str,
+    leave_one_out: bool,
+    unbiased_std: bool,
 ) -> Tensor:
-    """Unit by unit, as the definition has it."""
+    """Unit by unit, as the definition has it.
+
+    Args:
+        peers_by: level -> [B], equal where units are each other's peers.
+    """
     result = torch.zeros_like(units)
     for place in mask.nonzero().tolist():
         index = tuple(place)
 
         def peers(level: str, place: list[int] = place) -> list[list[int]]:
-            return [p for p in mask.nonzero().tolist() if level == "batch" or ids[p[0]] == ids[place[0]]]
+            ids = peers_by[level]
+            return [p for p in mask.nonzero().tolist() if ids[p[0]] == ids[place[0]]]
 
         value = units[index].item()
         if mean_level != "none":
@@ -162,13 +187,16 @@ def test_equals_a_slow_loop_in_any_order_and_over_ranks(
     generator = torch.Generator().manual_seed(seed)
     units = torch.randn(size, 3, generator=generator, dtype=torch.float64) + 2.0
     mask, ids = torch.rand(size, 3, generator=generator) < 0.7, torch.randint(0, 4, (size,), generator=generator)
-    whole = normalize(units, mask, group_ids=ids, eps=1e-3, **choices)
-    torch.testing.assert_close(whole, slow(units, mask, ids, **choices), rtol=1e-9, atol=1e-9)
+    task_ids = torch.randint(0, 3, (size,), generator=generator)
+    tasks = Groups.of(task_ids)
+    whole = normalize(units, mask, group_ids=ids, tasks=tasks, eps=1e-3, **choices)
+    peers_by = {"batch": torch.zeros(size), "group": ids, "task": task_ids}
+    torch.testing.assert_close(whole, slow(units, mask, peers_by, **choices), rtol=1e-9, atol=1e-9)
 
     spoiled = units.masked_fill(~mask, float("nan"))
-    assert torch.equal(normalize(spoiled, mask, group_ids=ids, eps=1e-3, **choices), whole)
+    assert torch.equal(normalize(spoiled, mask, group_ids=ids, tasks=tasks, eps=1e-3, **choices), whole)
 
-    # Two ranks with whole groups, their members in any order.
+    # Two ranks with whole groups, their members in any order; tasks are on both.
     order = list(range(size))
     shuffle.shuffle(order)
     ranks = [torch.tensor([i for i in order if ids[i] % 2 == rank], dtype=torch.int64) for rank in (0, 1)]
@@ -176,8 +204,12 @@ def test_equals_a_slow_loop_in_any_order_and_over_ranks(
     reduce = Meeting(len(ranks))
     with ThreadPoolExecutor(len(ranks)) as pool:
         parts = pool.map(
-            lambda own: normalize(units[own], mask[own], group_ids=ids[own], eps=1e-3, reduce=reduce, **choices), ranks
-        )
+            lambda own: normalize(
+                units[own], mask[own], group_ids=ids[own], tasks=replace(tasks, member_of=tasks.member_of[own]),
+                eps=1e-3, reduce=reduce, **choices,
+            ),
+            ranks,
+        )  # fmt: skip
         for own, part in zip(ranks, parts, strict=True):
             torch.testing.assert_close(part, whole[own], rtol=1e-9, atol=1e-9)
 
@@ -188,6 +220,8 @@ def test_what_does_not_fit_is_refused() -> None:
         normalize(units, torch.ones(2, 1, dtype=torch.bool), mean_level="batch", std_level="batch")
     with pytest.raises(ValueError, match="needs the units' group ids"):
         normalize(units, torch.ones(2, 3, dtype=torch.bool), mean_level="batch", std_level="group")
+    with pytest.raises(ValueError, match="needs the units' tasks"):
+        normalize(units, torch.ones(2, 3, dtype=torch.bool), mean_level="task", std_level="batch")
 
 
 def test_explained_variance() -> None:

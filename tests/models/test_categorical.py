@@ -9,6 +9,7 @@ from embodied_rl.models.base import ActionStatistics
 from embodied_rl.models.categorical import (
     bin_range,
     bins_to_actions,
+    draw_correlated,
     imitation_score,
     median_bins,
     positions_among_bins,
@@ -92,3 +93,23 @@ def test_a_gripper_that_hardly_ever_opens_keeps_its_range() -> None:
         ActionStatistics(min=(-1.0,), max=(1.0,), mean=(mean,), std=(math.sqrt(1 - mean**2),), q01=(1.0,), q99=(1.0,))
     )
     assert (low.item(), high.item()) == (-1.0, 1.0)
+
+
+def test_correlated_draws_keep_each_steps_distribution() -> None:
+    shares = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(20_000, 2, 3, 4)
+    for correlation in (0.0, 0.6, 1.0):
+        drawn = draw_correlated(shares, correlation, torch.Generator().manual_seed(0))
+        for step, dim in ((0, 0), (1, 2)):
+            found = torch.bincount(drawn[:, step, dim], minlength=4) / len(drawn)
+            assert found.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.015)
+
+
+def test_correlated_draws_go_together_over_a_chunk_and_not_over_dimensions() -> None:
+    """Of two even choices both are the high one with probability 1/4 + arcsin(ρ) / 2π (Sheppard 1899)."""
+    even = torch.tensor([0.5, 0.5]).log().expand(20_000, 2, 2, 2)
+    for correlation in (0.0, 0.6, 1.0):
+        drawn = draw_correlated(even, correlation, torch.Generator().manual_seed(0)).float()
+        together = (drawn[:, 0] * drawn[:, 1]).mean(0)
+        assert together.tolist() == pytest.approx([0.25 + math.asin(correlation) / (2 * math.pi)] * 2, abs=0.015)
+        assert (drawn[:, 0, 0] * drawn[:, 0, 1]).mean().item() == pytest.approx(0.25, abs=0.015)
+    assert torch.equal(drawn[:, 0], drawn[:, 1])

@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 
 from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.checkpoints.shards import load_actor, save_actor
-from embodied_rl.contracts import TrainBatch, Trajectory
+from embodied_rl.contracts import EnvObs, TrainBatch, Trajectory
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import Config
 from embodied_rl.training.batch import build_train_batch
+from embodied_rl.training.demonstrated import Demonstrated
 from embodied_rl.training.optimizer import build_optimizer
 from embodied_rl.training.scoring import Reference, Scorer, Training
 from embodied_rl.training.sharding import checkpoint_blocks, compile_blocks, shard, sum_over_ranks
@@ -27,7 +28,7 @@ from embodied_rl.workers.trajectory import split_by_rank
 from tests.configs import config_of
 from tests.gathered import full_state_dict
 from tests.stand_in import sharded
-from tests.training.rollouts import CHUNK, rollout, small_policy
+from tests.training.rollouts import ACTION_DIM, CHUNK, STATE_DIM, rollout, small_policy
 
 GROUPS = 5
 
@@ -56,6 +57,23 @@ def two_epochs(config: Config) -> list[Trajectory]:
     """A training step's trajectories: 10 envs in groups of 2, two rollout epochs, episodes of different lengths."""
     behaviour = small_policy(values_per_chunk(config), seed=1)
     return [rollout(behaviour, rollout_epoch=epoch, groups_per_epoch=GROUPS) for epoch in range(2)]
+
+
+class RandomFrames:
+    """Twenty made-up frames; of the actions that follow the last ones some are missing."""
+
+    def __init__(self) -> None:
+        rng = torch.Generator().manual_seed(3)
+        self.state = torch.randn(20, STATE_DIM, generator=rng)
+        self.actions = torch.rand(20, CHUNK, ACTION_DIM, generator=rng) - 0.5
+        self.valid = torch.arange(20)[:, None] + torch.arange(CHUNK) < 20
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def sample(self, frames: Tensor) -> tuple[EnvObs, Tensor, Tensor]:
+        obs = EnvObs(env_ids=frames, images={}, state=self.state[frames], instructions=("",) * len(frames))
+        return obs, self.actions[frames], self.valid[frames]
 
 
 @dataclass
@@ -99,7 +117,10 @@ class Learner:
             longest_sequence=4,
             report_progress=self._note,
         )
-        self.scorer, self.updater = Scorer(training), Updater(training, self.optimizer)
+        shown = None
+        if self.config.algorithm.bc_coef:
+            shown = Demonstrated(training, RandomFrames(), rank=self.rank, world_size=self.world_size)
+        self.scorer, self.updater = Scorer(training), Updater(training, self.optimizer, shown)
 
     def _shard(self, policy: Policy) -> None:
         if self.device == "cpu":

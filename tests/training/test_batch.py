@@ -30,7 +30,7 @@ def built(config: AlgorithmConfig, *trajectories: Trajectory) -> TrainBatch:
     return build_train_batch(trajectories, config)[0]
 
 
-def over_ranks(config: AlgorithmConfig, parts: list[list[Trajectory]]) -> list[TrainBatch]:
+def over_ranks(config: AlgorithmConfig, parts: list[list[Trajectory]], tasks: Tensor | None = None) -> list[TrainBatch]:
     """Each rank's batch, where ``reduce`` sums over them all: a thread a rank, which wait for each other."""
     given: dict[int, Tensor] = {}
     meeting = Barrier(len(parts), timeout=60)
@@ -42,7 +42,7 @@ def over_ranks(config: AlgorithmConfig, parts: list[list[Trajectory]]) -> list[T
             meeting.wait()
             return torch.stack([given[n] for n in range(len(parts))]).sum(0)
 
-        return build_train_batch(parts[number], config, reduce=reduce)[0]
+        return build_train_batch(parts[number], config, tasks=tasks, reduce=reduce)[0]
 
     with ThreadPoolExecutor(len(parts)) as pool:
         return list(pool.map(rank, range(len(parts))))
@@ -249,6 +249,40 @@ def test_scores_are_normalised_before_the_estimator() -> None:
     order = {sequence: place for place, sequence in enumerate([0, 1, 2, 3, (1 << 20), (1 << 20) + 1])}
     for sequence, advantages in zip(got.sequence_ids.tolist(), got.advantages, strict=True):
         assert advantages[0, 0].item() == pytest.approx(expected[order[sequence]].item(), abs=1e-5)
+
+
+def test_advantages_are_normalised_by_task() -> None:
+    """Task 7 pays tens, task 2 ones; env 3 goes on from task 7 to task 2 with its second chunk."""
+    scores = [10.0, 30.0, 1.0, 20.0]
+    norm = replace(PPO.adv_norm, mean_level="task", std_level="task", eps=1e-9)
+    config = replace(GRPO, adv_type="raw", normalize_advantages=True, adv_norm=norm)
+    trajectory = replace(scored(scores), task_ids=torch.tensor([[7, 7, 2, 7], [7, 7, 2, 2]]))
+    batch = built(config, trajectory)
+    got = {
+        (int(i) // (1 << 20), int(i) % (1 << 20)): float(a[0, 0])
+        for i, a in zip(batch.sample_ids, batch.advantages, strict=True)
+    }
+    # Task 7: 10, 10, 30, 30, 20 (mean 20, deviation 10); task 2: 1, 1, 20 (mean 22/3, squares 722/3).
+    other = (361 / 3) ** 0.5
+    assert got == pytest.approx(
+        {
+            (0, 0): -1.0, (0, 1): -1.0, (1, 0): 1.0, (1, 1): 1.0, (3, 0): 0.0,
+            (2, 0): (1 - 22 / 3) / other, (2, 1): (1 - 22 / 3) / other, (3, 1): (20 - 22 / 3) / other,
+        },
+        abs=1e-5,
+    )  # fmt: skip
+    parts = [[part for part in split if part] for split in zip(split_by_rank(trajectory, 2), strict=True)]
+    both = over_ranks(config, parts, torch.tensor([2, 7]))
+    for sample, advantages in by_id(both, "advantages").items():
+        assert advantages == by_id([batch], "advantages")[sample]
+
+
+def test_scores_are_normalised_by_task() -> None:
+    norm = replace(GRPO.reward_norm, mean_level="task")
+    raw = replace(GRPO, adv_type="raw", normalize_advantages=False, reward_norm=norm)
+    batch = built(raw, replace(scored([10.0, 30.0, 1.0, 2.0]), task_ids=torch.tensor([[7, 7, 2, 2]] * 2)))
+    first = {int(i): float(a[0, 0]) for i, a in zip(batch.sequence_ids, batch.advantages, strict=True)}
+    assert first == {0: -10.0, 1: 10.0, 2: -0.5, 3: 0.5}
 
 
 def with_tokens(trajectory: Trajectory, rows: list[list[int]]) -> Trajectory:

@@ -50,7 +50,7 @@ def gradients(mesh: DeviceMesh, name: str, *, recompute: bool) -> tuple[dict[str
         evaluation = policy(dict(decisions(name)), temperature=1.0)
     assert evaluation.values is not None
     (evaluation.logprobs.sum() + evaluation.entropy.sum() + evaluation.values.square().sum()).backward()
-    found = {key: p.grad.full_tensor() for key, p in policy.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
+    found = {key: p.grad for key, p in policy.named_parameters() if p.grad is not None}
     return found, kept, calls
 
 
@@ -110,7 +110,7 @@ def test_compiled_blocks_compute_the_same(mesh: DeviceMesh, name: str) -> None:
         shard(policy, mesh, training_config("ppo").actor.fsdp_config)
         evaluation = policy(dict(decisions(name)), temperature=1.0)
         (evaluation.logprobs.sum() + evaluation.entropy.sum()).backward()
-        found = {key: p.grad.full_tensor() for key, p in policy.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
+        found = {key: p.grad for key, p in policy.named_parameters() if p.grad is not None}
         results.append({**found, "logprobs": evaluation.logprobs.detach()})
     assert distance(results[1], results[0]) < 1e-5
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0

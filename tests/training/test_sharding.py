@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.tensor import DTensor
 
@@ -62,6 +63,13 @@ def test_three_steps_of_one_rank_are_those_of_plain_pytorch(mesh: DeviceMesh, mo
     assert got["metrics"]["optimizer_steps"] == 3
     assert distance(got["weights"], plain(mesh)) < 1e-6
     assert distance(got["weights"], small_policy(1).state_dict()) > SMALLEST_MOVE
+
+
+def test_a_cpu_alone_keeps_a_float32_policy_as_it_is(mesh: DeviceMesh) -> None:
+    assert not isinstance(Learner(mesh, config_of_mode()).policy, FSDPModule)
+    for option in ("reduce_dtype", "param_dtype"):
+        casting = config_of_mode(f"{FSDP}.mixed_precision.{option}=bfloat16")
+        assert isinstance(Learner(mesh, casting).policy, FSDPModule), "which does the casting"
 
 
 TWO_RANKS = {**MODES, "hybrid_of_1": hybrid(1), "hybrid_of_2": hybrid(2)}

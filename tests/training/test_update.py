@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.contracts import TrainBatch, Trajectory
 from embodied_rl.schema import Config
+from embodied_rl.training.nonfinite import sample_name
 from tests.training.learner import (
     GROUPS,
     Learner,
@@ -44,6 +45,8 @@ RECIPES = [
     ("reinforce_pp", "algorithm.adv_type=raw", "algorithm.reward_norm.std_level=batch"),
     ("gspo", *WIDE, "algorithm.kl_beta=0.1", "algorithm.kl_penalty_type=full"),
     ("aipo", "algorithm.positive_nll_coef=0.3"),
+    ("ppo", "algorithm.bc_coef=0.5", "algorithm.bc_path=shown", "algorithm.bc_batch_size=6"),
+    ("grpo", "algorithm.bc_coef=0.5", "algorithm.bc_path=shown", "algorithm.bc_batch_size=6"),
     ("ppo", "model.lora.rank=2", "actor.optim.lr=0.03"),
     ("decoupled_ppo", "algorithm.behav_imp_weight_cap=1.1", "algorithm.prox_logp_method=metrics"),
     ("m2po", "algorithm.m2_threshold=0.005", "algorithm.loss_agg_func=seq-mean-token-mean"),
@@ -217,15 +220,37 @@ def test_clip_grad_limits_the_norm(mesh: DeviceMesh, limit: float | None) -> Non
 
 @pytest.mark.parametrize("field", ["returns", "advantages"])
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(mesh: DeviceMesh, field: str) -> None:
-    learner = Learner(mesh, training_config("ppo"))
+    learner = Learner(mesh, training_config("ppo", "algorithm.n_minibatches=1"))
     learner.train()
     batch = learner.batch(two_epochs(learner.config))
     before = learner.weights()
     moments = {name: value.clone() for name, value in _moments(learner).items()}
-    with pytest.raises(FloatingPointError, match=r"the gradient's norm is nan, the weights are those before it"):
-        learner.updater.run(replace(batch, **{field: getattr(batch, field) * torch.nan}), step=1)
+    values = getattr(batch, field).clone()
+    values[5] = torch.nan
+    where = sample_name(int(batch.sample_ids[5]))
+    message = rf"training step 2: the gradient's norm is nan, .* those before it\. {field} of {where}\. Lower"
+    with pytest.raises(FloatingPointError, match=message):
+        learner.updater.run(replace(batch, **{field: values}), step=1)
     assert same(learner.weights(), before)
     assert same(_moments(learner), moments)
+
+
+def test_a_loss_that_is_not_finite_names_its_micro_batch(mesh: DeviceMesh) -> None:
+    learner = Learner(mesh, training_config("grpo", "actor.micro_batch_size=2"))
+    batch = learner.batch(two_epochs(learner.config))
+    with torch.no_grad():
+        dict(learner.policy.named_parameters())["log_std"].fill_(-200)  # a standard deviation of 0
+    with pytest.raises(FloatingPointError, match=r"the loss is \S+ in a micro-batch of env \d+, chunk \d+"):
+        learner.updater.run(batch, step=0)
+
+
+def test_weights_that_are_not_finite_are_named(mesh: DeviceMesh) -> None:
+    learner = Learner(mesh, training_config("ppo"))
+    batch = learner.batch(two_epochs(learner.config))
+    with torch.no_grad():
+        next(learner.policy.parameters()).fill_(torch.inf)
+    with pytest.raises(FloatingPointError, match=r"the weights themselves are not finite \("):
+        learner.updater.run(batch, step=0)
 
 
 def _moments(learner: Learner) -> dict[str, Tensor]:
@@ -285,7 +310,7 @@ def test_nan_in_one_rank_stops_all(two_ranks: Ranks) -> None:
     [trajectory] = scored(config, [0, 1, 0, 1])
     rewards = trajectory.rewards.clone()
     rewards[0, 3, 0] = torch.nan  # group 1, so rank 1
-    with pytest.raises(RuntimeError, match="FloatingPointError: the gradient's norm is nan"):
+    with pytest.raises(RuntimeError, match="FloatingPointError: training step 1: the gradient's norm is nan"):
         two_ranks.run(trained_on, config, [replace(trajectory, rewards=rewards)])
 
 

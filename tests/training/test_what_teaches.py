@@ -19,6 +19,7 @@ from embodied_rl.language.engines.base import Completion
 from embodied_rl.models.base import Policy
 from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.trajectory import TrajectoryBuilder
+from tests.configs import REQUIRED
 from tests.fakes import Script, ScriptedSim, seen_after
 from tests.models.causal_lm.language import language_policy, language_spec
 from tests.training.learner import Learner, same, values_per_chunk
@@ -137,7 +138,7 @@ def differ(numbers: Sequence[float]) -> bool:
 
 def test_all_envs_pay_in_one_of_these_shapes() -> None:
     for env in ENVS:
-        config = config_of(f"env={env}")
+        config = config_of(f"env={env}", *REQUIRED.get(env, ()))
         assert isinstance(config, EmbodiedConfig)
         assert Shape(False, config.env.use_rel_reward, config.env.reward_coef) in SHAPES
 

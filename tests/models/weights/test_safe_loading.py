@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.faults.exploding import Exploding
 from embodied_rl.commands.doctor import folder_findings
 from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.errors import UserError
@@ -18,7 +19,6 @@ from embodied_rl.language.rewards.reward_model import RewardModel
 from embodied_rl.models.openvla.files import read_part
 from embodied_rl.models.registry import build_policy, policy_of
 from embodied_rl.models.weights.lora import read_folder
-from tests.exploding import Exploding
 from tests.models.small import IMAGES, MODELS, model_config
 
 
