@@ -133,6 +133,8 @@ class ChunkResult:
     """[N,C] bool: the step was taken, that is, up to and including the first done of the episode."""
     success: Tensor
     """[N,C] bool: the goal holds after this step; False where not valid."""
+    task_ids: Tensor
+    """[N] int64: the tasks of the episodes that the steps are of."""
     next_obs: EnvObs | None
     """What the policy sees next; of a new episode where the env was reset at the chunk's end. None: the turn is the
     last, and nobody asks for the value of where it led."""
@@ -146,6 +148,7 @@ class ChunkResult:
         _check(self, "rewards", self.rewards, (n, None), torch.float32)
         for name in ("terminated", "truncated", "valid", "success"):
             _check(self, name, getattr(self, name), tuple(self.rewards.shape), torch.bool)
+        _check(self, "task_ids", self.task_ids, (len(self.rewards),), torch.int64)
         if self.next_obs is None and not self.last:
             raise ContractError("ChunkResult.next_obs: got None, expected observations unless the turn is the last")
 
@@ -213,6 +216,8 @@ class Trajectory:
     """[T] int64."""
     tokens: Tensor | None = None
     """[T,N,C,A] int64, the actions of a policy with discrete ones."""
+    task_ids: Tensor | None = None
+    """[T,N] int64: the task of the env's episode in chunk t; None: there are no tasks, as among prompts."""
     proximal_logprobs: Tensor | None = None
     """[T,N,C,A] float32 under the weights that the update starts from. This and what follows is filled in by the
     actor's scoring pass, where the algorithm wants it."""
@@ -238,6 +243,8 @@ class Trajectory:
         _check(self, "policy_versions", self.policy_versions, (t,), torch.int64)
         if self.tokens is not None:
             _check(self, "tokens", self.tokens, tuple(self.logprobs.shape), torch.int64)
+        if self.task_ids is not None:
+            _check(self, "task_ids", self.task_ids, (t, n), torch.int64)
         for name in ("proximal_logprobs", "reference_logprobs", "reference_kl"):
             tensor = getattr(self, name)
             if tensor is not None:

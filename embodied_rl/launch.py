@@ -15,7 +15,14 @@ import yaml
 from rich.console import Console
 
 from embodied_rl.checkpoints import resume
-from embodied_rl.checkpoints.store import complete_checkpoints, experiment_dir, later_checkpoints, remove_torn, verify
+from embodied_rl.checkpoints.store import (
+    complete_checkpoints,
+    experiment_dir,
+    later_checkpoints,
+    newest_whole,
+    remove_torn,
+    verify,
+)
 from embodied_rl.errors import UserError
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
@@ -30,10 +37,11 @@ from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.signals import Terminated, terminable
 from embodied_rl.runtime.trace import DRIVER, Trace, TracePlan, merge
-from embodied_rl.runtime.worker import Backend, WorkerGroup
+from embodied_rl.runtime.worker import Backend, WorkerError, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.planning import plan_of
+from embodied_rl.tasks.recovery import Recovery, aside
 from embodied_rl.tasks.reporting import end_of
 from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.tasks.table import TASKS
@@ -66,20 +74,31 @@ def carry_out(
         console.print(f"removed a half-written checkpoint: {torn}", highlight=False, soft_wrap=True)
     run_dir = _prepare(plan, console)
     with (
+        _unwritable(run_dir),
         console.logging_to(run_dir / LOG_FILE),
         _unwritable(run_dir),
         terminable(),
         recorded(run_dir, command, console, page=config.runner.report),
     ):
         hooks.started(run_dir)
-        trained = _drive(plan, run_dir, console, hooks)
+        trained = _keep_going(plan, run_dir, console, hooks)
         if trained:
             for line in end_of(run_dir, config, command):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return run_dir
 
 
-def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks) -> bool:
+def _keep_going(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks) -> bool:
+    """:func:`_drive`, after a failure again from the newest checkpoint, where ``runner.recover`` says so."""
+    recovery = Recovery(plan, run_dir, console)
+    while True:
+        try:
+            return _drive(plan, run_dir, console, hooks, recoveries=recovery.count)
+        except WorkerError as error:
+            plan = recovery.after(error)
+
+
+def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks, *, recoveries: int) -> bool:
     """Start the workers, run the task's loop and end the workers; returns whether something was trained."""
     config, start = plan.config, plan.start
     total = 0 if config.runner.only_eval else config.runner.max_steps
@@ -98,6 +117,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks)
                 log=console.log_only,
             )
         )
+        progress.recoveries = recoveries
         stack.enter_context(StatusWriter(run_dir, progress))
         backend.on_progress(progress.hear)
         progress.describe("starting workers")
@@ -146,7 +166,7 @@ def make_backend(config: Config, trace: TracePlan | None = None) -> Backend:
     """The backend that ``cluster.backend`` names."""
     if config.cluster.backend == "serial":
         return SerialBackend(trace)
-    return ProcessBackend(config.cluster.stall_timeout, trace)
+    return ProcessBackend(config.cluster.stall_timeout, trace, config.cluster.memory_limit)
 
 
 def wiring_of(plan: RunPlan[Any], backend: Backend) -> Wiring[Any]:
@@ -190,7 +210,14 @@ def _prepare(plan: RunPlan[Any], console: Console) -> Path:
         console.print(resume.table(changes))
     elif changes is None:
         console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
-    if resumed and not only_eval and (later := later_checkpoints(resumed)):
+    later = later_checkpoints(resumed) if resumed and not only_eval else []
+    if config.runner.recover == "auto":
+
+        def say(text: str) -> None:
+            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+        later = [path for path in later if newest_whole([path], aside(say))]
+    if resumed and later:
         console.print(
             f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
             "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here",

@@ -31,6 +31,8 @@ class Start:
     """The checkpoint that it goes on from, weights, optimiser and all, or that it evaluates."""
     initial: Path | None = None
     """The checkpoint whose weights are its beginning (``runner.init_from``); None: fresh ones, or a folder's."""
+    recovered: bool = False
+    """The same command has run before, up to a failure: what it did up to ``step`` is not done again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,16 @@ SMALL = {
         "++env.init_params.step_size=0.4",
         "algorithm.rollout_epoch=2",
     ],
+    "dummy, by success": [
+        "env=dummy",
+        "algorithm=ppo",
+        "algorithm.adv_norm.mean_level=task",
+        "env.train.task_sampling=success",
+        "env.train.max_episode_steps=16",
+        "env.train.total_num_envs=16",
+        "++env.init_params.success_radius=0.6",
+        "++env.init_params.step_size=0.4",
+    ],
     "gymnasium": ["env=gymnasium", "env.train.total_num_envs=16"],
     "gymnasium, going on": [
         "env=gymnasium",
@@ -103,6 +113,7 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sim
     [
         "dummy",
         "dummy, going on",
+        "dummy, by success",
         "gymnasium",
         "gymnasium, going on",
         pytest.param("libero_10", marks=LONG),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +15,15 @@ from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.dummy import DummyEnv
+from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.launch import run
+from embodied_rl.runtime.memory import GIB, held
 from embodied_rl.runtime.worker import WorkerError
-from tests.configs import tiny_run
+from tests.configs import config_of, tiny_run
 from tests.test_end_to_end import metrics_of, only_run
 
 pytestmark = pytest.mark.timeout(300)
+AUTO_RESET = ("algorithm=ppo", "env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=8")
 TOGETHER = ("runner.max_steps=3", "runner.save_interval=-1", "runner.logger.logger_backends=[console,jsonl]")
 
 
@@ -48,10 +52,22 @@ class Accident(DummyEnv):
         return super().step(slots, actions)
 
 
+class Leaking(DummyEnv):
+    """From so many resets of a process on it holds half a GiB more than it should."""
+
+    _resets, _leaked = 0, None
+
+    def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
+        cls = type(self)
+        cls._resets += 1
+        if cls._resets >= int(os.environ["LEAKS_AT"]) and cls._leaked is None:
+            cls._leaked = np.ones(2**29, dtype=np.uint8)
+        super().reset(slots, reset_state_ids)
+
+
 def outcome(tmp_path: Path, name: str, *options: str) -> list[dict[str, float]]:
-    config = tiny_run(
-        tmp_path, f"env.env_type={__name__}:Accident", f"runner.experiment_name={name}", *TOGETHER, *options
-    )
+    env_type = f"env.env_type={__name__}:Accident"
+    config = tiny_run(tmp_path, env_type, f"runner.experiment_name={name}", *TOGETHER, *options)
     run(config)
     metrics = metrics_of(only_run(config))
     restarts = [step.pop("env/restarts", 0.0) for step in metrics]
@@ -66,8 +82,10 @@ def outcome(tmp_path: Path, name: str, *options: str) -> list[dict[str, float]]:
         ("kill", 100, ()),
         ("raise", 10, ("rollout.pipeline_stage_num=1",)),
         ("hang", 40, ("env.worker_timeout=15",)),
-        ("exit", 24, ("algorithm=ppo", "env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=8")),
+        ("exit", 24, AUTO_RESET),
         ("kill", 52, ("algorithm.rollout_epoch=2",)),
+        ("kill", 50, ("cluster.component_placement={env: 0-1, rollout: 0-1, actor: 0}",)),
+        ("raise", 30, ("model.lora.rank=2",)),
     ],
     ids=str,
 )
@@ -89,7 +107,83 @@ def test_a_lost_worker_is_replaced(
     assert disturbed == outcome(tmp_path, "undisturbed", *options), "as if nothing had happened"
 
 
+@pytest.mark.parametrize("options", [(), AUTO_RESET], ids=str)
+def test_a_run_that_was_resumed_replaces_workers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    options = (*options, "runner.save_interval=1", "runner.eval_at_end=false")
+    monkeypatch.setenv("ACCIDENT", f"kill,0,{tmp_path / 'happened'}")
+    outcome(tmp_path, "disturbed", *options, "runner.max_steps=1")
+    monkeypatch.setenv("ACCIDENT", f"kill,10,{tmp_path / 'happened'}")
+    disturbed = outcome(tmp_path, "disturbed", *options, "runner.resume_dir=auto")
+    assert (tmp_path / "happened").exists()
+    assert disturbed == outcome(tmp_path, "undisturbed", *options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("env=dummy", "cluster=serial"),
+        ("env=dummy", "rollout.max_staleness=1"),
+        ("task=collect", "env=dummy"),
+        ("env=dummy", "algorithm=ppo", "env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=8",
+         "algorithm.filter_rewards=true", "algorithm.max_resample_rounds=1"),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["env.max_restarts=3", "env.worker_timeout=9", "env.max_memory_gb=9"])
+def test_the_keys_are_refused_where_nothing_reads_them(options: tuple[str, ...], key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{key.partition('=')[0]}: this run would not read it, since env workers are"
+    ):
+        config_of(*options, key)
+
+
 def test_the_same_failure_again_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCIDENT", f"again,20,{tmp_path / 'happened'}")
     with pytest.raises(WorkerError, match=r"ZeroDivisionError[\s\S]*\(again, in the same rollout\)"):
         outcome(tmp_path, "again")
+
+
+@pytest.mark.parametrize(
+    ("leaks_at", "options"),
+    [(3, ()), (5, (*AUTO_RESET, "runner.max_steps=6")), (3, ("runner.val_check_interval=2",))],
+    ids=str,
+)
+def test_a_worker_that_grows_is_recycled(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    leaks_at: int,
+    options: tuple[str, ...],
+) -> None:
+    """Between rollouts, and the run is that of workers that do not grow. It counts as no restart."""
+    leaks = (f"env.env_type={__name__}:Leaking", *options)
+    monkeypatch.setenv("LEAKS_AT", str(leaks_at))
+    recycled = outcome(tmp_path, "recycled", *leaks, "env.max_memory_gb=0.8", "env.max_restarts=1")
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"EnvGroup\[[01]\] held (0\.[89]|1\.)\d* GiB.*, more than env.max_memory_gb=0.8: replaced", said)
+    assert [step.pop("env/recycled", 0.0) for step in recycled][-1] == 2
+    monkeypatch.setenv("LEAKS_AT", "1000000")
+    assert recycled == outcome(tmp_path, "steady", *leaks)
+
+
+def test_a_limit_below_what_a_simulator_needs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEAKS_AT", "1")
+    words = r"env.max_memory_gb: got 0.8, but EnvGroup\[0\] held .* did so after a single rollout"
+    with pytest.raises(UserError, match=words):
+        outcome(tmp_path, "large", f"env.env_type={__name__}:Leaking", "env.max_memory_gb=0.8")
+
+
+def test_a_run_that_holds_more_than_it_may_ends_with_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is the test's process, which holds what other tests left: the limit is above that."""
+    monkeypatch.setenv("LEAKS_AT", "3")
+    limit = round(held(os.getpid()).resident / GIB + 1.4, 1)
+    words = (
+        rf"processes hold \d+\.\d+ GiB, more than cluster.memory_limit={limit:g}:\n"
+        r"(  [^\n]*\n)*  EnvGroup\[\d\]: (0\.[89]|1\.)\d* GiB\n"
+    )
+    with pytest.raises(WorkerError, match=words):
+        outcome(
+            tmp_path, "over", f"env.env_type={__name__}:Leaking", f"cluster.memory_limit={limit}", "runner.max_steps=50"
+        )

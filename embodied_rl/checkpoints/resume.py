@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from embodied_rl.schema import Config
 
 CONFIG_FILE: Final = "config.yaml"
 ABSENT: Final = "(no such key)"
-_OF_THE_CALL: Final = ("runner.resume_dir",)
+_OF_THE_CALL: Final = ("runner.resume_dir", "runner.recover", "runner.max_recoveries")
 """Keys that say how a run is started, not what it does."""
 _FIXED: Final[Mapping[str, str]] = {
     "runner.task_type": "another task trains another policy",
@@ -108,7 +109,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()  # all of it can be printed
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: got {type(content).__name__}, expected a run's configuration")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -181,6 +182,30 @@ def later_checkpoints(checkpoint: Path) -> list[Path]:
     """Whole checkpoints of the same run and of later steps, oldest first: from before it was resumed here."""
     found = complete_checkpoints(checkpoint.parent)
     return found[found.index(checkpoint) + 1 :] if checkpoint in found else []
+
+
+def newest_whole(
+    checkpoints: Sequence[Path], damaged: Callable[[Path, CheckpointError], None] = lambda checkpoint, error: None
+) -> Path | None:
+    """Of checkpoints, oldest first, the last one that is what was saved; every byte of it is read.
+
+    Args:
+        damaged: told of those that are not, and how.
+    """
+    for checkpoint in reversed(checkpoints):
+        try:
+            verify(checkpoint)
+        except CheckpointError as error:
+            damaged(checkpoint, error)
+        else:
+            return checkpoint
+    return None
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Give a damaged checkpoint a name by which no run resumes it; returns its new path."""
+    names = (checkpoint.with_name(f"damaged_{checkpoint.name}{f'_{n}' if n else ''}") for n in itertools.count())
+    return checkpoint.rename(next(path for path in names if not path.exists()))
 
 
 def resolve(resume_dir: str, experiment_dir: Path, *, key: str = "runner.resume_dir") -> Path | None:

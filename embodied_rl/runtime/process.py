@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 from embodied_rl.channel.base import Channel, run_blocking
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.runtime import process_worker, signals
+from embodied_rl.runtime.memory import GIB, MemoryWatch, held
 from embodied_rl.runtime.trace import Trace, TracePlan
 from embodied_rl.runtime.worker import (
     Abandoned,
@@ -57,7 +58,7 @@ class _Process:
 
     def __init__(self, context: WorkerContext, process: BaseProcess, pipe: Connection, spec: GroupSpec) -> None:
         self.context, self.process, self.pipe, self.spec = context, process, pipe, spec
-        self.name, self.pid = context.name, process.pid
+        self.name, self.pid = context.name, process.pid or 0  # it was started
         self.unanswered = 0
         """Number of calls under way."""
         self.ready = False
@@ -105,7 +106,7 @@ class _Process:
         if self.running:
             self.process.kill()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody left, or it got no group yet
-            os.killpg(self.pid, signal.SIGKILL)  # type: ignore[arg-type]  # it was started
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 class ProcessHandle:
@@ -130,6 +131,9 @@ class ProcessGroup:
     def settle(self) -> None:
         self._backend.settle(self._processes)
 
+    def retire(self, most: int) -> list[str]:
+        return self._backend.retire(self._processes, most)
+
     def replace(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         new: list[_Process] = []
         for index, process in enumerate(self._processes):
@@ -147,10 +151,12 @@ class ProcessBackend:
     Args:
         stall_timeout: seconds without any sign of life after which :meth:`collect` gives up.
         trace: what the workers trace.
+        memory_limit: GiB that the run's processes may hold together; None: any number.
     """
 
-    def __init__(self, stall_timeout: float, trace: TracePlan | None = None) -> None:
+    def __init__(self, stall_timeout: float, trace: TracePlan | None = None, memory_limit: float | None = None) -> None:
         self._trace = trace
+        self._memory = MemoryWatch(memory_limit)
         self._context = mp.get_context("spawn")
         self._stall_timeout = stall_timeout
         self._channels: list[SharedMemoryChannel] = []
@@ -162,6 +168,7 @@ class ProcessBackend:
         self._callback: Callable[[WorkerProgress], None] = lambda progress: None
         self._failure: WorkerError | UserFailure | None = None
         self._scratch = tempfile.mkdtemp(prefix="embodied_rl-")
+        self._open = contextlib.ExitStack()
         atexit.register(self.shutdown)  # before multiprocessing's own hook, which would wait for the workers for ever
 
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
@@ -170,6 +177,7 @@ class ProcessBackend:
         return channel
 
     def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
+        self._open.enter_context(signals.stacks_on_request(self._show_stacks))
         # multiprocessing starts it with the first process, and then unblocks the signals that we block.
         resource_tracker.ensure_running()
         groups: list[WorkerGroup] = []
@@ -254,6 +262,11 @@ class ProcessBackend:
             del self._owners[ticket]
             self._results.pop(ticket, None)
 
+    def retire(self, processes: Sequence[_Process], most: int) -> list[str]:
+        """End those of the processes, which have no call under way, that hold more bytes than ``most``."""
+        sizes = [(p, held(p.pid).resident) for p in processes if p.lost is None]
+        return [self._lose(p, f"{p.name} held {size / GIB:.2f} GiB") for p, size in sizes if size > most]
+
     def check_present(self, processes: Sequence[_Process]) -> None:
         """Raise WorkersLost if one of them is lost."""
         if lost := [p.lost for p in dict.fromkeys(processes) if p.lost is not None]:
@@ -267,11 +280,17 @@ class ProcessBackend:
                 self._stalled()
             if self._receive(min(left, _POLL_S)):
                 last_sign = time.monotonic()
+            self._watch_memory()
             for process in [p for p in self._processes if p.spec.expendable and p.spec.timeout is not None]:
                 silent = time.monotonic() - max(process.last_sign, began)
                 if process.unanswered and process.reported and not process.waiting and silent > process.spec.timeout:  # type: ignore[operator]
                     self._show_stack(process)
                     self._lose(process, f"{process.name} hung: no sign of life for {silent:.0f} s, its stack is above")
+
+    def _watch_memory(self) -> None:
+        if complaint := self._memory.look({p.name: p.pid for p in self._processes}):
+            self._failure = WorkerError(complaint)
+            raise self._failure
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -319,9 +338,9 @@ class ProcessBackend:
         if process.failure is not None and process.failure[0]:
             self._fail()
         process.process.join(_KILL_S)
-        self._lose(process, _describe_end(process))
+        self._lose(process, self._describe_end(process))
 
-    def _lose(self, process: _Process, how: str) -> None:
+    def _lose(self, process: _Process, how: str) -> str:
         with signals.deferred():
             process.kill()
             process.process.join(_STUCK_S)
@@ -329,11 +348,31 @@ class ProcessBackend:
             process.lost = how
             self._processes.remove(process)
         self._callback(WorkerProgress(worker=process.name, what=None))
+        return how
+
+    def _describe_end(self, process: _Process) -> str:
+        if process.failure is not None:
+            return f"{process.name} failed:\n{process.failure[1].rstrip()}"
+        return self._describe_exit(process)
+
+    def _describe_exit(self, process: _Process) -> str:
+        code = process.process.exitcode
+        if code is not None and code < 0:
+            name = next((s.name for s in signal.Signals if s == -code), "a real-time signal")
+            cause = f"was killed by {name} (signal {-code})"
+            if code == -signal.SIGKILL:
+                cause += f"; {self._memory.of_killed(process.name)}"
+        else:
+            cause = f"ended with exit status {code}"
+        return f"{process.name} (process {process.pid}) {cause}."
 
     def _show_stack(self, process: _Process) -> None:
+        if not process.ready:  # the signal would end it
+            print(f"--- {process.name} is starting ---", file=sys.stderr, flush=True)
+            return
         print(f"--- stack of {process.name} ---", file=sys.stderr, flush=True)
         if process.running:
-            os.kill(process.pid, signal.SIGUSR1)  # type: ignore[arg-type]  # it was started
+            os.kill(process.pid, signal.SIGUSR1)
             time.sleep(0.2)  # so that stacks do not interleave
 
     def _fail(self) -> NoReturn:
@@ -352,7 +391,7 @@ class ProcessBackend:
             time.sleep(0.01)
         failed = [p for p in self._processes if p.failure is not None]
         silent = [p for p in self._processes if p.failure is None]
-        texts = [_describe_exit(p) for p in silent if not p.running]
+        texts = [self._describe_exit(p) for p in silent if not p.running]
         refusals = [p.failure[1] for p in failed if p.failure and p.failure[0]]
         if refusals and not texts:
             self._failure = UserFailure(refusals[0])
@@ -364,9 +403,12 @@ class ProcessBackend:
             channel.close(str(self._failure))
         raise self._failure
 
-    def _stalled(self) -> NoReturn:
-        for process in self._processes:
+    def _show_stacks(self) -> None:
+        for process in list(self._processes):
             self._show_stack(process)
+
+    def _stalled(self) -> NoReturn:
+        self._show_stacks()
         now = time.monotonic()
         called = [p for p in self._processes if p.unanswered]
         states = [
@@ -385,6 +427,7 @@ class ProcessBackend:
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)
+        self._open.close()
         with signals.deferred() as signalled:  # another Ctrl-C ends the waiting, not the tidying
             self._drain()
             for channel in self._channels:
@@ -452,21 +495,3 @@ def _own_main() -> Iterator[None]:
 
 def _sentinels(processes: Iterable[_Process]) -> list[int]:
     return [p.process.sentinel for p in processes]
-
-
-def _describe_end(process: _Process) -> str:
-    if process.failure is not None:
-        return f"{process.name} failed:\n{process.failure[1].rstrip()}"
-    return _describe_exit(process)
-
-
-def _describe_exit(process: _Process) -> str:
-    code = process.process.exitcode
-    if code is not None and code < 0:
-        name = next((s.name for s in signal.Signals if s == -code), "a real-time signal")
-        cause = f"was killed by {name} (signal {-code})"
-        if code == -signal.SIGKILL:
-            cause += "; if nobody did that, the system ran out of memory: use fewer envs or workers"
-    else:
-        cause = f"ended with exit status {code}"
-    return f"{process.name} (process {process.pid}) {cause}."

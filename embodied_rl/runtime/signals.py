@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing.util
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -70,6 +71,22 @@ def said() -> Iterator[None]:
     except Terminated as ending:
         print(ending.word, file=sys.stderr)
         sys.exit(ending.code)
+
+
+@contextlib.contextmanager
+def stacks_on_request(others: Callable[[], None]) -> Iterator[None]:
+    """In the block, SIGUSR1 prints the stack of every thread of this process, and calls ``others``, which asks other
+    processes for theirs. Outside the main thread there is nothing to do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGUSR1, lambda *_: others())
+    faulthandler.register(signal.SIGUSR1, file=2, chain=True)  # even while Python's own handlers wait
+    try:
+        yield
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, before)
 
 
 @contextlib.contextmanager

@@ -149,6 +149,11 @@ class WorkerGroup(Protocol):
         """Wait until no worker of the group has a call under way, and forget the results."""
         ...
 
+    def retire(self, most: int) -> list[str]:
+        """End the workers that hold more than so many bytes of memory, while no call is under way; :meth:`replace`
+        starts others. Returns who they were, with their figures."""
+        ...
+
     def replace(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         """Start new workers in the place of those that are lost, and call ``method`` in each; returns their number."""
         ...

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from embodied_rl.errors import listed
+from embodied_rl.evaluation.eval_file import evaluations_of
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, MathConfig
@@ -77,8 +78,8 @@ class TrainingLoop(Generic[C]):
             return
         if self.plan.start.resumed is not None:
             self.restore(self.plan.start.resumed)
-        if cfg.val_before_train:
-            self._evaluate(self.first_step)
+        if self._evaluates_first() and self._reaches_goal(self.first_step, self._evaluate(self.first_step)):
+            return
         work = self.evaluation_work() if self._evaluations_after(self.first_step) else None
         self.progress.begin_steps(self._evaluations_after)
         for step in range(self.first_step, cfg.max_steps):
@@ -104,11 +105,15 @@ class TrainingLoop(Generic[C]):
             self.saver.end_if_interrupted()
             if self._evaluates_after(done):
                 self.sync(done)
-                reached = self._evaluate(done)
-                if not last and cfg.stop_at is not None and reached >= cfg.stop_at:
-                    self._end_early(done, reached)
+                if self._reaches_goal(done, self._evaluate(done)):
                     break
         self.saver.wait()
+
+    def _evaluates_first(self) -> bool:
+        """Whether to evaluate the weights that the run starts with: after a failure, if that is due and not done."""
+        if self.plan.start.recovered:
+            return self._evaluates_after(self.first_step) and self.first_step not in evaluations_of(self.run_dir)
+        return self.config.runner.val_before_train
 
     def _evaluates_after(self, done: int) -> bool:
         cfg = self.config.runner
@@ -129,12 +134,15 @@ class TrainingLoop(Generic[C]):
         self.hooks.evaluated(step)
         return reached
 
-    def _end_early(self, done: int, reached: float) -> None:
+    def _reaches_goal(self, done: int, reached: float) -> bool:
+        """Whether an evaluation during training came to ``runner.stop_at``, which ends it with a checkpoint."""
+        goal = self.config.runner.stop_at
+        trained = done > self.first_step or self.plan.start.recovered
+        if goal is None or not trained or done == self.config.runner.max_steps or reached < goal:
+            return False
         saved = self.saver.save_at_termination()
-        self.say(
-            f"step {done}: evaluated at {reached:.1%}, at least runner.stop_at={self.config.runner.stop_at:.1%}: the "
-            f"end; {saved}"
-        )
+        self.say(f"step {done}: evaluated at {reached:.1%}, at least runner.stop_at={goal:.1%}: the end; {saved}")
+        return True
 
     @property
     def max_staleness(self) -> int:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from embodied_rl.algorithms.catalog import ADVANTAGES
 from embodied_rl.checkpoints import resume
-from embodied_rl.checkpoints.store import find_checkpoint, find_initial, read_state, verify
+from embodied_rl.checkpoints.store import (
+    complete_checkpoints,
+    find_checkpoint,
+    find_initial,
+    newest_whole,
+    read_state,
+    verify,
+)
 from embodied_rl.envs.base import adapter_class, known_spaces
 from embodied_rl.errors import CheckpointError
 from embodied_rl.models.registry import policy_class
@@ -51,6 +59,10 @@ def plan_of(config: Config) -> RunPlan[Any]:
         from embodied_rl.demonstrations.fit import check_data  # imports pyarrow
 
         check_data(config.data, spaces)
+    if config.algorithm.bc_coef and config.algorithm.bc_path and not config.runner.only_eval:
+        from embodied_rl.demonstrations.fit import check_data, kept_to  # imports pyarrow
+
+        check_data(kept_to(config.algorithm.bc_path), spaces, key="algorithm.bc_path")
     here = asdict(spaces) | {"num_action_chunks": getattr(config.model, "num_action_chunks", None)}
     check_folder(config.model, here)
     if start.resumed is not None and not config.runner.only_eval:
@@ -85,9 +97,11 @@ def plan_of(config: Config) -> RunPlan[Any]:
         env_params=env_params,
         eval_env_params=env_params if eval_env is None else _env_params(eval_env, "eval_env"),
     )
+    from embodied_rl.tasks.memory import check_memory
     from embodied_rl.tasks.trial import try_policy  # imports torch, as the policy's class did
 
     try_policy(plan)
+    check_memory(plan)
     return plan
 
 
@@ -99,8 +113,14 @@ def _env_params(env: EnvConfig | None, section: str) -> Any:
 
 def _start(config: Config) -> Start:
     """The beginning of the run. A checkpoint is looked for once: with ``auto`` the newest may be another one later."""
-    resumed = find_checkpoint(config)
-    initial = find_initial(config)
+    resumed, given = find_checkpoint(config), config.runner.resume_dir
+    if resumed is not None and config.runner.recover == "auto" and given is not None and Path(given) != resumed:
+        resumed = newest_whole(complete_checkpoints(resumed.parent)) or resumed  # or its damage could not be said
+    return start_at(resumed, find_initial(config), config)
+
+
+def start_at(resumed: Path | None, initial: Path | None, config: Config) -> Start:
+    """The beginning of a run that goes on from ``resumed``, if given, and otherwise starts from ``initial``."""
     if resumed is not None and config.algorithm.kl_beta == 0:
         initial = None  # only a reference policy would still be made of it
     return Start(step=read_state(resumed).step if resumed else 0, resumed=resumed, initial=initial)

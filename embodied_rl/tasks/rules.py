@@ -77,10 +77,27 @@ def algorithm_problems(c: Config) -> Iterator[str]:
             "exactly one of them, the other to null"
         )
     if estimator := ADVANTAGES.get(a.adv_type):
-        yield from _estimator_problems(a, estimator)
+        yield from _estimator_problems(c, estimator)
     if loss := POLICY_LOSSES.get(a.loss_type):
         yield from _loss_problems(c, loss)
     yield from filter_problems(c)
+    yield from _bc_problems(c)
+
+
+def _bc_problems(c: Config) -> Iterator[str]:
+    a = c.algorithm
+    if not a.bc_coef:
+        return
+    if type(c) is not EmbodiedConfig:
+        yield (
+            f"algorithm.bc_coef: got {a.bc_coef}, but task={c.runner.task_type} has no policy in an env that could be "
+            "kept to recorded episodes; use 0"
+        )
+    elif a.bc_path is None:
+        yield (
+            f"algorithm.bc_coef: got {a.bc_coef}, but there are no demonstrations to keep to; set algorithm.bc_path to "
+            "the folder of a LeRobot data set, or bc_coef to 0"
+        )
 
 
 def _params_problems(a: AlgorithmConfig, entries: Sequence[Entry]) -> Iterator[str]:
@@ -102,7 +119,8 @@ def _params_problems(a: AlgorithmConfig, entries: Sequence[Entry]) -> Iterator[s
             yield from error.problems
 
 
-def _estimator_problems(a: AlgorithmConfig, estimator: Entry) -> Iterator[str]:
+def _estimator_problems(c: Config, estimator: Entry) -> Iterator[str]:
+    a = c.algorithm
     sections = {"reward_norm": estimator.reward_normalized}
     sections["adv_norm"] = estimator.batch_normalized and a.normalize_advantages
     compares = f"adv_type={a.adv_type} compares the members of a group" if estimator.needs_groups else ""
@@ -110,6 +128,11 @@ def _estimator_problems(a: AlgorithmConfig, estimator: Entry) -> Iterator[str]:
         norm: NormConfig = getattr(a, section)
         if used and "group" in (norm.mean_level, norm.std_level):
             compares = compares or f"algorithm.{section} has the level group"
+        if used and "task" in (norm.mean_level, norm.std_level) and type(c) is not EmbodiedConfig:
+            yield (
+                f"algorithm.{section}: got the level task, but task={c.runner.task_type} has no tasks to tell apart; "
+                "use group or batch"
+            )
         if norm.leave_one_out and norm.mean_level == "none":
             yield f"algorithm.{section}.leave_one_out: there is no mean to leave one out of; set {section}.mean_level"
     if compares and a.group_size < 2:
@@ -192,6 +215,15 @@ def _scores(c: Config) -> _Scores | None:
     return _Scores(name=name, low=low, high=high, pass_or_fail=pass_or_fail)
 
 
+def replaces_env_workers(c: Config) -> bool:
+    """Whether a run replaces env workers that it loses, if ``env.max_restarts`` lets it: not in one process, nor where
+    rollout workers have other calls under way, or envs go on where another round of the same step left them."""
+    if not isinstance(c, EmbodiedConfig) or c.runner.task_type != "embodied":
+        return False
+    rounds = c.env.train.auto_reset and c.algorithm.max_resample_rounds
+    return c.cluster.backend == "process" and not (rounds or c.rollout.max_staleness)
+
+
 def staleness_bound(c: EmbodiedConfig | MathConfig) -> int:
     """The most updates that the weights of a training step's rollout may be behind.
 
@@ -237,6 +269,11 @@ def runner_problems(c: Config) -> Iterator[str]:
     contents = c.runner.save_contents
     if "model" not in contents or len(set(contents)) != len(contents):
         yield f"runner.save_contents: got {contents}, expected [model, optimizer], or [model] for weights alone"
+    if c.runner.recover == "auto" and not (c.runner.saves and "optimizer" in contents):
+        yield (
+            "runner.recover: got auto, but the run saves no checkpoint to go on from; set runner.save_interval, and "
+            "runner.save_contents=[model, optimizer], or use never"
+        )
     if c.runner.stop_at is not None and c.runner.val_check_interval < 1:
         yield (
             f"runner.stop_at: got {c.runner.stop_at}, which evaluations during training are compared with, but there "

@@ -4,10 +4,13 @@ and of files of weights only the headers are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from embodied_rl.envs.base import known_spaces
 from embodied_rl.models.base import Policy, PolicySpec
@@ -53,6 +56,23 @@ def try_checkpoints(plan: RunPlan[Any]) -> None:
         shards.check_weights(policy, initial)
     if policy is not None and resumed is not None:
         shards.check_weights(policy, resumed, exactly=True)
+
+
+def count_parameters(plan: RunPlan[Any]) -> int | None:
+    """Numbers in the policy, or in the files of a language model's folder; None where that cannot be known before the
+    env is built."""
+    policy, path = _build(plan), plan.config.model.path
+    if policy is not None:
+        return sum(parameter.numel() for parameter in policy.parameters())
+    files = [] if path is None else sorted(Path(path).glob("*.safetensors"))
+    return sum(sum(_elements(file)) for file in files) or None
+
+
+def _elements(weights: Path) -> Iterator[int]:
+    """Numbers in each tensor of a file."""
+    with safe_open(weights, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  # it is no mapping
+            yield math.prod(file.get_slice(name).get_shape())
 
 
 def _build(plan: RunPlan[Any], initialize: Callable[[Policy], None] | None = None) -> Policy | None:

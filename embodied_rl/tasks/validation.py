@@ -30,9 +30,11 @@ from embodied_rl.tasks.planning import placement_of
 from embodied_rl.tasks.rules import (
     actor_problems,
     algorithm_problems,
+    replaces_env_workers,
     runner_problems,
     staleness_problems,
 )
+from embodied_rl.tasks.secrets import secret_problems
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.task import Task
 
@@ -40,7 +42,7 @@ NO_EVAL_ENV: Final = "eval_env: its keys need an env to belong to; choose one, a
 
 _LONGEST_NAME: Final = 200
 """File systems take 255 bytes; the rest is for what is appended."""
-_PATHS: Final = ("path", "resume_dir", "init_from", "output_dir", "video_base_dir", "experiment_name")
+_PATHS: Final = ("path", "bc_path", "resume_dir", "init_from", "output_dir", "video_base_dir", "experiment_name")
 """Last parts of keys whose values are paths."""
 
 
@@ -73,7 +75,7 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
         config = TypeAdapter(task.config).validate_json(json.dumps(own))
     except ValidationError as error:
         raise ConfigError([*problems, *describe(error, known_keys(task.config), own)]) from None
-    problems += _path_problems(config)
+    problems += [*_path_problems(config), *secret_problems(config)]
     if problems:  # what follows looks into folders
         raise ConfigError(problems)
     problems += [*_rule_problems(config), *_unread_keys(config, overridden)]
@@ -251,6 +253,8 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.adv_norm", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
     ("algorithm.adv_norm", lambda c: not c.algorithm.normalize_advantages, "normalize_advantages is false"),
     ("algorithm.loss_scale_factor", lambda c: not c.algorithm.loss_agg_func.endswith("-norm"), "of loss_agg_func"),
+    ("algorithm.bc_path", lambda c: c.algorithm.bc_coef == 0, "algorithm.bc_coef is 0"),
+    ("algorithm.bc_batch_size", lambda c: c.algorithm.bc_coef == 0, "algorithm.bc_coef is 0"),
     ("algorithm.kl_penalty_type", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
     ("algorithm.kl_in", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
     ("algorithm.kl_ctrl", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
@@ -267,7 +271,10 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("actor.fsdp_config.fsdp_size", lambda c: _strategy(c) != "hybrid_shard", "sharding_strategy is not hybrid_shard"),
     ("actor.fsdp_config.reshard_after_forward", lambda c: _strategy(c) == "no_shard", "no_shard gathers nothing"),
     ("cluster.stall_timeout", lambda c: c.cluster.backend == "serial", "the serial backend detects a stall at once"),
+    ("cluster.memory_limit", lambda c: c.cluster.backend == "serial", "the serial backend has one process"),
     ("runner.trace_steps", lambda c: c.runner.only_eval or c.runner.task_type == "collect", "it trains nothing"),
+    ("runner.recover", lambda c: c.cluster.backend == "serial", "the serial backend hands a failure to the debugger"),
+    ("runner.max_recoveries", lambda c: c.runner.recover == "never", "runner.recover is never"),
     ("runner.max_keep", lambda c: not c.runner.saves, "it saves nothing"),
     ("runner.save_async", lambda c: not c.runner.saves, "it saves nothing"),
     ("runner.save_contents", lambda c: not c.runner.saves, "it saves nothing"),
@@ -277,6 +284,16 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ),
     ("env.eval", lambda c: getattr(c, "eval_env", None) is not None, "eval_env is evaluated"),
     ("eval_env.train", lambda c: True, "it trains in env"),
+    *(
+        (
+            f"env.{name}",
+            lambda c: not replaces_env_workers(c),
+            "env workers are replaced in task=embodied with cluster=process, where rollout.max_staleness is 0, and "
+            "env.train.auto_reset does not come with algorithm.max_resample_rounds",
+        )
+        for name in ("max_restarts", "worker_timeout", "max_memory_gb")
+    ),
+    ("env.max_memory_gb", lambda c: replaces_env_workers(c) and c.env.max_restarts == 0, "env.max_restarts is 0"),  # type: ignore[union-attr]
     ("env.train", lambda c: c.runner.task_type == "embodied_sft", "it trains on demonstrations, not in the env"),
     *(
         (section, _collects, "it collects demonstrations and trains nothing")
@@ -285,7 +302,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     *(
         (f"runner.{name}", _collects, "it collects demonstrations and trains nothing")
         for name in _annotations(RunnerConfig)
-        if name.startswith(("max_", "val_", "eval_", "save_", "weight_"))
+        if name.startswith(("max_", "val_", "eval_", "save_", "weight_", "recover"))
     ),
     *(
         (key, lambda c: _plays(c, "expert"), "the expert plays (collect.policy)")

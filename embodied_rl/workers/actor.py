@@ -30,6 +30,7 @@ from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig, MathConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.training.batch import build_train_batch, passing_members
+from embodied_rl.training.demonstrated import Demonstrated
 from embodied_rl.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rates
 from embodied_rl.training.scoring import BaseReference, Reference, Scorer, Training
 from embodied_rl.training.sharding import (
@@ -114,7 +115,8 @@ class ActorWorker(Worker):
             longest_sequence=self._numbers.chunks,
             report_progress=context.report_progress,
         )
-        self._scorer, self._updater = Scorer(training), Updater(training, self._optimizer)
+        self._scorer = Scorer(training)
+        self._updater = Updater(training, self._optimizer, self._demonstrated(training, spec))
         self._state: TrainingState | None = None
         if self._config.enable_offload:
             require_accelerator("actor.enable_offload", context.device)
@@ -148,6 +150,24 @@ class ActorWorker(Worker):
         if with_adapters:
             load(policy)
         return policy.to(self.context.device)
+
+    def _demonstrated(self, training: Training, spec: PolicySpec) -> Demonstrated | None:
+        path = self._algorithm.bc_path
+        if not self._algorithm.bc_coef or path is None:
+            return None
+        from embodied_rl.demonstrations.dataset import Demonstrations  # imports pyarrow
+        from embodied_rl.demonstrations.fit import camera_features, kept_to
+
+        config = kept_to(path)
+        frames = Demonstrations(
+            path,
+            chunk=spec.num_action_chunks,
+            cameras=camera_features(config, spec.image_shapes),
+            sizes=spec.image_shapes,
+            clip_actions=config.clip_actions,
+            report=self.context.report_progress,
+        )
+        return Demonstrated(training, frames, rank=self.context.rank, world_size=self.context.world_size)
 
     def _build_reference(self, spec: PolicySpec, mesh: DeviceMesh) -> Reference:
         """The policy that training starts from: the base under the adapters, or a copy."""
@@ -236,8 +256,14 @@ class ActorWorker(Worker):
         self._received = []
         with self._timer.phase("advantage"):
             beta = self._kl.beta
+            played = [t.task_ids.unique() for t in trajectories if t.task_ids is not None]
             batch, pairs = build_train_batch(
-                trajectories, algorithm, kl_beta=beta, last_group=last_group, reduce=reduce
+                trajectories,
+                algorithm,
+                kl_beta=beta,
+                last_group=last_group,
+                tasks=gather_values(torch.cat([*played, torch.zeros(0, dtype=torch.int64)])).unique(),
+                reduce=reduce,
             )
             totals = {name: reduce(pair) for name, pair in pairs.items()}
             metrics |= self._statistics(batch) | {name: _ratio(pair) for name, pair in totals.items()}

@@ -17,6 +17,7 @@ from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, stage
 from embodied_rl.demonstrations.lerobot.metadata import Shapes
 from embodied_rl.demonstrations.plan import Attempt, Job, share
 from embodied_rl.demonstrations.play import ExpertPlayer, Noise, Player, play
+from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SimEnv, SimObs, adapter_class
 from embodied_rl.envs.reset_states import task_ranges
 from embodied_rl.errors import UserError
@@ -51,6 +52,7 @@ class CollectWorker(Worker):
 
     def setup(self) -> CollectSpaces:
         """Build the env, and the expert or policy that plays in it."""
+        render_device.use(self.context.device)
         adapter = adapter_class(self._env.env_type)
         self._sim = sim = adapter(1, self._plan.env_params, self._env.seed)  # type: ignore[call-arg]  # every adapter's signature
         if getattr(sim, "action_choices", ()):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied_rl.contracts import ActionChunk, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
+from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.open_episodes import OpenEpisode
@@ -88,6 +89,8 @@ class EnvWorker(Worker):
         self._eval: list[_Stage] = []
         self._reset_states: Callable[[int, int, int], NDArray[np.int64]]
         """(step, rollout epoch, episode) -> the initial states of all training envs."""
+        self._task_weights: tuple[tuple[int, float], ...] | None = None
+        """(Task, how often it is to be played)."""
 
     def setup(self, *, train: bool) -> Spaces:
         """Build the training envs, or those of evaluation alone, and say what they take and give.
@@ -95,6 +98,7 @@ class EnvWorker(Worker):
         Raises:
             UserError: evaluations have another env (``eval_env``), and one policy does not fit both.
         """
+        render_device.use(self.context.device)
         if not train:
             return _spaces(self._build_eval())
         spaces = _spaces(self._build_train())
@@ -143,7 +147,14 @@ class EnvWorker(Worker):
         tasks = task_ranges(stages[0].sim, self._eval_config.task_ids)
         return len(eval_reset_states(tasks, episodes_per_task=self._eval_config.eval.episodes_per_task))
 
-    async def interact(self, *, step: int, first_epoch: int = 0, video_dir: Path | None = None) -> EnvReport:
+    async def interact(
+        self,
+        *,
+        step: int,
+        first_epoch: int = 0,
+        video_dir: Path | None = None,
+        task_weights: Mapping[int, float] | None = None,
+    ) -> EnvReport:
         """Roll out a training step. One that is given up, since another env worker was lost, leaves nothing behind, and
         its report is empty; as :meth:`evaluate`.
 
@@ -152,7 +163,10 @@ class EnvWorker(Worker):
                 they are, and the number of an env's episode decides.
             first_epoch: the number of the first rollout epoch, where the step has had some already.
             video_dir: where videos go, if the config wants any.
+            task_weights: how often each task is to be played, with ``env.train.task_sampling=success``.
         """
+        if task_weights is not None:
+            self._task_weights = tuple(task_weights.items())
         try:
             return await self._interact(step, first_epoch, video_dir)
         except GivenUp:
@@ -327,8 +341,18 @@ class EnvWorker(Worker):
         tasks = task_ranges(self._train[0].sim, self._config.task_ids)
         tasks = after_evaluation(tasks, skip=cfg.skip_states, key="env.train.skip_states")
 
+        if isinstance(cfg.task_sampling, list):
+            if len(cfg.task_sampling) != len(tasks):
+                raise UserError(
+                    f"env.train.task_sampling: got {len(cfg.task_sampling)} weights, expected one for each of the "
+                    f"{len(tasks)} tasks {list(tasks)}"
+                )
+            self._task_weights = tuple(zip(tasks, cfg.task_sampling, strict=True))
+
         @functools.lru_cache(maxsize=16)
-        def reset_states(step: int, epoch: int, episode: int) -> NDArray[np.int64]:
+        def reset_states(
+            step: int, epoch: int, episode: int, weights: tuple[tuple[int, float], ...] | None
+        ) -> NDArray[np.int64]:
             return train_reset_states(
                 tasks,
                 num_groups=cfg.total_num_envs // self._group_size,
@@ -338,9 +362,10 @@ class EnvWorker(Worker):
                 step=step,
                 rollout_epoch=epoch,
                 episode=episode,
+                weights=None if weights is None else dict(weights),
             )
 
-        self._reset_states = reset_states
+        self._reset_states = lambda step, epoch, episode: reset_states(step, epoch, episode, self._task_weights)
         if cfg.auto_reset:
             for stage in self._train:
                 stage.next_reset_state = self._episode_start

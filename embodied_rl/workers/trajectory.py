@@ -76,6 +76,7 @@ class TrajectoryBuilder:
             replay_inputs={key: torch.stack([d.replay_inputs[key] for d in decisions]) for key in first.replay_inputs},
             policy_versions=torch.tensor(self._versions),
             tokens=stack([d.tokens for d in decisions]),
+            task_ids=torch.stack([r.task_ids for r in results]),
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from benchmarks.faults.exploding import Exploding
 from embodied_rl.checkpoints.shards import has_adapters, load_actor
 from embodied_rl.checkpoints.store import STATE_FILE
 from embodied_rl.commands.doctor import folder_findings
@@ -19,7 +20,6 @@ from embodied_rl.errors import CheckpointError
 from embodied_rl.launch import run
 from tests.commands.checkpoints import republish
 from tests.configs import tiny_run
-from tests.exploding import Exploding
 from tests.test_end_to_end import only_run
 from tests.training.rollouts import small_policy
 
@@ -38,15 +38,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(saved: Path, tmp_path: Path) -> Path:
     shutil.copytree(saved.parents[1], tmp_path / "run")
     return tmp_path / "run/checkpoints/global_step_1"
-
-
-@pytest.fixture
-def marker(tmp_path: Path) -> Path:
-    path = tmp_path / "it ran"
-    pickle.loads(pickle.dumps(Exploding(path)))
-    assert path.is_dir(), "it does explode"
-    path.rmdir()
-    return path
 
 
 # Where it lies; each returns the name that the refusal must say.

@@ -126,6 +126,18 @@ def test_sigterm(job: Job) -> None:
     assert seconds < PROMPT
 
 
+def test_stacks_on_request(job: Job) -> None:
+    """SIGUSR1 shows what every process does, and the run goes on."""
+    training(job)
+    os.kill(job.process.pid, signal.SIGUSR1)
+    for name in ("EnvGroup[0]", "EnvGroup[1]", "RolloutGroup[0]", "ActorGroup[0]"):
+        job.until(lambda name=name: f"--- stack of {name} ---" in job.screen, name)
+    job.until(lambda: "launch.py" in job.screen and "process_worker.py" in job.screen, "frames")
+    job.until(lambda: f"{9:>6}  " in job.screen, "ninth step")
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.end()[0] == 143
+
+
 def test_the_terminal_is_closed(job: Job, tmp_path: Path) -> None:
     training(job)
     [log] = tmp_path.rglob("run.log")
@@ -185,8 +197,14 @@ def test_a_worker_is_killed(job: Job) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 4], ids=["none", "one", "all"])
 def test_ctrl_c_while_workers_start(job: Job, workers: int) -> None:
+    def started(child: psutil.Process) -> bool:
+        try:
+            return "spawn_main" in "".join(child.cmdline())
+        except psutil.NoSuchProcess:  # a helper of the start that is gone, or not reaped yet
+            return False
+
     def spawned() -> int:
-        return sum("spawn_main" in "".join(child.cmdline()) for child in psutil.Process(job.process.pid).children())
+        return sum(map(started, psutil.Process(job.process.pid).children()))
 
     job.until(lambda: "run directory" in job.screen and spawned() >= workers, "start of the workers")
     with nothing_left_of(job):

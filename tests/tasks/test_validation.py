@@ -17,6 +17,7 @@ from embodied_rl.models.weights.shipped import SHIPPED
 from embodied_rl.schema import EmbodiedConfig, MathConfig
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.validation import build_config, known_keys
+from tests.configs import REQUIRED
 
 CONFIG = Path(__file__).parents[2] / "config"
 ALGORITHMS = sorted(path.stem for path in (CONFIG / "algorithm").glob("*.yaml") if path.stem not in ("base", "sft"))
@@ -33,7 +34,7 @@ def problems(*overrides: str) -> list[str]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("cluster", ["serial", "process"])
 def test_every_choice_of_groups_is_a_valid_config(env: str, algorithm: str, cluster: str) -> None:
-    config = config_of(f"env={env}", f"algorithm={algorithm}", f"cluster={cluster}")
+    config = config_of(f"env={env}", f"algorithm={algorithm}", f"cluster={cluster}", *REQUIRED.get(env, ()))
     assert isinstance(config, EmbodiedConfig)
     assert config.env.name.startswith(env)
     assert config.cluster.backend == cluster
@@ -41,7 +42,7 @@ def test_every_choice_of_groups_is_a_valid_config(env: str, algorithm: str, clus
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONFIG / "experiment").glob("*.yaml")))
 def test_every_experiment_is_a_valid_config(experiment: str) -> None:
-    assert config_of(f"experiment={experiment}").runner.max_steps > 0
+    assert config_of(f"experiment={experiment}", *REQUIRED.get(experiment, ())).runner.max_steps > 0
 
 
 def test_the_env_chooses_the_model_unless_the_user_does() -> None:
@@ -128,6 +129,14 @@ def test_every_algorithm_is_a_valid_config_of_math(algorithm: str, cluster: str)
         (["task=sft", "algorithm=grpo"], "algorithm.loss_type: got 'ppo', but task=sft imitates; use algorithm=sft"),
         (["task=sft", "algorithm.group_size=2"], "algorithm.group_size: got 2, but demonstrations have no rewards"),
         (["task=sft", "algorithm.sampling_params.temperature=0.5"], "that at temperature 1"),
+        (
+            ["task=math", "algorithm=reinforce_pp", "algorithm.adv_norm.mean_level=task"],
+            "algorithm.adv_norm: got the level task, but task=math has no tasks to tell apart; use group or batch",
+        ),
+        (
+            ["task=math", "algorithm.bc_coef=0.1", "algorithm.bc_path=somewhere"],
+            "algorithm.bc_coef: got 0.1, but task=math has no policy in an env that could be kept to recorded episodes",
+        ),
     ],
 )
 def test_what_cannot_be_in_math_is_refused(overrides: list[str], message: str) -> None:
@@ -158,8 +167,8 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["algorithm.loss_type=pop"], "algorithm.loss_type: got 'pop', expected one of aipo, decoupled_ppo, nll, ppo"),
         (
             ["env.env_type=libro"],
-            "env.env_type: got 'libro', expected one of dummy, gymnasium, libero, maniskill, metaworld, robosuite, "
-            "module:Class, or path/to/file.py:Class.",
+            "env.env_type: got 'libro', expected one of dummy, gymnasium, libero, maniskill, metaworld, "
+            "put_on_plate, robosuite, module:Class, or path/to/file.py:Class.",
         ),
         (["model.model_type=tinyvla"], "Did you mean 'tiny_vla'?"),
         (["runner.logger.logger_backends=[jsnol]"], "Did you mean 'jsonl'?"),
@@ -175,6 +184,26 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], "cannot share its one ratio"),
         (["actor.global_batch_size=8"], "set exactly one of them, the other to null"),
         (["env.train.auto_reset=true"], "adv_type=grpo scores one whole episode per env"),
+        (
+            ["algorithm=ppo", "env.train.task_sampling=success", "env.train.auto_reset=true"],
+            "but with auto_reset episodes begin at any time; use uniform or a list of weights",
+        ),
+        (
+            ["env.train.task_sampling=success", "env.train.use_fixed_reset_state_ids=true"],
+            "but use_fixed_reset_state_ids keeps the first draw",
+        ),
+        (
+            ["env.train.task_sampling=success", "rollout.max_staleness=1"],
+            "but with rollout.max_staleness=1 a step's episodes begin before the last ones have ended",
+        ),
+        (["env.train.task_sampling=often"], "env.train.task_sampling"),
+        (["algorithm.bc_coef=0.1"], "there are no demonstrations to keep to; set algorithm.bc_path"),
+        (["algorithm.bc_path=somewhere"], "this run would not read it, since algorithm.bc_coef is 0"),
+        (
+            ["algorithm.bc_coef=0.1", "algorithm.bc_path=a", "cluster.component_placement.actor=0-2"],
+            "algorithm.bc_batch_size: got 32, which does not divide evenly over 3 actor ranks; use a multiple of 3",
+        ),
+        (["env.train.task_sampling=[1.0,0.0]"], "env.train.task_sampling"),
         (
             ["algorithm=ppo", "env.train.auto_reset=true", "algorithm.filter_rewards=true"],
             "filter_rewards=true scores one whole episode per env",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -80,11 +80,13 @@ class Job:
         actor.call(ActorWorker.publish_weights, version).wait()
         assert set(loaded.wait()) == {version}
 
-    def roll(self, step: int = 0) -> tuple[list[Trajectory], list[EnvReport], list[RolloutReport]]:
+    def roll(
+        self, step: int = 0, *, task_weights: Mapping[int, float] | None = None
+    ) -> tuple[list[Trajectory], list[EnvReport], list[RolloutReport]]:
         """A training rollout: trajectories in the order of epochs and env ids. The actor holds them, too."""
         served = self._rollout.call(RolloutWorker.serve, mode="train", step=step)
         received = self._actor.call(ActorWorker.receive, step=step)
-        reports = self._env.call(EnvWorker.interact, step=step).wait()
+        reports = self._env.call(EnvWorker.interact, step=step, task_weights=task_weights).wait()
         rollouts = served.wait()
         received.wait()
         trajectories = sorted(self.actor._received, key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.tasks.planning import plan_of
+from tests.demonstrations.recording import record
 from tests.workers.job import Job, easy, small
 
 
@@ -112,3 +116,25 @@ def test_training_makes_the_policy_better() -> None:
         after = sum(e.success for e in job.evaluate()) / 64
     assert before < 0.2
     assert after > 0.6
+
+
+def test_it_keeps_to_recorded_episodes(tmp_path: Path) -> None:
+    shown = record(tmp_path, range(4), image_size=64)
+    kept = ("algorithm=ppo", "algorithm.bc_coef=0.5", f"algorithm.bc_path={shown}", "algorithm.bc_batch_size=5")
+    with Job(vision(small(*kept))) as job:
+        job.roll()
+        metrics = job.update()
+    assert metrics["bc_loss"] > 0
+    with Job(vision(small("algorithm=ppo"))) as job:
+        job.roll()
+        assert "bc_loss" not in job.update()
+
+
+def test_recorded_episodes_of_another_env_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    shown = record(tmp_path, range(1))
+    config = vision(small("algorithm=ppo", "algorithm.bc_coef=0.5", f"algorithm.bc_path={shown}"))
+    with pytest.raises(ConfigError, match=r"algorithm.bc_path=.*: was recorded without images"):
+        plan_of(config)
+    config = small("algorithm=ppo", "algorithm.bc_coef=0.5", f"algorithm.bc_path={tmp_path / 'none'}")
+    with pytest.raises(UserError, match=r"algorithm.bc_path: "):
+        plan_of(config)

@@ -113,6 +113,9 @@ ELSEWHERE = {
     "algorithm.reward_norm": "a section",
     "algorithm.adv_norm": "a section",
     "algorithm.kl_ctrl": "a section",
+    **dict.fromkeys(
+        ["algorithm.bc_coef", "algorithm.bc_path", "algorithm.bc_batch_size"], "tests/training/test_demonstrated.py"
+    ),
     "algorithm.params": "of functions from outside: tests/packaging/test_recipes.py",
     # Without a difference between the policies that act, are trained and are referred to, they change nothing.
     **dict.fromkeys(

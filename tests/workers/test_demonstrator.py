@@ -110,7 +110,7 @@ def test_steps_beyond_an_episodes_end_teach_nothing(demonstrations: Path, monkey
 
     monkeypatch.setattr(Demonstrations, "sample", spoiled)
     after = trained()
-    assert all(torch.equal(tensor.full_tensor(), after[name].full_tensor()) for name, tensor in before.items())  # type: ignore[attr-defined]
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
 def test_reading_ahead_fills_the_channel_and_waits_for_nobody(demonstrations: Path) -> None:

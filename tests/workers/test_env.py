@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from embodied_rl.contracts import Trajectory
+from embodied_rl.errors import UserError
 from embodied_rl.schema import EmbodiedConfig
 from tests.workers.job import Job, easy, small
 
@@ -58,6 +59,21 @@ def test_a_group_starts_from_one_state(group_size: int) -> None:
 def test_fixed_initial_states_stay() -> None:
     with Job(small("env.train.use_fixed_reset_state_ids=true")) as job:
         assert starts(job.roll(0)[0]) == starts(job.roll(1)[0])
+
+
+def test_weights_of_tasks_are_a_list_for_the_chosen_tasks_or_come_with_the_step() -> None:
+    def played(trajectories: list[Trajectory]) -> Counter[int]:
+        tasks = torch.cat([t.task_ids[0] for t in trajectories if t.task_ids is not None])
+        return Counter(tasks.tolist())
+
+    chosen = ("algorithm=ppo", "env.task_ids=[3,1]")
+    with Job(small(*chosen, "env.train.task_sampling=[3.0,1.0]")) as job:
+        assert played(job.roll()[0]) == {3: 12, 1: 4}
+    with Job(small(*chosen, "env.train.task_sampling=success")) as job:
+        assert played(job.roll(0)[0]) == {3: 8, 1: 8}
+        assert played(job.roll(1, task_weights={3: 0.05, 1: 0.15})[0]) == {3: 4, 1: 12}
+    with pytest.raises(UserError, match=r"task_sampling: got 1 weights, expected one for each of the 2 tasks \[3, 1\]"):
+        Job(small(*chosen, "env.train.task_sampling=[1.0]")).__enter__()
 
 
 def test_states_that_are_left_to_evaluation_are_not_trained_on() -> None:

@@ -48,6 +48,7 @@ def result(t: int, *, ended: Tensor | None = None) -> ChunkResult:
         terminated=step == t,
         truncated=step == t + 1,
         valid=step != t + 2,
+        task_ids=torch.tensor([3, 1, t]),
         success=step == 2 * t,  # of env 0 in chunk 0, of env 1 in chunk 1, of env 2 in chunk 2
         next_obs=observation(),
         final_obs=None if ended is None else observation(ended),
@@ -80,6 +81,8 @@ def test_every_value_is_stored_in_its_place() -> None:
         assert torch.equal(got.terminated[t], result(t).terminated)
         assert torch.equal(got.truncated[t], result(t).truncated)
         assert torch.equal(got.valid[t], result(t).valid)
+        assert got.task_ids is not None
+        assert got.task_ids[t].tolist() == [3, 1, t]
         assert torch.equal(got.logprobs[t], -numbered(t, C, A))
         assert got.values is not None
         assert torch.equal(got.values[t], numbered(t, 1) + 0.5)

@@ -19,6 +19,7 @@ from embodied_rl.errors import WeightSyncError
 from embodied_rl.runtime import signals
 from embodied_rl.training.sharding import shard
 from embodied_rl.workers.weight_sync import WeightReceiver, WeightSender
+from tests.gathered import full_state_dict
 from tests.training.learner import training_config
 from tests.training.ranks import Ranks
 from tests.training.rollouts import small_policy
@@ -69,7 +70,7 @@ class Pair:
 
     def equal(self, dtype: torch.dtype = torch.float32) -> bool:
         served = self.served.state_dict()
-        whole = {name: t.full_tensor() for name, t in self.policy.state_dict().items()}
+        whole = full_state_dict(self.policy)
         assert whole.keys() == served.keys()
         return all(torch.equal(whole[name].to(dtype).float(), served[name]) for name in whole)
 

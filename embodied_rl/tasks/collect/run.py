@@ -6,7 +6,6 @@ There are no channels: the workers write what they play to one folder.
 from __future__ import annotations
 
 import datetime
-import json
 import shutil
 import sys
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from embodied_rl.demonstrations.plan import CONFIG, Job, plan
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, success_table
 from embodied_rl.extras import versions
-from embodied_rl.files import locked, write_json, write_text
+from embodied_rl.files import locked, parse_json, write_json, write_text
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import CollectConfig
 from embodied_rl.tasks.wiring import RunContext, Wiring
@@ -132,7 +131,7 @@ class CollectRunner:
     def _note_provenance(self, new: list[StagedEpisode], first: int) -> None:
         """Add to the list of the runs that the episodes came from."""
         path = self.root / _PROVENANCE
-        runs = json.loads(path.read_text()) if path.exists() else []
+        runs = parse_json(path.read_text()) if path.exists() else []
         model = self.config.collect.policy == "model"
         runs.append(
             {

@@ -63,6 +63,11 @@ def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
             f"use a divisor of {per_lane}, or env.train.total_num_envs={lanes * group}"
         )
     groups = arithmetic(c, placement).groups
+    if c.algorithm.bc_coef and c.algorithm.bc_batch_size % placement.world_size("actor"):
+        yield (
+            f"algorithm.bc_batch_size: got {c.algorithm.bc_batch_size}, which does not divide evenly over "
+            f"{placement.world_size('actor')} actor ranks; use a multiple of {placement.world_size('actor')}"
+        )
     if placement.world_size("actor") > groups:
         yield (
             f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for {groups} groups of envs "
@@ -112,6 +117,17 @@ def _episode_problems(c: EmbodiedConfig) -> Iterator[str]:
             "rollout holds pieces of several, begun at different times; set env.train.auto_reset=false and "
             f"env.train.max_steps_per_rollout_epoch=null, or use {' and '.join(scorers.values())}"
         )
+    if train.task_sampling == "success":
+        got = "env.train.task_sampling: got success, which draws tasks anew in each step by how the last ones went"
+        if train.auto_reset:
+            yield f"{got}, but with auto_reset episodes begin at any time; use uniform or a list of weights"
+        if train.use_fixed_reset_state_ids:
+            yield f"{got}, but use_fixed_reset_state_ids keeps the first draw; use uniform or a list of weights"
+        if c.rollout.max_staleness:
+            yield (
+                f"{got}, but with rollout.max_staleness={c.rollout.max_staleness} a step's episodes begin before the "
+                "last ones have ended; use 0, or uniform or a list of weights"
+            )
     steps = train.max_steps_per_rollout_epoch
     mend = "set it to null" + ("" if scorers else ", or env.train.auto_reset=true: episodes then go on in the next one")
     if steps is not None and steps > train.max_episode_steps and not train.auto_reset:

@@ -31,6 +31,7 @@ import dataclasses
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,11 +39,14 @@ from typing import Any
 
 from embodied_rl.contracts import EpisodeRecord, Spaces
 from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
+from embodied_rl.envs.task_sampling import TaskSuccess
+from embodied_rl.errors import listed
 from embodied_rl.evaluation.success import success_table
 from embodied_rl.monitoring.builtin import logged_before
 from embodied_rl.monitoring.trend import ENV_STEPS
 from embodied_rl.plan import Channels, RunPlan
-from embodied_rl.runtime.worker import GroupSpec, Handle, WorkerError, WorkerGroup, WorkersLost
+from embodied_rl.runtime.memory import GIB
+from embodied_rl.runtime.worker import GroupSpec, Handle, UserFailure, WorkerError, WorkerGroup, WorkersLost
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.embodied.reporting import (
     EvalReporter,
@@ -53,13 +57,20 @@ from embodied_rl.tasks.embodied.reporting import (
 )
 from embodied_rl.tasks.loop import TrainingLoop
 from embodied_rl.tasks.reporting import eval_name, longest, video_folder
+from embodied_rl.tasks.rules import replaces_env_workers
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker, EvalReport
 from embodied_rl.workers.rollout import RolloutWorker
 
-_WITHOUT_EFFECT = ("name", "reward_coef", "use_rel_reward", "eval", "max_restarts", "worker_timeout")
+_WITHOUT_EFFECT = ("name", "reward_coef", "use_rel_reward", "eval", "max_restarts", "worker_timeout", "max_memory_gb")
 """Keys of ``env`` that change no course of an episode."""
+
+
+_FAILED = " failed:\n"
+"""What the loss of a worker that raised an exception says."""
+_DEATHS = 3
+"""So often env workers may die or hang in the same way in one rollout."""
 
 
 class RolloutCalls:
@@ -76,6 +87,8 @@ class RolloutCalls:
 
     def _start(self) -> None:
         try:
+            if self._recovery is not None:
+                self._recovery.recycle()
             self._calls = self._begin()
         except WorkersLost as lost:
             self._calls = lost
@@ -129,6 +142,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         """Simulator steps of training so far; None: nobody knows."""
         self.recovery: EnvRecovery | None = None
         """None: the loss of an env worker ends the run."""
+        self._task_success = TaskSuccess() if config.env.train.task_sampling == "success" else None
+        """None: what succeeds does not decide what is played."""
         self._open_episodes: list[OpenEpisode] = []
         """With auto-reset: where the finished training steps left the envs."""
         self._unreported: list[EpisodeRecord] = []
@@ -139,16 +154,21 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         wants_video = self.config.env.train.video_cfg.save_video and number == 0
         video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wants_video else None
         first = number * self.config.algorithm.rollout_epoch
+        weights = self._task_success.weights() if self._task_success else None
         return RolloutCalls(
             lambda: (
                 self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first),
-                self.env.call(EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir),
+                self.env.call(
+                    EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir, task_weights=weights
+                ),
             ),
             self.recovery,
         )
 
     def rollout_metrics(self, rounds: Sequence[Rollout], seconds: float) -> dict[str, float]:
         episodes = self._ended(rounds)
+        if self._task_success:
+            self._task_success.add(episodes)
         self._open_episodes = [episode for report in rounds[-1].envs for episode in report.open_episodes]
         metrics = rollout_metrics(
             rounds,
@@ -160,6 +180,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         self.env_steps = metrics.get(ENV_STEPS)
         if self.recovery is not None and self.recovery.restarts:
             metrics["env/restarts"] = float(self.recovery.restarts)
+        if self.recovery is not None and self.recovery.recycled:
+            metrics["env/recycled"] = float(self.recovery.recycled)
         return metrics
 
     def _ended(self, rollouts: Sequence[Rollout]) -> Sequence[EpisodeRecord]:
@@ -174,7 +196,9 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         return self._open_episodes
 
     def save_state(self, directory: Path) -> None:
-        """With auto-reset the episodes under way."""
+        """With auto-reset the episodes under way; with sampling by success, that of each task."""
+        if self._task_success:
+            self._task_success.write(directory)
         if self._open_episodes:
             state = EnvState(
                 episodes=self._open_episodes, unreported=self._unreported, settings=settings_of(self.config)
@@ -182,7 +206,10 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             write(directory, state)
 
     def restore(self, checkpoint: Path) -> None:
-        """With auto-reset bring the envs to where the checkpoint found them; say so where that cannot be."""
+        """With auto-reset bring the envs to where the checkpoint found them; say so where that cannot be. With sampling
+        by success, go on with that of each task; where the checkpoint has none, all tasks begin alike."""
+        if self._task_success:
+            self._task_success = TaskSuccess.read(checkpoint) or self._task_success
         if not self.config.env.train.auto_reset:
             return
         self.progress.describe("resuming envs")
@@ -196,10 +223,9 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             self.say(
                 f"every env starts a new episode, as other settings make other ones: {'; '.join(changed)}", "yellow"
             )
-            first = 1 + max(episode.number for episode in state.episodes)
-            self.env.call(EnvWorker.resume, [], first_episode=first).wait()
+            self._resume([], first_episode=1 + max(episode.number for episode in state.episodes))
             return
-        resumed: list[list[int]] = self.env.call(EnvWorker.resume, state.episodes, first_episode=0).wait()
+        resumed = self._resume(state.episodes, first_episode=0)
         astray = sum(len(env_ids) for env_ids in resumed)
         self._unreported = list(state.unreported)
         self._open_episodes = list(state.episodes)
@@ -210,6 +236,20 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
                 "from where that led",
                 "yellow",
             )
+
+    def _resume(self, episodes: Sequence[OpenEpisode], first_episode: int) -> list[list[int]]:
+        """As :meth:`EnvWorker.resume` of all workers, also where some are lost in it."""
+        while True:
+            try:
+                resumed = self.env.call(EnvWorker.resume, episodes, first_episode=first_episode).wait()
+            except WorkersLost as lost:
+                if self.recovery is None:
+                    raise
+                self.recovery.recover(lost)
+            else:
+                if self.recovery is not None:
+                    self.recovery.succeeded()
+                return resumed
 
     def evaluate(self, step: int) -> float:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
@@ -278,7 +318,7 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
         runner = EmbodiedRunner(self.plan, env, rollout, actor, context)
         if recovers(self.config):
             runner.recovery = EnvRecovery(
-                wiring=self, env=env, rollout=rollout, open_episodes=runner.open_episodes, say=context.say
+                wiring=self, env=env, rollout=rollout, open_episodes=runner.open_episodes, context=context
             )
         return runner
 
@@ -298,11 +338,8 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
 
 
 def recovers(config: EmbodiedConfig) -> bool:
-    """Whether a run replaces env workers that it loses: not in one process, nor where rollouts run ahead or go on where
-    another round of the same step left the envs."""
-    rounds = config.env.train.auto_reset and config.algorithm.max_resample_rounds
-    processes = config.cluster.backend == "process"
-    return processes and not (rounds or config.rollout.max_staleness) and config.env.max_restarts > 0
+    """Whether the run replaces env workers that it loses."""
+    return config.env.max_restarts > 0 and replaces_env_workers(config)
 
 
 class EnvRecovery:
@@ -323,18 +360,22 @@ class EnvRecovery:
         env: WorkerGroup,
         rollout: WorkerGroup,
         open_episodes: Callable[[], Sequence[OpenEpisode]],
-        say: Callable[[str, str | None], None],
+        context: RunContext,
     ) -> None:
         self._wiring, self._env, self._rollout = wiring, env, rollout
-        self._open_episodes, self._say = open_episodes, say
+        self._open_episodes, self._say, self._progress = open_episodes, context.say, context.progress
         self.restarts = 0
-        """Workers replaced so far."""
-        self._before: str | None = None
-        """How workers were lost in the same rollout before."""
+        """Workers replaced so far that were lost."""
+        self.recycled = 0
+        """Workers replaced so far that held too much memory."""
+        self._retired: Sequence[str] = ()
+        """Names of those before the last rollout."""
+        self._before: Counter[str] = Counter()
+        """How workers were lost in the same rollout before, and how often."""
 
     def succeeded(self) -> None:
         """A rollout is complete."""
-        self._before = None
+        self._before.clear()
 
     def recover(self, lost: WorkersLost) -> None:
         """Bring all env and rollout workers to where the rollout began.
@@ -342,12 +383,23 @@ class EnvRecovery:
         Raises:
             WorkerError: too many are lost, or some are lost again in the same way in the same rollout.
         """
+        while True:
+            try:
+                self._recover(lost)
+            except WorkersLost as another:
+                lost = another
+            else:
+                return
+
+    def _recover(self, lost: WorkersLost) -> None:
         config, how = self._wiring.config, str(lost)
-        again = _reason(how) == self._before
+        reason = _reason(how)
+        # A bug comes again; a signal may have come from outside.
+        again = self._before[reason] >= (1 if _FAILED in how else _DEATHS)
         if self.restarts >= config.env.max_restarts or again:
             why = "again, in the same rollout" if again else f"after {self.restarts} restarts (env.max_restarts)"
             raise WorkerError(f"{how}\n({why})") from None
-        self._before = _reason(how)
+        self._before[reason] += 1
         self._say(f"{how}\nreplaced; its rollout is made again", "yellow")
         lanes = self._wiring.plan.lanes.all()
         channels = [Channels.need(self._wiring.channels.turns), Channels.need(self._wiring.channels.answers)]
@@ -357,9 +409,36 @@ class EnvRecovery:
         self._rollout.settle()
         for channel in channels:
             channel.reset(lanes)
-        self.restarts += self._env.replace(EnvWorker.setup, train=not config.runner.only_eval)
-        if config.env.train.auto_reset and not config.runner.only_eval:
+        self.restarts = self._progress.restarts = self.restarts + self._replace()
+
+    def recycle(self) -> None:
+        """Between rollouts: replace the workers that hold more than ``env.max_memory_gb``.
+
+        Raises:
+            UserFailure: one holds more after a single rollout.
+        """
+        limit = self._wiring.config.env.max_memory_gb
+        if limit is None:
+            return
+        held = self._env.retire(int(limit * GIB))
+        names = [words.partition(" ")[0] for words in held]
+        if again := set(names) & set(self._retired):
+            raise UserFailure(
+                f"env.max_memory_gb: got {limit:g}, but {listed(held)}, and {listed(sorted(again))} did so after a "
+                "single rollout; expected more than the simulators of a worker need"
+            )
+        self._retired = names
+        if held:
+            self._say(f"{'; '.join(held)}, more than env.max_memory_gb={limit:g}: replaced", "yellow")
+            self.recycled += self._replace()
+
+    def _replace(self) -> int:
+        """Start env workers in the place of those that are gone; returns their number."""
+        config = self._wiring.config
+        new = self._env.replace(EnvWorker.setup, train=not config.runner.only_eval)
+        if new and config.env.train.auto_reset and not config.runner.only_eval:
             self._env.call(EnvWorker.resume, list(self._open_episodes()), first_episode=0).wait()
+        return new
 
 
 def _reason(how: str) -> str:

@@ -1,0 +1,96 @@
+"""Memory of a run's processes, as Linux counts it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import psutil
+
+GIB: Final = 2**30
+_EVERY_S: Final = 1.0
+_VMSTAT: Final = Path("/proc/vmstat")
+
+
+class Held(NamedTuple):
+    """Bytes that a process has in memory."""
+
+    resident: int
+    shared: int
+    """Of those, what other processes may have, too: libraries and the channels' messages."""
+
+
+def held(pid: int) -> Held:
+    """Memory of a process; of one that is gone none."""
+    try:
+        found = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return Held(0, 0)
+    return Held(found.rss, getattr(found, "shared", 0))
+
+
+def together(processes: Mapping[str, Held]) -> int:
+    """Bytes that processes of one machine hold: what they may share is counted once."""
+    shared = max((memory.shared for memory in processes.values()), default=0)
+    return shared + sum(memory.resident - memory.shared for memory in processes.values())
+
+
+def table(processes: Mapping[str, Held]) -> str:
+    """A line for each process, the largest first."""
+    largest = sorted(processes.items(), key=lambda item: -item[1].resident)
+    return "\n".join(f"  {name}: {memory.resident / GIB:.2f} GiB" for name, memory in largest)
+
+
+class MemoryWatch:
+    """Looks at a run's processes once a second.
+
+    Args:
+        limit: GiB that they may hold together; None: any number.
+    """
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self._kills = _kills()
+        self._looked = -_EVERY_S
+        self._held: dict[str, Held] = {}
+        self._available = 0
+
+    def look(self, processes: Mapping[str, int]) -> str | None:
+        """A complaint where the processes, name -> id, and this one hold too much."""
+        now = time.monotonic()
+        if now - self._looked < _EVERY_S:
+            return None
+        self._looked, self._available = now, psutil.virtual_memory().available
+        self._held = {name: held(pid) for name, pid in processes.items()}
+        everyone = {**self._held, "the driver": held(os.getpid())}
+        if self._limit is None or (total := together(everyone)) <= self._limit * GIB:
+            return None
+        return (
+            f"the run's processes hold {total / GIB:.2f} GiB, more than cluster.memory_limit={self._limit:g}:\n"
+            f"{table(everyone)}\nUse fewer envs or workers, or recycle those that grow (env.max_memory_gb)."
+        )
+
+    def of_killed(self, name: str) -> str:
+        """What is known of why a process was killed by SIGKILL, in words."""
+        killed, why = _kills() - self._kills, "if nobody did that, the system ran out of memory"
+        if killed > 0:
+            why = f"the system has killed {killed} process(es) since for want of memory"
+        words = f"{why}: use fewer envs or workers"
+        if name in self._held:
+            words += (
+                f" (when last looked at it held {self._held[name].resident / GIB:.2f} GiB, and "
+                f"{self._available / GIB:.2f} GiB were free)"
+            )
+        return words
+
+
+def _kills() -> int:
+    """Processes that the system has killed for want of memory since it started; 0 where it does not count."""
+    try:
+        counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(counts.get("oom_kill", 0))

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodied_rl.runtime import memory
+from embodied_rl.runtime.memory import GIB, Held, MemoryWatch, held, table, together
+
+
+def test_what_processes_share_is_counted_once() -> None:
+    """Two of 3 GiB that share one, and one of 1 GiB that shares half: 2 + 2 + 0.5, and 1 for what is shared."""
+    processes = {"a": Held(3, 1), "b": Held(3, 1), "c": Held(1, 0)}
+    assert together(processes) == 2 + 2 + 1 + 1
+    assert together({}) == 0
+
+
+def test_memory_of_this_process_grows_with_what_it_holds() -> None:
+    before = held(os.getpid())
+    kept = np.ones(2**27, dtype=np.uint8)
+    assert held(os.getpid()).resident - before.resident == pytest.approx(kept.nbytes, rel=0.1)
+    assert held(2**22 + 1) == Held(0, 0), "nobody"
+
+
+def test_the_largest_comes_first() -> None:
+    shown = table({"small": Held(GIB // 2, 0), "large": Held(2 * GIB, 0)})
+    assert shown == "  large: 2.00 GiB\n  small: 0.50 GiB"
+
+
+def test_a_killed_process_is_told_of_with_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = tmp_path / "vmstat"
+    counts.write_text("nr_free_pages 7\noom_kill 4\n")
+    monkeypatch.setattr(memory, "_VMSTAT", counts)
+    watch = MemoryWatch(limit=None)
+    assert watch.of_killed("Env[0]") == "if nobody did that, the system ran out of memory: use fewer envs or workers"
+    assert watch.look({"Env[0]": os.getpid()}) is None
+    words = watch.of_killed("Env[0]")
+    assert "when last looked at it held " in words
+    counts.write_text("nr_free_pages 7\noom_kill 6\n")
+    assert watch.of_killed("Env[0]").startswith("the system has killed 2 process(es) since for want of memory: use")
+    counts.unlink()
+    assert "the system ran out of memory" in watch.of_killed("Env[0]")
+
+
+def test_a_limit_is_of_all_together_with_the_driver() -> None:
+    own = held(os.getpid()).resident / GIB
+    assert MemoryWatch(limit=10 * own).look({"Env[0]": os.getpid()}) is None
+    complaint = MemoryWatch(limit=own / 2).look({"Env[0]": os.getpid()})
+    assert complaint is not None and "the driver" in complaint and "Env[0]" in complaint
