@@ -81,3 +81,11 @@ def write_json(path: Path, content: Any, *, allow_nan: bool = False) -> None:
         TypeError, ValueError: it holds something that JSON has no word for.
     """
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """As ``json.loads``, of a file that anybody may have written: nesting too deep for Python is a ValueError, too."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

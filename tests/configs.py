@@ -83,3 +83,7 @@ def tiny_math_run(directory: Path, *overrides: str, task: str = "math") -> MathC
         *overrides,
         task=task,
     )
+
+
+REQUIRED = {"put_on_plate": ("env.init_params.assets=/carrot",), "put_carrot_ppo": ("model.path=/weights",)}
+"""What a choice of env or experiment leaves to its user."""

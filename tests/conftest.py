@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -86,6 +88,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch_module = sys.modules.get("torch")
     if torch_module is not None and torch_module.get_num_threads() != 1:
         torch_module.set_num_threads(1)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """The path of a directory that an :class:`~benchmarks.faults.exploding.Exploding` makes when it is read."""
+    from benchmarks.faults.exploding import Exploding
+
+    path = tmp_path / "it ran"
+    pickle.loads(pickle.dumps(Exploding(path)))
+    assert path.is_dir(), "it does explode"
+    path.rmdir()
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -112,7 +112,7 @@ def test_yaml_of_ones_own(way: str, own_files: Path) -> None:
     assert (config.runner.max_steps, config.env.name, config.env.train.total_num_envs) == (7, "mine", 16)
     assert not problems_of([*place, "env=mine", "env.train.total_num_envs=16"])
     [problem] = problems_of([*place, "env=mien"])
-    assert "libero_spatial, maniskill, maniskill_pick_cube" in problem and "Did you mean 'mine'?" in problem
+    assert "libero_spatial, maniskill, maniskill_bridge" in problem and "Did you mean 'mine'?" in problem
     [problem] = problems_of([*place, "env=mine", "env.train.total_num_env=16"])
     assert "Did you mean 'env.train.total_num_envs'?" in problem
 

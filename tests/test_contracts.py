@@ -41,7 +41,8 @@ def start(**fields: Any) -> RolloutStart:
 
 def result(**fields: Any) -> ChunkResult:
     flags = {name: torch.zeros(N, C, dtype=torch.bool) for name in ("terminated", "truncated", "valid", "success")}
-    return ChunkResult(**{"rewards": torch.zeros(N, C), **flags, "next_obs": obs(), "final_obs": None, **fields})
+    rest = {"task_ids": torch.zeros(N, dtype=torch.int64), "next_obs": obs(), "final_obs": None}
+    return ChunkResult(**{"rewards": torch.zeros(N, C), **flags, **rest, **fields})
 
 
 def trajectory(**fields: Any) -> Trajectory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from embodied_rl.checkpoints.store import STATE_FILE, complete_checkpoints, read
 from embodied_rl.commands.terminal import Finding, ok, problem, until_problem, warning
 from embodied_rl.commands.weights_folder import read_header
 from embodied_rl.errors import CheckpointError, listed
+from embodied_rl.files import parse_json
 
 _RECORD: Final = "policy.json"
 _ACTOR: Final = "actor"
@@ -100,7 +100,7 @@ def _contents(actor: Path) -> Iterator[Finding]:
 def _record(checkpoint: Path) -> dict[str, Any] | Finding:
     advice = "it can be resumed and evaluated, not exported"
     try:
-        content = json.loads((checkpoint / _RECORD).read_text())
+        content = parse_json((checkpoint / _RECORD).read_text())
         _ = content["model"]["lora"]["rank"], content["spec"], content["versions"], content["model"]["path"]
     except FileNotFoundError:
         return warning("policy", f"no {_RECORD}: saved before checkpoints had one", advice)

@@ -363,7 +363,11 @@ def pictures(subject: Subject, path: Path) -> Iterator[Finding]:
             sheet.paste(shown, (place[0], place[1] + margin))
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
-    yield ok("picture", f"{path}: look whether up is up and red is red")
+    if dark := dict.fromkeys(name for row in rows for name, image in row.items() if image.min() == image.max()):
+        hint = "does each env render into a context of its own?"
+        yield problem("picture", f"{path}: {listed(dark)}: of one colour", hint)
+    else:
+        yield ok("picture", f"{path}: look whether up is up and red is red")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ import rich
 from embodied_rl.checkpoints.store import read_state, resolve, verify
 from embodied_rl.commands.terminal import CommandParser, new_folder, refuse_existing
 from embodied_rl.errors import CheckpointError, UserError, listed
+from embodied_rl.files import parse_json
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def export(source: Path, output: Path, *, adapters_only: bool = False, base: str
 
 def use_of(folder: Path) -> str:
     """The arguments with which a run loads an exported folder."""
-    content: Mapping[str, Any] = json.loads((folder / EXPORT_FILE).read_text())
+    content: Mapping[str, Any] = parse_json((folder / EXPORT_FILE).read_text())
     name, base = content["model_type"], content["base"]
     words = [f"model={name}" if name in MODELS else f"model.model_type={name}"]
     words += [f"model.path={folder}"] if base is None else [f"model.path={base}", f"model.lora.path={folder}"]

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
-import torch
 from rich import box
 from rich.table import Table
 
 from embodied_rl.commands.terminal import console
-from embodied_rl.commands.weights_folder import read_header
 from embodied_rl.composition import COMMAND_LINE, checked, origins
-from embodied_rl.models.base import PolicySpec
-from embodied_rl.models.registry import build_policy
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.tasks.memory import GIB, worker_bytes
 from embodied_rl.tasks.planning import plan_of
+from embodied_rl.tasks.trial import count_parameters
 
 USAGE: Final = "python train.py plan [group=choice] [key=value] ..."
-GIB: Final = 2**30
-PROCESS_BYTES: Final = 0.3 * GIB
-"""A worker before it has a model: Python, torch and the project's modules, measured on Linux."""
-STATE_TENSORS: Final = 4
-"""float32 tensors that the actor has of each parameter: weight, gradient and Adam's two moments."""
 _HELP: Final = """
 The arguments are those of a run. It prints what follows from them: where the run starts, the arithmetic of a training
 step, where workers sit and what memory they need by estimate, and which file each key of the configuration comes from.
@@ -120,44 +112,13 @@ def origins_table(arguments: Sequence[str]) -> Table:
     return table
 
 
-def count_parameters(plan: RunPlan[Any]) -> int | None:
-    """Numbers in the policy: those of its folder, or of one built without memory; None where that cannot be known
-    before the env is built."""
-    path = plan.config.model.path
-    if path is not None and (files := sorted(Path(path).glob("*.safetensors"))):
-        return sum(elements for file in files for _, elements in read_header(file).values())
-    spec = _spec(plan)
-    if path is not None or spec is None:
-        return None
-    with torch.device("meta"):
-        policy = build_policy(plan.config.model.model_type, spec, plan.model_params)
-    return sum(parameter.numel() for parameter in policy.parameters())
-
-
-def _spec(plan: RunPlan[Any]) -> PolicySpec | None:
-    """The policy's shapes, where no simulator has to be asked."""
-    if plan.training is None or plan.env_params is not None:
-        return None
-    return PolicySpec(
-        action_dim=1,
-        num_action_chunks=plan.training.num_action_chunks,
-        state_dim=0,
-        image_shapes={},
-        values_per_chunk=plan.values_per_chunk,
-    )
-
-
 def _memory(plan: RunPlan[Any], component: str, parameters: int | None) -> str:
+    size = f"{worker_bytes(plan, component, parameters) / GIB:.1f} GiB"
     if component == "env":
-        return f"{PROCESS_BYTES / GIB:.1f} GiB and the simulator's"
+        return f"{size} and the simulator's"
     if parameters is None:
-        return f"{PROCESS_BYTES / GIB:.1f} GiB and the policy's, whose size the env decides"
-    weights = 4 * parameters
-    if component == "actor":
-        shards = 1 if plan.config.actor.fsdp_config.sharding_strategy == "no_shard" else plan.world_size("actor")
-        trained = STATE_TENSORS if not plan.config.model.lora.used else 1
-        weights = trained * weights // shards
-    return f"{(PROCESS_BYTES + weights) / GIB:.1f} GiB ({parameters / 1e6:.1f} M parameters)"
+        return f"{size} and the policy's, whose size the env decides"
+    return f"{size} ({parameters / 1e6:.1f} M parameters)"
 
 
 def _start(plan: RunPlan[Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from embodied_rl.commands.terminal import CommandParser, console
 from embodied_rl.errors import UserError
+from embodied_rl.files import parse_json
 from embodied_rl.monitoring.console import LOG_FILE
 from embodied_rl.monitoring.live import format_duration
 from embodied_rl.monitoring.status import STATUS_FILE
@@ -103,6 +103,10 @@ def _pace(status: dict[str, Any]) -> str:
     parts += [status["doing"]] if status["doing"] else []
     if status["step_seconds"]:
         parts.append(f"{status['step_seconds']:.1f} s a step")
+    if status.get("restarts"):
+        parts.append(f"env workers replaced: {status['restarts']}")
+    if status.get("recoveries"):
+        parts.append(f"recovered from a checkpoint: {status['recoveries']}")
     parts += [f"elapsed {format_duration(status['elapsed'])}", f"left {format_duration(status['left'])}"]
     return ", ".join(parts)
 
@@ -130,7 +134,7 @@ def _last_start(run: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any] | None:
     """The file; None where there is none yet, or none that can be read."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) and "step" in content else None

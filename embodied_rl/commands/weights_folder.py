@@ -3,7 +3,6 @@ here."""
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections import Counter
@@ -18,6 +17,7 @@ from embodied_rl.commands.export import EXPORT_FILE, use_of
 from embodied_rl.commands.terminal import Finding, ProblemError, ok, problem, until_problem, warning
 from embodied_rl.errors import listed
 from embodied_rl.extras import installed_version
+from embodied_rl.files import parse_json
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 
 CONFIG_FILE: Final = "config.json"
@@ -113,7 +113,7 @@ def read_object(path: Path) -> dict[str, Any]:
         ProblemError: the file is missing, damaged, or holds something else.
     """
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except FileNotFoundError:
         raise ProblemError("files", f"{path.name} is missing", _COPY) from None
     except (OSError, ValueError) as error:

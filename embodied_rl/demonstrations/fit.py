@@ -16,14 +16,17 @@ from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.errors import ConfigError, UserError, listed, suggestion
-from embodied_rl.schema import DemonstrationConfig
+from embodied_rl.schema import AugmentationConfig, DemonstrationConfig
 
 _ROUNDING: Final = 1e-3
 """Actions may be so much larger than 1: nobody can tell."""
 
 
-def check_data(config: DemonstrationConfig, spaces: KnownSpaces) -> None:
+def check_data(config: DemonstrationConfig, spaces: KnownSpaces, *, key: str = "data.path") -> None:
     """See that the data set is whole and what the env gives and takes, as far as that is known.
+
+    Args:
+        key: where ``config.path`` is from, for messages.
 
     Raises:
         UserError: there is no data set, or a damaged one.
@@ -32,13 +35,13 @@ def check_data(config: DemonstrationConfig, spaces: KnownSpaces) -> None:
     try:
         source = DataSet.open(Path(config.path))
     except UserError as error:
-        raise UserError(f"data.path: {error}") from None
+        raise UserError(f"{key}: {error}") from None
     source.require(metadata.STATE, "the state")
     source.require(metadata.ACTION, "the actions")
     episodes = source.used_episodes()
     problems = []
     if spaces.image_shapes is not None:
-        problems += _camera_problems(config, source, spaces.image_shapes)
+        problems += _camera_problems(config, source, spaces.image_shapes, key)
     for name, wanted, advice in (
         (metadata.STATE, spaces.state_dim, "the policy would be shown other numbers than it learned from"),
         (metadata.ACTION, spaces.action_dim, "the env could not execute them"),
@@ -46,14 +49,24 @@ def check_data(config: DemonstrationConfig, spaces: KnownSpaces) -> None:
         found = source.rows(name)
         if wanted is not None and found.shape[1] != wanted:
             problems.append(
-                f"data.path={config.path}: {name} has {found.shape[1]} numbers, and the env's {wanted}: {advice}; use "
+                f"{key}={config.path}: {name} has {found.shape[1]} numbers, and the env's {wanted}: {advice}; use "
                 "the env that it was recorded in, or another data set"
             )
         elif name == metadata.ACTION and not config.clip_actions:
             used = np.concatenate([found[e["dataset_from_index"] : e["dataset_to_index"]] for e in episodes])
-            problems += _range_problems(config, used)
+            problems += _range_problems(config, used, key)
     if problems:
         raise ConfigError(problems)
+
+
+def kept_to(path: str) -> DemonstrationConfig:
+    """The configuration of demonstrations that ``algorithm.bc_path`` keeps training to: pictures are stretched to the
+    env's sizes, actions cut off as the env does."""
+    unchanged = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
+    return DemonstrationConfig(
+        name="", path=path, cameras=None, resize=True, clip_actions=True, seed=0, batch_size=1, prefetch=0,
+        augmentation=unchanged,
+    )  # fmt: skip
 
 
 def camera_features(config: DemonstrationConfig, cameras: Mapping[str, object]) -> dict[str, str]:
@@ -62,7 +75,7 @@ def camera_features(config: DemonstrationConfig, cameras: Mapping[str, object]) 
 
 
 def _camera_problems(
-    config: DemonstrationConfig, source: DataSet, shapes: Mapping[str, tuple[int, int]]
+    config: DemonstrationConfig, source: DataSet, shapes: Mapping[str, tuple[int, int]], key: str
 ) -> Iterator[str]:
     for camera in config.cameras or {}:
         if camera not in shapes:
@@ -75,17 +88,17 @@ def _camera_problems(
     missing = {camera: feature for camera, feature in features.items() if feature not in known}
     if missing and not known:
         yield (
-            f"data.path={config.path}: was recorded without images, and the env has the cameras {', '.join(shapes)}; "
+            f"{key}={config.path}: was recorded without images, and the env has the cameras {', '.join(shapes)}; "
             "use another data set, or an env without cameras (env.init_params)"
         )
         return
     if missing:
         wanted = listed(f"{feature} for the env's camera {camera}" for camera, feature in missing.items())
         near = "".join(dict.fromkeys(suggestion(feature, known) for feature in missing.values()))
-        yield (
-            f"data.path={config.path}: has no images {wanted}, only {', '.join(known)}; say which is "
-            f"which with 'data.cameras={{{', '.join(f'{camera}: <feature>' for camera in shapes)}}}'.{near}"
-        )
+        mend = f"say which is which with 'data.cameras={{{', '.join(f'{camera}: <feature>' for camera in shapes)}}}'"
+        if key != "data.path":
+            mend = "use an env with those cameras, or another data set"
+        yield f"{key}={config.path}: has no images {wanted}, only {', '.join(known)}; {mend}.{near}"
         return
     source.require_videos(list(features.values()))
     if config.resize:
@@ -94,12 +107,12 @@ def _camera_problems(
     if others := {camera: size for camera, size in sizes.items() if size != tuple(shapes[camera])}:
         what = listed(f"{camera} {_size(size)}, the env's {_size(shapes[camera])}" for camera, size in others.items())
         yield (
-            f"data.path={config.path}: images have other sizes than the env's (height x width): {what}; stretch them "
+            f"{key}={config.path}: images have other sizes than the env's (height x width): {what}; stretch them "
             "with data.resize=true, or have the env draw them as large as they were recorded (env.init_params)"
         )
 
 
-def _range_problems(config: DemonstrationConfig, actions: NDArray[np.float32]) -> Iterator[str]:
+def _range_problems(config: DemonstrationConfig, actions: NDArray[np.float32], key: str) -> Iterator[str]:
     """``actions`` is [F,A]."""
     beyond = np.abs(actions) > 1.0 + _ROUNDING
     if not beyond.any():
@@ -108,7 +121,7 @@ def _range_problems(config: DemonstrationConfig, actions: NDArray[np.float32]) -
         f"{d} from {actions[:, d].min():.3g} to {actions[:, d].max():.3g}" for d in np.flatnonzero(beyond.any(0))
     )
     yield (
-        f"data.path={config.path}: {beyond.any(1).mean():.1%} of the actions have numbers outside [-1, 1], where the "
+        f"{key}={config.path}: {beyond.any(1).mean():.1%} of the actions have numbers outside [-1, 1], where the "
         f"env cuts them off (number {ranges}). If they are in the env's units, data.clip_actions=true trains on what "
         "the env would do; if not (metres, degrees, ...), convert them: -1 and 1 are the most that a control step does"
     )

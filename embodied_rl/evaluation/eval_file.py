@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from embodied_rl.errors import UserError
+from embodied_rl.files import parse_json
 
 FILE_NAME: Final = "eval.json"
 SCHEMA_VERSION: Final = 2
@@ -83,8 +83,8 @@ def read_evaluation(path: Path, name: str = "") -> SavedEvaluation:
         UserError: it is none, lists no episodes (written before schema version 2), or is of a later version.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("meta"), dict) or "overall" not in content:
         raise UserError(f"{path}: is no evaluation's eval.json: expected the sections meta and overall")

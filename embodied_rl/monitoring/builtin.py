@@ -16,7 +16,7 @@ from PIL import Image
 
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.extras import install_command
-from embodied_rl.files import atomic
+from embodied_rl.files import atomic, parse_json
 from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.monitoring.trend import ENV_STEPS, overview
 
@@ -44,7 +44,7 @@ class JsonlBackend:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = _drop_steps_from(path, run.first_step)
         self._file = path.open("a+b")
-        self._line: dict[str, Any] = json.loads(kept[-1]) if kept else {}
+        self._line: dict[str, Any] = parse_json(kept[-1]) if kept else {}
         self._line_start = sum(len(line) for line in kept[:-1])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ def logged_before(run_dir: Path, metric: str, step: int) -> float | None:
     path = run_dir / METRICS_FILE
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
-            if line.endswith("}") and (values := json.loads(line)).get("step") == step:
+            if line.endswith("}") and (values := parse_json(line)).get("step") == step:
                 return values.get(metric)
     return None
 
@@ -80,7 +80,7 @@ def _drop_steps_from(path: Path, first_step: int) -> list[bytes]:
         if not line.endswith(b"\n"):
             break
         try:
-            step = json.loads(line)["step"]
+            step = parse_json(line)["step"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path}:{number}: expected a JSON object with a 'step'; got {line[:80]!r}. Repair or move the file."

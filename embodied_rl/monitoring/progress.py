@@ -98,6 +98,8 @@ class Progress:
         self.workers: dict[str, WorkerProgress] = {}
         """What each does, by name."""
         self.trend = Trend()
+        self.restarts = self.recoveries = 0
+        """Env workers replaced since the workers were started; how often these were started again."""
         self._console = console or rich.get_console()
         self._log, self._line_interval, self._clock = log, line_interval, clock
         self._text = ""

@@ -60,6 +60,8 @@ def content(progress: Progress) -> dict[str, Any]:
         "elapsed": progress.elapsed,
         "left": progress.eta,
         "step_seconds": progress.step_seconds,
+        "restarts": progress.restarts,
+        "recoveries": progress.recoveries,
         "driver_memory": round(psutil.Process().memory_info().rss / 2**30, 2),
         "workers": {
             name: {

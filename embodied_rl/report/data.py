@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Final
 from embodied_rl.checkpoints.resume import CONFIG_FILE, read_config
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.evaluation.eval_file import EPISODES, SavedEvaluation, evaluations_of, read_evaluation
+from embodied_rl.files import parse_json
 from embodied_rl.monitoring.builtin import METRICS_FILE
 from embodied_rl.params import at
 from embodied_rl.report.facts import is_alive, read_starts
@@ -243,7 +243,7 @@ def _rows(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
@@ -254,7 +254,7 @@ def _rows(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
 
 def _evaluation(step: int, file: Path, film_folder: Path | None) -> Evaluation:
     saved = read_evaluation(file, f"step {step}")
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = parse_json(file.read_text(encoding="utf-8"))
     grouped: dict[int | str, list[tuple[str, float]]] = {}
     for outcome in saved.outcomes.values():
         if outcome.score is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import shutil
@@ -15,7 +14,7 @@ from typing import Any, Final
 import psutil
 
 from embodied_rl.extras import versions
-from embodied_rl.files import write_json
+from embodied_rl.files import parse_json, write_json
 
 FACTS_FILE: Final = "run.json"
 _PACKAGES: Final = (
@@ -61,7 +60,7 @@ def note_end(run_dir: Path, ending: str) -> None:
 def read_starts(run_dir: Path) -> list[dict[str, Any]]:
     """Every start of a run, the first one first; none where there is no file, or one that cannot be read."""
     try:
-        starts = json.loads((run_dir / FACTS_FILE).read_text(encoding="utf-8"))["starts"]
+        starts = parse_json((run_dir / FACTS_FILE).read_text(encoding="utf-8"))["starts"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [start for start in starts if isinstance(start, dict)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from embodied_rl.schema.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
@@ -34,6 +34,10 @@ class EnvTrainConfig(Section):
     """Success does not end an episode, only the horizon does, or a simulator that cannot go on."""
     use_fixed_reset_state_ids: bool
     """Keep the initial states drawn at the start; false draws new ones each rollout. A group always shares one."""
+    task_sampling: Literal["uniform", "success"] | list[PositiveFloat]
+    """Share of each task in a step's groups. uniform: equal. success: by p(1 - p), p being the task's success rate in
+    the last steps, so that few episodes are spent on what always or never succeeds. A list: a weight for each task, in
+    the order of ``task_ids``."""
     skip_states: NonNegativeInt
     """Each task's first so many initial states are left to evaluation; 0: training meets them, too."""
     video_cfg: VideoConfig
@@ -68,6 +72,8 @@ class EnvConfig(Section):
     """Env workers that may be replaced in a run because they died, failed or hung; 0: the first one ends the run."""
     worker_timeout: PositiveFloat | None
     """Seconds without a sign of life after which an env worker counts as hung; it gives one a chunk. null: never."""
+    max_memory_gb: PositiveFloat | None
+    """GiB of memory above which an env worker is replaced between rollouts, for simulators that leak; null: never."""
     init_params: dict[str, Any]
     """The adapter's own options: its ``Params`` dataclass documents them."""
     train: EnvTrainConfig

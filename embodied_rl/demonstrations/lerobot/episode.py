@@ -6,7 +6,6 @@ are MP4 files that can be joined without encoding again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.video import write_h264
-from embodied_rl.files import atomic, write_json
+from embodied_rl.files import atomic, parse_json, write_json
 
 STAGING: Final = ".staging"
 _FACTS, _STEPS = "episode.json", "steps.npz"
@@ -128,7 +127,7 @@ def staged(root: Path) -> list[StagedEpisode]:
     """The whole episodes in the staging folder, in the order of their names."""
     found = []
     for path in sorted((root / STAGING).glob(f"[!.]*/{_FACTS}")):
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
         kept = content.pop("kept")
         found.append(StagedEpisode(folder=path.parent, facts=EpisodeFacts(**content), kept=kept))
     return found

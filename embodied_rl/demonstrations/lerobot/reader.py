@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.episode import STAGING, decode_video
 from embodied_rl.errors import UserError, first_line, suggestion
-from embodied_rl.files import atomic, locked, remove
+from embodied_rl.files import atomic, locked, parse_json, remove
 
 CACHE: Final = ".cache"
 _REPORT_EVERY: Final = 100
@@ -57,7 +57,7 @@ class DataSet:
         if not path.is_file():
             raise _no_data_set(root)
         try:
-            info = json.loads(path.read_text())
+            info = parse_json(path.read_text())
             version = str(info["codebase_version"])
             missing = {"fps", "features", "data_path", "total_episodes", "total_frames"} - set(info)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -83,7 +83,10 @@ class DataSet:
     def episodes(self) -> list[dict[str, Any]]:
         """A record for each of the ``total_episodes`` episodes, in order."""
         total = self.info["total_episodes"]
-        rows = self._read("meta/episodes").to_pylist()
+        table = self._read("meta/episodes")
+        if missing := {"episode_index", "length"} - set(table.schema.names):
+            raise damaged(self.root / "meta/episodes", f"there is no column {', '.join(sorted(missing))}")
+        rows = table.to_pylist()
         rows = sorted(rows, key=lambda row: row["episode_index"])[:total]
         if [row["episode_index"] for row in rows] != list(range(total)):
             raise damaged(self.root / "meta/episodes", f"{len(rows)} of {total} episodes are there")
