@@ -82,11 +82,13 @@ class Demonstrations:
         }
         """Camera -> (height, width)."""
         self.state_dim, self.action_dim = self._state.shape[1], self._actions.shape[1]
-        found = metadata.number_statistics(self._actions[self._frames].numpy())
-        self.action_statistics: Mapping[str, list[float]] = {
-            name: found[name] for name in ("min", "max", "mean", "std", "q01", "q99")
-        }
+        self.action_statistics: Mapping[str, list[float]] = _statistics(self.actions)
         """Statistics of each action dimension, over all frames; std is divided by their number."""
+
+    @property
+    def actions(self) -> NDArray[np.float32]:
+        """[num_frames,A]."""
+        return self._actions[self._frames].numpy()
 
     def __len__(self) -> int:
         return self.num_frames
@@ -111,6 +113,57 @@ class Demonstrations:
             instructions=tuple(self._tasks[index] for index in self._task_index[rows]),
         )
         return obs, self._actions[np.minimum(steps, ends - 1)], torch.from_numpy(steps < ends)
+
+
+class Aggregate:
+    """Several data sets as one: the frames of the first, then those of the second, and so on.
+
+    Raises:
+        UserError: their states, actions or pictures differ in shape.
+    """
+
+    def __init__(self, parts: Sequence[Demonstrations]) -> None:
+        shapes = [(part.state_dim, part.action_dim, dict(part.cameras)) for part in parts]
+        if differing := [shape for shape in shapes if shape != shapes[0]]:
+            raise UserError(
+                f"data.path: the data sets differ in (state, actions, cameras): {shapes[0]} and {differing[0]}; take "
+                "together only what was recorded alike, or stretch pictures with data.resize=true"
+            )
+        self._parts = parts
+        self._starts = np.cumsum([0, *(part.num_frames for part in parts)])
+        self.num_frames, self.num_episodes = int(self._starts[-1]), sum(part.num_episodes for part in parts)
+
+    @property
+    def action_statistics(self) -> Mapping[str, list[float]]:
+        """As a single data set's."""
+        return _statistics(np.concatenate([part.actions for part in self._parts]))
+
+    def sample(self, frames: Sequence[int] | Tensor) -> tuple[EnvObs, Tensor, Tensor]:
+        """As a single data set's; ``env_ids`` are the episodes' numbers in their own."""
+        chosen = np.asarray(frames, dtype=np.int64)
+        owners = np.searchsorted(self._starts, chosen, side="right") - 1
+        places, found = [], []
+        for owner in np.unique(owners):
+            mine = np.flatnonzero(owners == owner)
+            places.append(mine)
+            found.append(self._parts[owner].sample(chosen[mine] - self._starts[owner]))
+        order = torch.from_numpy(np.argsort(np.concatenate(places)))
+        words = [word for obs, _, _ in found for word in obs.instructions]
+        obs = EnvObs(
+            env_ids=torch.cat([obs.env_ids for obs, _, _ in found])[order],
+            images={
+                camera: torch.cat([obs.images[camera] for obs, _, _ in found])[order] for camera in found[0][0].images
+            },
+            state=torch.cat([obs.state for obs, _, _ in found])[order],
+            instructions=tuple(words[index] for index in order.tolist()),
+        )
+        return obs, torch.cat([a for _, a, _ in found])[order], torch.cat([v for _, _, v in found])[order]
+
+
+def _statistics(actions: NDArray[np.float32]) -> dict[str, list[float]]:
+    """Of [F,A] actions, dimension by dimension; std is divided by their number."""
+    found = metadata.number_statistics(actions)
+    return {name: found[name] for name in ("min", "max", "mean", "std", "q01", "q99")}
 
 
 def _camera_features(source: DataSet, cameras: Mapping[str, str] | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ No torch: a run asks before it starts anything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ _ROUNDING: Final = 1e-3
 
 
 def check_data(config: DemonstrationConfig, spaces: KnownSpaces, *, key: str = "data.path") -> None:
-    """See that the data set is whole and what the env gives and takes, as far as that is known.
+    """See that each data set is whole and what the env gives and takes, as far as that is known.
 
     Args:
         key: where ``config.path`` is from, for messages.
@@ -32,8 +33,13 @@ def check_data(config: DemonstrationConfig, spaces: KnownSpaces, *, key: str = "
         UserError: there is no data set, or a damaged one.
         ConfigError: it has other cameras, pictures, states or actions; all of them in the message.
     """
+    for path in config.paths:
+        _check(replace(config, path=path), Path(path), spaces, key)
+
+
+def _check(config: DemonstrationConfig, root: Path, spaces: KnownSpaces, key: str) -> None:
     try:
-        source = DataSet.open(Path(config.path))
+        source = DataSet.open(root)
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
     source.require(metadata.STATE, "the state")

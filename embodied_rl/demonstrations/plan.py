@@ -7,7 +7,7 @@ any number of workers gives the same data, and a collection that was stopped res
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ import yaml
 from embodied_rl.envs.reset_states import after_evaluation
 from embodied_rl.errors import UserError
 from embodied_rl.params import at
-from embodied_rl.schema import CollectConfig, CollectSection
+from embodied_rl.schema import CollectConfig, CollectSection, PlaySection
 from embodied_rl.seeding import generator
 
 CONFIG: Final = "meta/collection.yaml"
@@ -27,6 +27,8 @@ _DECISIVE: Final = (
     "env.init_params",
     "env.seed",
     "collect.policy",
+    "collect.teacher",
+    "collect.takeover_after",
     "collect.max_episode_steps",
     "collect.keep_failures",
     "collect.skip_states",
@@ -35,11 +37,7 @@ _DECISIVE: Final = (
     "collect.noise_correlation",
     "collect.image_format",
 )
-_DECISIVE_FOR: Final[Mapping[str, tuple[str, ...]]] = {
-    "expert": ("collect.expert_noise",),
-    "model": ("model", "runner.init_from", "collect.temperature"),
-}
-"""Keys (or sections) that an episode depends on, and those that only one kind of policy reads."""
+"""Keys (or sections) that an episode depends on, whoever plays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +49,8 @@ class Attempt:
     number: int
     """Number of attempts at the demonstration that come before."""
     reset_state_id: int
+    takeover: int = 0
+    """Control steps that the learner plays before the expert, or whoever demonstrates, does."""
 
     def generators(self, seed: int) -> tuple[np.random.Generator, np.random.Generator]:
         """Two independent generators: for the player's own choices, and for the noise."""
@@ -67,12 +67,19 @@ class Job:
 
 
 def plan(
-    tasks: Mapping[int, range], collect: CollectSection, outcomes: Mapping[tuple[int, int, int], bool]
+    tasks: Mapping[int, range],
+    section: PlaySection,
+    outcomes: Mapping[tuple[int, int, int], bool],
+    *,
+    first: int = 0,
+    alone: float = 0.0,
 ) -> list[Job]:
     """The jobs that are left, ordered by task.
 
     Args:
         tasks: task id -> its initial states.
+        first: number of each task's first demonstration.
+        alone: share of the episodes in which nobody plays before a takeover.
         outcomes: (task, demonstration, attempt) -> success of attempts that need not be played again.
 
     Raises:
@@ -80,9 +87,9 @@ def plan(
     """
     jobs = []
     for task_id, states in tasks.items():
-        usable = _usable(task_id, states, collect)
-        for demonstration in range(collect.episodes_per_task):
-            attempts = tuple(_attempts(task_id, usable, demonstration, collect))
+        usable = _usable(task_id, states, section)
+        for demonstration in range(first, first + section.episodes_per_task):
+            attempts = tuple(_attempts(task_id, usable, demonstration, section, alone))
             known = [outcomes.get((task_id, demonstration, a.number)) for a in attempts]
             left = tuple(a for a, outcome in zip(attempts, known, strict=True) if outcome is None)
             if left and True not in known:
@@ -96,26 +103,54 @@ def share(jobs: Sequence[Job], rank: int, world_size: int) -> list[Job]:
     return list(jobs[bounds[rank] : bounds[rank + 1]])
 
 
-def _usable(task_id: int, states: range, collect: CollectSection) -> range:
-    usable = after_evaluation({task_id: states}, skip=collect.skip_states, key="collect.skip_states")[task_id]
-    varies = collect.noise > 0 or (collect.expert_noise if collect.policy == "expert" else collect.temperature > 0)
-    if collect.episodes_per_task > len(usable) and not varies:
+def _usable(task_id: int, states: range, section: PlaySection) -> range:
+    key = section_name(section)
+    usable = after_evaluation({task_id: states}, skip=section.skip_states, key=f"{key}.skip_states")[task_id]
+    if section.episodes_per_task > len(usable) and not section.varies:
         raise UserError(
-            f"collect.episodes_per_task: got {collect.episodes_per_task}, but task {task_id} has {len(usable)} initial "
+            f"{key}.episodes_per_task: got {section.episodes_per_task}, but task {task_id} has {len(usable)} initial "
             "states for demonstrations, and without noise an episode would be recorded twice; ask for fewer, or set "
-            "collect.noise"
+            f"{key}.noise"
         )
     return usable
 
 
-def _attempts(task_id: int, usable: range, demonstration: int, collect: CollectSection) -> Iterator[Attempt]:
+def _attempts(task_id: int, usable: range, demonstration: int, section: PlaySection, alone: float) -> Iterator[Attempt]:
     """Each from another initial state, as long as there are any."""
-    for number in range(collect.max_attempts):
-        yield Attempt(
+    for number in range(section.max_attempts):
+        attempt = Attempt(
             task_id=task_id,
             demonstration=demonstration,
             number=number,
-            reset_state_id=usable[(demonstration + number * collect.episodes_per_task) % len(usable)],
+            reset_state_id=usable[(demonstration + number * section.episodes_per_task) % len(usable)],
+        )
+        yield replace(attempt, takeover=_takeover(attempt, section, alone))
+
+
+def _takeover(attempt: Attempt, section: PlaySection, alone: float) -> int:
+    """When the expert takes over, in control steps."""
+    if section.takeover_after is None:
+        return 0
+    rng = generator(section.seed, spawn_key=(attempt.task_id, attempt.demonstration, attempt.number, 2))
+    least, most = section.takeover_after
+    after = int(rng.integers(least, most, endpoint=True))
+    return 0 if rng.random() < alone else after
+
+
+def section_name(section: PlaySection) -> str:
+    """The section's name in the configuration."""
+    return "collect" if isinstance(section, CollectSection) else "dagger"
+
+
+def takeover_problems(section: PlaySection) -> Iterator[str]:
+    """Each problem: what was got, why it cannot be, and what to do."""
+    if section.takeover_after is None:
+        return
+    least, most = section.takeover_after
+    if not least <= most < section.max_episode_steps:
+        yield (
+            f"{section_name(section)}.takeover_after: got {section.takeover_after}, expected two numbers of control "
+            f"steps, the smaller first, below {section_name(section)}.max_episode_steps={section.max_episode_steps}"
         )
 
 
@@ -138,7 +173,14 @@ def conflicts(config: CollectConfig) -> Iterator[str]:
         yield f"collect.path: {path} cannot be read ({error}); give another folder"
         return
     now = yaml.safe_load(yaml.safe_dump(asdict(config)))
-    decisive = _DECISIVE + _DECISIVE_FOR[config.collect.policy]
+    collect = config.collect
+    decisive: list[str] = [*_DECISIVE]
+    if collect.scripted:
+        decisive.append("collect.expert_noise")
+    if collect.learner_plays:
+        decisive += ["model", "runner.init_from"]
+    if collect.learner_plays or not collect.scripted:
+        decisive.append("collect.temperature")
     differing = [key for key in decisive if at(before, key) != at(now, key)]
     if differing:
         changes = "; ".join(f"{key} was {at(before, key)}, now {at(now, key)}" for key in differing)

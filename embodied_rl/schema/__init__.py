@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from embodied_rl.schema.actor import ActorConfig, FSDPConfig, LRScheduleConfig, MixedPrecisionConfig, OptimConfig
 from embodied_rl.schema.algorithm import AlgorithmConfig, KLControllerConfig, NormConfig, SamplingConfig
-from embodied_rl.schema.data import AugmentationConfig, CollectSection, DataConfig, DemonstrationConfig, RewardConfig
+from embodied_rl.schema.data import (
+    AugmentationConfig,
+    CollectSection,
+    DaggerSection,
+    DataConfig,
+    DemonstrationConfig,
+    PlaySection,
+    RewardConfig,
+)
 from embodied_rl.schema.env import EnvConfig, EnvEvalConfig, EnvTrainConfig, VideoConfig
 from embodied_rl.schema.model import ActionModelConfig, LoraSettings, ModelConfig
 from embodied_rl.schema.rollout import GenerationConfig, RolloutConfig
@@ -26,6 +34,8 @@ __all__ = [
     "CollectConfig",
     "CollectSection",
     "Config",
+    "DaggerConfig",
+    "DaggerSection",
     "DemonstrationConfig",
     "EmbodiedConfig",
     "EmbodiedSftConfig",
@@ -43,6 +53,7 @@ __all__ = [
     "ModelConfig",
     "NormConfig",
     "OptimConfig",
+    "PlaySection",
     "RewardConfig",
     "RolloutConfig",
     "RunnerConfig",
@@ -103,6 +114,13 @@ class EmbodiedSftConfig(EmbodiedConfig):
     """``task=embodied_sft``: a policy that imitates recorded episodes, evaluated as in ``task=embodied``."""
 
     data: DemonstrationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaggerConfig(EmbodiedSftConfig):
+    """``task=dagger``: a policy that imitates, and is shown the way back from where it leads."""
+
+    dagger: DaggerSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,8 +68,9 @@ class AugmentationConfig(Section):
 class DemonstrationConfig(Section):
     name: str
     """The data group's name."""
-    path: str
-    """A LeRobot data set's folder: recorded episodes with the env's cameras, state and actions."""
+    path: str | list[str]
+    """A LeRobot data set's folder: recorded episodes with the env's cameras, state and actions. Several folders are
+    taken together, every frame once in a pass."""
     cameras: dict[str, str] | None
     """The env's camera -> the data set's feature, such as ``observation.images.image``; null: they have the same
     names."""
@@ -87,31 +88,39 @@ class DemonstrationConfig(Section):
     """Training steps whose frames are read ahead while the actor updates."""
     augmentation: AugmentationConfig
 
+    @property
+    def paths(self) -> list[str]:
+        """The folders, one or more."""
+        return [self.path] if isinstance(self.path, str) else self.path
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectSection(Section):
-    path: str
-    """The LeRobot data set's folder. A collection that was begun there goes on; more demonstrations are added."""
-    policy: Literal["expert", "model"]
-    """Player: the env's scripted expert, or the model with the weights of ``model.path`` or ``runner.init_from``."""
+class PlaySection(Section):
+    """How demonstrations are played: what ``collect`` and ``dagger`` have in common."""
+
     expert: str | None
     """The scripted expert: a name, an entry point, ``module:Class`` or ``path/to/file.py:Class``; null: the env's
     own."""
     expert_params: dict[str, Any]
     """The expert's own options: its ``Params`` dataclass, if any, documents them."""
+    teacher: str | None
+    """A checkpoint, or a run, whose policy plays in the expert's place, as a large policy that a small one is to
+    imitate; null: the scripted expert."""
+    takeover_after: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] | None
+    """Control steps, at least and at most, that the model plays before the expert takes over; drawn for each episode.
+    Only what the expert does is recorded: the way back from where the model leads (HG-DAgger, arXiv:1810.02890). null:
+    one plays alone."""
     episodes_per_task: PositiveInt
-    """Demonstrations of each task."""
+    """Demonstrations of each task; of a round, in ``task=dagger``."""
     max_attempts: PositiveInt
     """Episodes played for a demonstration until one succeeds."""
     max_episode_steps: PositiveInt
     """Horizon: an episode without success is a failure here."""
-    keep_failures: bool
-    """Keep failed attempts, too, marked as such."""
     skip_states: NonNegativeInt
     """Number of each task's first initial states that are left to evaluation, which takes the first
     ``env.eval.episodes_per_task``; the demonstrations start from the others, in their order."""
     seed: NonNegativeInt
-    """Seed of the noise and of a model's actions."""
+    """Seed of the noise, of the takeovers and of a model's actions."""
     noise: NonNegativeFloat
     """Standard deviation of the noise on the executed actions. The recorded action is the one without noise, so the
     data show the way back from where it leads (DART, arXiv:1703.09327). 0: off."""
@@ -120,6 +129,54 @@ class CollectSection(Section):
     expert_noise: bool
     """Let the expert vary its motions by itself, where it does no harm; these actions are recorded as executed."""
     temperature: NonNegativeFloat
-    """Temperature of a model's actions; 0 takes the most likely."""
+    """Temperature of a model's or teacher's actions; 0 takes the most likely."""
     image_format: Literal["video", "png"]
     """video: H.264, nearly without loss; png: without loss, several times larger."""
+
+    @property
+    def scripted(self) -> bool:
+        """Whether a scripted expert plays."""
+        return self.teacher is None
+
+    @property
+    def learner_plays(self) -> bool:
+        """Whether ``model`` plays, for a while at least."""
+        return self.takeover_after is not None
+
+    @property
+    def varies(self) -> bool:
+        """Whether two episodes from the same initial state differ."""
+        own = self.expert_noise if self.scripted else self.temperature > 0
+        return self.noise > 0 or own or self.takeover_after is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectSection(PlaySection):
+    path: str
+    """The LeRobot data set's folder. A collection that was begun there goes on; more demonstrations are added."""
+    policy: Literal["expert", "model"]
+    """Player whose episodes are recorded: the expert (``expert``, ``teacher``), or the model with the weights of
+    ``model.path`` or ``runner.init_from``."""
+    keep_failures: bool
+    """Keep failed attempts, too, marked as such."""
+
+    @property
+    def scripted(self) -> bool:
+        return self.policy == "expert" and self.teacher is None
+
+    @property
+    def learner_plays(self) -> bool:
+        return self.policy == "model" or self.takeover_after is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaggerSection(PlaySection):
+    takeover_after: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
+    """As in ``task=collect``; there is always a takeover."""
+    interval: PositiveInt
+    """Training steps between two rounds of demonstrations, each played with the weights of the moment."""
+    rounds: PositiveInt
+    """Rounds at most; ``runner.max_steps`` may end before."""
+    beta: Fraction
+    """The expert plays an episode of round r = 1, 2, ... alone with probability beta^r (Ross et al. 2011,
+    arXiv:1011.0686, section 3); 0: the model always begins."""

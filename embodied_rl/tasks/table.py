@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from embodied_rl.tasks.collect import rules as collect
+from embodied_rl.tasks.dagger import rules as dagger
 from embodied_rl.tasks.embodied import rules as embodied
 from embodied_rl.tasks.embodied_sft import rules as embodied_sft
 from embodied_rl.tasks.math import rules as math
@@ -17,4 +18,5 @@ TASKS: Final[Mapping[str, Task]] = {
     "math": math.TASK,
     "sft": math.SFT_TASK,
     "embodied_sft": embodied_sft.TASK,
+    "dagger": dagger.TASK,
 }

@@ -90,7 +90,7 @@ def _build(plan: RunPlan[Any], initialize: Callable[[Policy], None] | None = Non
 def _spec(plan: RunPlan[Any]) -> PolicySpec | None:
     """None: not known, or there is no policy."""
     config = plan.config
-    if isinstance(config, CollectConfig) and config.collect.policy == "expert":
+    if isinstance(config, CollectConfig) and not config.collect.learner_plays:
         return None
     env = getattr(config, "env", None)
     spaces = known_spaces(None if env is None else env.env_type, plan.env_params)

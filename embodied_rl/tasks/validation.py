@@ -22,8 +22,11 @@ from embodied_rl.runtime.placement import PlacementError, later_lines_win
 from embodied_rl.schema import (
     CollectConfig,
     Config,
+    DaggerConfig,
+    EmbodiedSftConfig,
     LoraSettings,
     MathConfig,
+    PlaySection,
     RunnerConfig,
 )
 from embodied_rl.tasks.planning import placement_of
@@ -42,7 +45,16 @@ NO_EVAL_ENV: Final = "eval_env: its keys need an env to belong to; choose one, a
 
 _LONGEST_NAME: Final = 200
 """File systems take 255 bytes; the rest is for what is appended."""
-_PATHS: Final = ("path", "bc_path", "resume_dir", "init_from", "output_dir", "video_base_dir", "experiment_name")
+_PATHS: Final = (
+    "path",
+    "bc_path",
+    "teacher",
+    "resume_dir",
+    "init_from",
+    "output_dir",
+    "video_base_dir",
+    "experiment_name",
+)
 """Last parts of keys whose values are paths."""
 
 
@@ -227,9 +239,26 @@ def _collects(c: Config) -> bool:
     return isinstance(c, CollectConfig)
 
 
-def _plays(c: Config, policy: str) -> bool:
-    """Whether demonstrations are collected, and of whom."""
-    return isinstance(c, CollectConfig) and c.collect.policy == policy
+def _play(c: Config) -> PlaySection | None:
+    """How demonstrations are played, where they are."""
+    if isinstance(c, CollectConfig):
+        return c.collect
+    return c.dagger if isinstance(c, DaggerConfig) else None
+
+
+def _scripted(c: Config) -> bool:
+    played = _play(c)
+    return played is not None and played.scripted
+
+
+def _learner_plays(c: Config) -> bool:
+    played = _play(c)
+    return played is not None and played.learner_plays
+
+
+def _noise(c: Config) -> float:
+    played = _play(c)
+    return played.noise if played is not None else 0.0
 
 
 _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
@@ -294,7 +323,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         for name in ("max_restarts", "worker_timeout", "max_memory_gb")
     ),
     ("env.max_memory_gb", lambda c: replaces_env_workers(c) and c.env.max_restarts == 0, "env.max_restarts is 0"),  # type: ignore[union-attr]
-    ("env.train", lambda c: c.runner.task_type == "embodied_sft", "it trains on demonstrations, not in the env"),
+    ("env.train", lambda c: isinstance(c, EmbodiedSftConfig), "it trains on demonstrations, not in the env"),
     *(
         (section, _collects, "it collects demonstrations and trains nothing")
         for section in ("algorithm", "actor", "env.train", "env.eval", "env.use_rel_reward", "env.reward_coef")
@@ -305,18 +334,20 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         if name.startswith(("max_", "val_", "eval_", "save_", "weight_", "recover"))
     ),
     *(
-        (key, lambda c: _plays(c, "expert"), "the expert plays (collect.policy)")
-        for key in ("model", "runner.init_from", "collect.temperature")
-    ),
-    *(
-        (f"collect.{key}", lambda c: _plays(c, "model"), "a model plays (collect.policy)")
-        for key in ("expert", "expert_params", "expert_noise")
+        (key, lambda c: _collects(c) and not _learner_plays(c), "the expert plays (collect.policy)")
+        for key in ("model", "runner.init_from")
     ),
     (
-        "collect.noise_correlation",
-        lambda c: isinstance(c, CollectConfig) and c.collect.noise == 0,
-        "collect.noise is 0",
+        "collect.temperature",
+        lambda c: _scripted(c) and not _learner_plays(c),
+        "the expert plays (collect.policy)",
     ),
+    *(
+        (f"{section}.{key}", lambda c: not _scripted(c), "a model plays, or a teacher (collect.policy)")
+        for section in ("collect", "dagger")
+        for key in ("expert", "expert_params", "expert_noise")
+    ),
+    *((f"{name}.noise_correlation", lambda c: _noise(c) == 0, f"{name}.noise is 0") for name in ("collect", "dagger")),
     ("reward.timeout", lambda c: isinstance(c, MathConfig) and c.reward.num_processes == 0, "num_processes is 0"),
     ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
 )

@@ -6,26 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from embodied_rl.checkpoints import shards as checkpoint
-from embodied_rl.contracts import EnvObs
 from embodied_rl.demonstrations.expert import make_expert
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, stage
 from embodied_rl.demonstrations.lerobot.metadata import Shapes
-from embodied_rl.demonstrations.plan import Attempt, Job, share
+from embodied_rl.demonstrations.plan import Attempt, Job, section_name, share
 from embodied_rl.demonstrations.play import ExpertPlayer, Noise, Player, play
 from embodied_rl.envs import render_device
-from embodied_rl.envs.base import SimEnv, SimObs, adapter_class
+from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.reset_states import task_ranges
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import Policy, PolicySpec
-from embodied_rl.models.registry import policy_of
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
-from embodied_rl.schema import CollectConfig
+from embodied_rl.schema import CollectConfig, DaggerConfig, PlaySection
+from embodied_rl.workers.players import PolicyPlayer, Takeover, model_policy, teacher_policy
 
 _REPORT_EVERY = 5
 """Control steps between two reports of progress."""
@@ -43,18 +36,23 @@ class CollectSpaces:
 class CollectWorker(Worker):
     """Plays in one env slot, one episode after the other."""
 
-    def __init__(self, context: WorkerContext, plan: RunPlan[CollectConfig], channels: Channels) -> None:
+    def __init__(
+        self, context: WorkerContext, plan: RunPlan[CollectConfig] | RunPlan[DaggerConfig], channels: Channels
+    ) -> None:
         super().__init__(context)
         del channels  # it writes files
-        self._plan, self._initial = plan, plan.start.initial
-        self._env, self._collect, self._model = plan.config.env, plan.config.collect, plan.config.model
+        config = plan.config
+        self._env_params, self._env, self._model = plan.env_params, config.env, config.model
+        self._section: PlaySection = config.collect if isinstance(config, CollectConfig) else config.dagger
+        self._demonstrates = not isinstance(config, CollectConfig) or config.collect.policy == "expert"
+        self._keep_failures = isinstance(config, CollectConfig) and config.collect.keep_failures
         self._sim: SimEnv | None = None
 
     def setup(self) -> CollectSpaces:
-        """Build the env, and the expert or policy that plays in it."""
+        """Build the env, and who demonstrates in it."""
         render_device.use(self.context.device)
         adapter = adapter_class(self._env.env_type)
-        self._sim = sim = adapter(1, self._plan.env_params, self._env.seed)  # type: ignore[call-arg]  # every adapter's signature
+        self._sim = sim = adapter(1, self._env_params, self._env.seed)  # type: ignore[call-arg]  # every adapter's signature
         if getattr(sim, "action_choices", ()):
             raise UserError(
                 f"task=collect records continuous actions, and the actions of env={self._env.name} are choices; use "
@@ -65,17 +63,27 @@ class CollectWorker(Worker):
             state_dim=sim.state_dim,
             action_dim=sim.action_dim,
             fps=sim.control_hz,
-            videos=self._collect.image_format == "video",
+            videos=self._section.image_format == "video",
         )
-        self._player = self._build_player(sim)
+        self._demonstrator = self._expert(sim) if self._demonstrates else None
         return CollectSpaces(shapes=self._shapes, tasks=task_ranges(sim, self._env.task_ids))
 
-    def play(self, jobs: Sequence[Job]) -> None:
-        """Play this worker's share of all workers' ``jobs``; the episodes go to the data set's staging folder."""
+    def play(self, jobs: Sequence[Job], folder: Path, weights: Path | None) -> None:
+        """Play this worker's share of all workers' ``jobs``.
+
+        Args:
+            folder: the data set, to whose staging folder the episodes go.
+            weights: a checkpoint of the model, where that plays; None: it has those of ``model.path``.
+        """
+        assert self._sim is not None
+        learner: Player | None = None
+        if self._section.learner_plays:
+            policy = model_policy(self._model, self._sim, weights, self._section.seed)
+            learner = PolicyPlayer(policy, self._section.temperature, self.context.device)
         mine = share(jobs, self.context.rank, self.context.world_size)
         for done, job in enumerate(mine):
             for attempt in job.attempts:
-                success = self._play(attempt)
+                success = self._play(self._sim, attempt, folder, learner)
                 self.context.report_progress("episode", done, len(mine))
                 if success:
                     break
@@ -84,92 +92,45 @@ class CollectWorker(Worker):
         if self._sim is not None:
             self._sim.close()
 
-    def _play(self, attempt: Attempt) -> bool:
+    def _play(self, sim: SimEnv, attempt: Attempt, folder: Path, learner: Player | None) -> bool:
         """Play an episode and write it down; returns whether it succeeded."""
-        assert self._sim is not None
-        cfg = self._collect
-        own, of_noise = attempt.generators(cfg.seed)
-        steps = play(
-            self._sim,
+        section, player = self._section, self._demonstrator or learner
+        assert player is not None
+        if attempt.takeover:
+            assert learner is not None
+            player = Takeover(learner, player, attempt.takeover)
+        own, of_noise = attempt.generators(section.seed)
+        played = play(
+            sim,
             attempt.reset_state_id,
-            self._player,
+            player,
             generator=own,
-            noise=Noise(cfg.noise, cfg.noise_correlation, of_noise, self._sim.action_dim),
-            max_steps=cfg.max_episode_steps,
+            noise=Noise(section.noise, section.noise_correlation, of_noise, sim.action_dim),
+            max_steps=section.max_episode_steps,
             on_step=self._report_step,
         )
+        steps, success = played.since(attempt.takeover), bool(played.success[-1])
         facts = EpisodeFacts(
             task_id=attempt.task_id,
             demonstration=attempt.demonstration,
             attempt=attempt.number,
             reset_state_id=attempt.reset_state_id,
-            instruction=self._sim.task(attempt.reset_state_id).instruction,
-            success=bool(steps.success[-1]),
-            length=len(steps.success),
+            instruction=sim.task(attempt.reset_state_id).instruction,
+            success=success,
+            length=0 if steps is None else len(steps.success),
         )
-        kept = facts.success or cfg.keep_failures
-        stage(Path(cfg.path), facts, steps if kept else None, fps=self._shapes.fps, videos=self._shapes.videos)
-        return facts.success
+        kept = steps if success or self._keep_failures else None
+        stage(folder, facts, kept, fps=self._shapes.fps, videos=self._shapes.videos)
+        return success
 
     def _report_step(self, step: int) -> None:
         if step % _REPORT_EVERY == 0:
-            self.context.report_progress("step", step, self._collect.max_episode_steps)
+            self.context.report_progress("step", step, self._section.max_episode_steps)
 
-    def _build_player(self, sim: SimEnv) -> Player:
-        cfg = self._collect
-        if cfg.policy == "expert":
-            expert = make_expert(sim, self._env.env_type, cfg.expert, cfg.expert_params)
-            return ExpertPlayer(expert, varied=cfg.expert_noise)
-        spec = PolicySpec(
-            action_dim=sim.action_dim,
-            num_action_chunks=self._model.num_action_chunks,
-            state_dim=sim.state_dim,
-            image_shapes=sim.image_shapes,
-            values_per_chunk=0,
-        )
-        torch.manual_seed(self._collect.seed)
-        initial = self._initial
-        with_adapters = initial is not None and checkpoint.has_adapters(initial)
-
-        def load(policy: Policy) -> None:
-            if initial is not None:
-                checkpoint.load_weights(policy, initial)
-
-        policy = policy_of(self._model, spec, None if with_adapters else load)
-        if with_adapters:
-            load(policy)
-        policy.to(self.context.device).eval().requires_grad_(False)
-        return _PolicyPlayer(policy, self._collect.temperature, self.context.device)
-
-
-class _PolicyPlayer:
-    """A policy that decides on a chunk of actions, executes it, and looks again."""
-
-    def __init__(self, policy: Policy, temperature: float, device: str) -> None:
-        self._policy, self._temperature, self._device = policy, temperature, device
-        self._left: list[NDArray[np.float32]] = []
-
-    def start(self, generator: np.random.Generator) -> None:
-        self._generator = torch.Generator(self._device).manual_seed(int(generator.integers(2**63)))
-        self._left = []
-
-    @torch.inference_mode()
-    def act(self, obs: SimObs, instruction: str) -> NDArray[np.float32]:
-        if not self._left:
-            seen = EnvObs(
-                env_ids=torch.zeros(1, dtype=torch.int64, device=self._device),
-                images={camera: torch.from_numpy(image).to(self._device) for camera, image in obs.images.items()},
-                state=torch.from_numpy(obs.state).to(self._device),
-                instructions=(instruction,),
-            )
-            output = self._policy.act(
-                seen,
-                greedy=self._temperature == 0.0,
-                temperature=self._temperature or 1.0,
-                generator=self._generator,
-            )
-            chunk = output.actions[0].float().cpu().numpy()
-            if not np.isfinite(chunk).all():
-                raise UserError("collect: the policy's actions are NaN or infinite; use other weights")
-            self._left = list(chunk)
-        return self._left.pop(0)
+    def _expert(self, sim: SimEnv) -> Player:
+        section = self._section
+        if section.teacher is not None:
+            policy = teacher_policy(section.teacher, sim, f"{section_name(section)}.teacher")
+            return PolicyPlayer(policy, section.temperature, self.context.device)
+        expert = make_expert(sim, self._env.env_type, section.expert, section.expert_params)
+        return ExpertPlayer(expert, varied=section.expert_noise)

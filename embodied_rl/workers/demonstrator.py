@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from embodied_rl.contracts import Delivery, EnvObs
-from embodied_rl.demonstrations.dataset import Demonstrations, augment, demonstration_trajectory, frames_of_step
+from embodied_rl.demonstrations.dataset import (
+    Aggregate,
+    Demonstrations,
+    augment,
+    demonstration_trajectory,
+    frames_of_step,
+)
 from embodied_rl.demonstrations.fit import camera_features, check_data
 from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.models.base import ActionStatistics, PolicySpec
@@ -58,14 +65,28 @@ class ImitationWorker(RolloutWorker):
         # The plan looked at what was known of the env before it was built.
         spaces = KnownSpaces(action_dim=spec.action_dim, state_dim=spec.state_dim, image_shapes=spec.image_shapes)
         check_data(self._data, spaces)
-        self._demonstrations = Demonstrations(
-            self._data.path,
+        self._parts = [
+            self._read(path, spec, camera_features(self._data, spec.image_shapes)) for path in self._data.paths
+        ]
+        return self._summary()
+
+    def add(self, spec: PolicySpec, folders: Sequence[Path]) -> DemonstrationSummary:
+        """Take data sets that ``task=collect`` or its like has written since, with the env's own cameras, too."""
+        self._parts += [self._read(folder, spec, None) for folder in folders]
+        return self._summary()
+
+    def _read(self, path: Path | str, spec: PolicySpec, cameras: Mapping[str, str] | None) -> Demonstrations:
+        return Demonstrations(
+            path,
             chunk=spec.num_action_chunks,
-            cameras=camera_features(self._data, spec.image_shapes),
+            cameras=cameras,
             sizes=spec.image_shapes,
             clip_actions=self._data.clip_actions,
             report=self.context.report_progress,
         )
+
+    def _summary(self) -> DemonstrationSummary:
+        self._demonstrations = self._parts[0] if len(self._parts) == 1 else Aggregate(self._parts)
         return DemonstrationSummary(
             num_frames=self._demonstrations.num_frames,
             num_episodes=self._demonstrations.num_episodes,

@@ -44,7 +44,7 @@ class EpisodeFacts:
     instruction: str
     success: bool
     length: int
-    """Steps."""
+    """Steps that are recorded."""
 
     @property
     def name(self) -> str:
@@ -67,6 +67,18 @@ class Steps:
     """[T], the simulator's reward level after the step."""
     success: NDArray[np.bool_]
     """[T], the goal holds after the step."""
+
+    def since(self, first: int) -> Steps | None:
+        """The steps from number ``first`` on; None where there are none."""
+        if first >= len(self.success):
+            return None
+        return Steps(
+            images={camera: frames[first:] for camera, frames in self.images.items()},
+            state=self.state[first:],
+            actions=self.actions[first:],
+            rewards=self.rewards[first:],
+            success=self.success[first:],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

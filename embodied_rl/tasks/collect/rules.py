@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from embodied_rl.checkpoints.store import resolve
 from embodied_rl.demonstrations.expert import expert_class, expert_options
-from embodied_rl.demonstrations.plan import conflicts
-from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.demonstrations.plan import conflicts, section_name, takeover_problems
+from embodied_rl.errors import CheckpointError, ConfigError, UserError
 from embodied_rl.runtime.placement import Placement
-from embodied_rl.schema import CollectConfig
+from embodied_rl.schema import CollectConfig, EnvConfig, PlaySection
 from embodied_rl.tasks.embodied.rules import adapter_problems
 from embodied_rl.tasks.task import Task
 
@@ -17,19 +19,18 @@ def collect_problems(c: CollectConfig, placement: Placement | None) -> Iterator[
     """Each problem: what was got, why it cannot be, and what to do."""
     unknown = list(adapter_problems(c))
     yield from unknown
-    if c.collect.policy == "expert" and not unknown:
-        try:
-            expert = expert_class(c.env.env_type, c.collect.expert)
-            expert_options(expert, c.collect.expert_params)
-        except ConfigError as error:
-            yield from error.problems
-        except UserError as error:
-            yield f"collect.policy=expert: {error}. Or let a trained model play: collect.policy=model"
-    if c.collect.policy == "model" and c.model.path is None and c.runner.init_from is None:
+    if not unknown:
+        yield from player_problems(c.env, c.collect)
+    if c.collect.learner_plays and c.model.path is None and c.runner.init_from is None:
+        key = "policy=model" if c.collect.policy == "model" else f"takeover_after={c.collect.takeover_after}"
         yield (
-            "collect.policy=model: no weights are given, and fresh ones demonstrate nothing; set model.path or "
+            f"collect.{key}: no weights are given, and fresh ones demonstrate nothing; set model.path or "
             "runner.init_from"
         )
+    if c.collect.policy == "model":
+        for key in ("teacher", "takeover_after"):
+            if (value := getattr(c.collect, key)) is not None:
+                yield f"collect.{key}: got {value}, but the model plays alone; use collect.policy=expert"
     if c.runner.resume_dir is not None:
         yield (
             f"runner.resume_dir: got {c.runner.resume_dir!r}, but a collection resumes from collect.path by itself; "
@@ -38,6 +39,26 @@ def collect_problems(c: CollectConfig, placement: Placement | None) -> Iterator[
     if c.runner.only_eval:
         yield "runner.only_eval: got true, but task=collect evaluates nothing; use task=embodied"
     yield from conflicts(c)
+
+
+def player_problems(env: EnvConfig, section: PlaySection) -> Iterator[str]:
+    """What is wrong with who plays: what was got, why it cannot be, and what to do."""
+    name = section_name(section)
+    yield from takeover_problems(section)
+    if section.scripted:
+        try:
+            expert = expert_class(env.env_type, section.expert)
+            expert_options(expert, section.expert_params)
+        except ConfigError as error:
+            yield from error.problems
+        except UserError as error:
+            other = "collect.policy=model, or " if name == "collect" else ""
+            yield f"{name}.expert: {error}. Or let a trained model play: {other}{name}.teacher=<checkpoint>"
+    if section.teacher is not None:
+        try:
+            resolve(section.teacher, Path(section.teacher), key=f"{name}.teacher")
+        except CheckpointError as error:
+            yield str(error)
 
 
 TASK = Task(

@@ -5,32 +5,23 @@ There are no channels: the workers write what they play to one folder.
 
 from __future__ import annotations
 
-import datetime
-import shutil
-import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
 
 import yaml
 
 from embodied_rl.contracts import EpisodeRecord
-from embodied_rl.demonstrations.lerobot import metadata, writer
-from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, StagedEpisode, count_staged, staged
-from embodied_rl.demonstrations.lerobot.reader import DataSet
+from embodied_rl.demonstrations.collection import Collection
+from embodied_rl.demonstrations.lerobot.episode import count_staged, staged
 from embodied_rl.demonstrations.plan import CONFIG, Job, plan
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, success_table
-from embodied_rl.extras import versions
-from embodied_rl.files import locked, parse_json, write_json, write_text
+from embodied_rl.files import locked, write_text
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import CollectConfig
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.collector import CollectSpaces, CollectWorker
-
-_PROVENANCE: Final = "meta/provenance.json"
-_PACKAGES: Final = ("torch", "numpy", "av", "mujoco", "robosuite", "mani-skill", "transformers")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +33,8 @@ class CollectRunner:
     env: WorkerGroup
     backend: Backend
     spaces: CollectSpaces
+    initial: Path | None
+    """Checkpoint of the model that plays; None: it has the weights of ``model.path``, or none plays."""
     saver: None = field(default=None, init=False)
     """Nothing is trained."""
 
@@ -49,6 +42,10 @@ class CollectRunner:
     def root(self) -> Path:
         """The data set."""
         return Path(self.config.collect.path)
+
+    @property
+    def collection(self) -> Collection:
+        return Collection(root=self.root, shapes=self.spaces.shapes, robot_type=self.config.env.env_type)
 
     def run(self) -> None:
         """Collect, or resume collecting, until every task has its demonstrations.
@@ -64,9 +61,7 @@ class CollectRunner:
                     f"collect.path: another run is collecting to {self.root}; wait for it, or give another folder"
                 ) from None
             write_text(self.root / CONFIG, yaml.safe_dump(asdict(self.config), sort_keys=False))
-            published = self._published()
-            outcomes = {(f.task_id, f.demonstration, f.attempt): f.success for f in self._known(published)}
-            jobs = plan(self.spaces.tasks, self.config.collect, outcomes)
+            jobs = plan(self.spaces.tasks, self.config.collect, self.collection.outcomes())
             try:
                 self._play(jobs)
             except (KeyboardInterrupt, SystemExit):
@@ -76,7 +71,7 @@ class CollectRunner:
                 )
                 raise
             self.context.progress.describe("writing the data set")
-            self._publish(published)
+            self._publish()
         self.context.progress.advance()
         self._report()
 
@@ -94,62 +89,23 @@ class CollectRunner:
                 self.context.progress.describe(f"{now.failures - before.failures} failed")
 
             self.backend.on_progress(follow)
-            self.env.call(CollectWorker.play, jobs).wait()
+            self.env.call(CollectWorker.play, jobs, self.root, self.initial).wait()
             follow()
 
-    def _published(self) -> list[EpisodeFacts]:
-        """The episodes that the data set has."""
-        if not (self.root / metadata.INFO).exists():
-            return []
-        return [
-            EpisodeFacts(instruction=record["tasks"][0], **{name: record[name] for name in (*writer.FACTS, "length")})
-            for record in DataSet.open(self.root).episodes()
-        ]
-
-    def _known(self, published: list[EpisodeFacts]) -> list[EpisodeFacts]:
-        """Every attempt whose outcome is known, each once."""
-        found = {facts.name: facts for facts in (*published, *(episode.facts for episode in staged(self.root)))}
-        return [found[name] for name in sorted(found)]
-
-    def _publish(self, published: list[EpisodeFacts]) -> None:
-        """Put the staged episodes into the data set, and forget them."""
-        there = {facts.name for facts in published}
-        waiting = [episode for episode in staged(self.root) if episode.kept]
-        new = [episode for episode in waiting if episode.facts.name not in there]
-        if not new and not published:
+    def _publish(self) -> None:
+        """Put the staged episodes into the data set."""
+        collect = self.config.collect
+        weights = self.config.runner.init_from or self.config.model.path if collect.learner_plays else None
+        if not self.collection.publish(self.context.run_dir, collect.teacher or weights):
             raise UserError(
-                f"none of {len(staged(self.root))} attempts succeeded, so there is nothing to keep. Raise "
-                "collect.max_episode_steps or collect.max_attempts, lower collect.noise, or let another policy play; "
-                f"with other settings give another collect.path than {self.root}"
+                f"none of {len(staged(self.root))} attempts left anything to keep: none succeeded, or none needed the "
+                "expert. Raise collect.max_episode_steps or collect.max_attempts, lower collect.noise, or let another "
+                f"policy play; with other settings give another collect.path than {self.root}"
             )
-        if new:
-            writer.append(self.root, new, self.spaces.shapes, robot_type=self.config.env.env_type)
-            self._note_provenance(new, first=len(published))
-        for episode in waiting:
-            shutil.rmtree(episode.folder)
-
-    def _note_provenance(self, new: list[StagedEpisode], first: int) -> None:
-        """Add to the list of the runs that the episodes came from."""
-        path = self.root / _PROVENANCE
-        runs = parse_json(path.read_text()) if path.exists() else []
-        model = self.config.collect.policy == "model"
-        runs.append(
-            {
-                "episodes": [first, first + len(new)],
-                "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-                "run_directory": str(self.context.run_dir),
-                "command": sys.argv,
-                "weights": (self.config.runner.init_from or self.config.model.path) if model else None,
-                "python": sys.version.split()[0],
-                "packages": versions(*_PACKAGES),
-            }
-        )
-        write_json(path, runs)
 
     def _report(self) -> None:
         """Print what was collected, over all runs."""
-        published = self._published()
-        known = self._known(published)
+        published, known = self.collection.published(), self.collection.known()
         records = [
             EpisodeRecord(
                 env_id=0,
@@ -190,7 +146,12 @@ class CollectWiring(Wiring[CollectConfig]):
 
     def describe(self) -> str:
         collect, tasks = self.config.collect, len(self._spaces.tasks)
-        player = "the scripted expert" if collect.policy == "expert" else f"model={self.config.model.model_type}"
+        model = f"model={self.config.model.model_type}"
+        player = "the scripted expert" if collect.scripted else f"teacher={collect.teacher}"
+        if collect.policy == "model":
+            player = model
+        elif collect.takeover_after is not None:
+            player = f"{model}, then {player},"
         return (
             f"{self.plan.world_size('env')} env worker(s); {player} plays {tasks} task(s) x "
             f"{collect.episodes_per_task} demonstrations = {tasks * collect.episodes_per_task}"
@@ -204,4 +165,5 @@ class CollectWiring(Wiring[CollectConfig]):
             env=env,
             backend=self.backend,
             spaces=self._spaces,
+            initial=self.plan.start.initial,
         )

@@ -86,7 +86,7 @@ class EmbodiedSftWiring(Wiring[EmbodiedSftConfig]):
         env, rollout, actor = self.backend.launch(
             [self.group("env", EnvWorker), self.group("rollout", ImitationWorker), self.group("actor", ActorWorker)]
         )
-        spec = self.spec(env.call(EnvWorker.setup, train=False).wait()[0])
+        self._spec = spec = self.spec(env.call(EnvWorker.setup, train=False).wait()[0])
         if not self.config.runner.only_eval:
             self._demonstrations = rollout.call(ImitationWorker.open, spec).wait()[0]
         statistics = self._demonstrations.action_statistics if self._demonstrations else None

@@ -1,0 +1,88 @@
+"""A data set that grows by what workers play: which episodes it has, and how those that wait get in."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from embodied_rl.demonstrations.lerobot import metadata, writer
+from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, StagedEpisode, staged
+from embodied_rl.demonstrations.lerobot.metadata import Shapes
+from embodied_rl.demonstrations.lerobot.reader import DataSet
+from embodied_rl.extras import versions
+from embodied_rl.files import parse_json, write_json
+
+_PROVENANCE: Final = "meta/provenance.json"
+_PACKAGES: Final = ("torch", "numpy", "av", "mujoco", "robosuite", "mani-skill", "transformers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """One folder. Its methods are the driver's."""
+
+    root: Path
+    shapes: Shapes
+    robot_type: str
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything is published."""
+        return (self.root / metadata.INFO).exists()
+
+    def published(self) -> list[EpisodeFacts]:
+        """The episodes that the data set has."""
+        if not self.exists:
+            return []
+        return [
+            EpisodeFacts(instruction=record["tasks"][0], **{name: record[name] for name in (*writer.FACTS, "length")})
+            for record in DataSet.open(self.root).episodes()
+        ]
+
+    def known(self) -> list[EpisodeFacts]:
+        """Every attempt whose outcome is known, each once."""
+        found = {facts.name: facts for facts in self.published()}
+        found |= {episode.facts.name: episode.facts for episode in staged(self.root)}
+        return [found[name] for name in sorted(found)]
+
+    def outcomes(self) -> dict[tuple[int, int, int], bool]:
+        """(task, demonstration, attempt) -> success, of those."""
+        return {(facts.task_id, facts.demonstration, facts.attempt): facts.success for facts in self.known()}
+
+    def publish(self, run_dir: Path, weights: str | None) -> int:
+        """Put the staged episodes into the data set, and forget them; returns how many it has then.
+
+        Args:
+            run_dir: the run that played them, to be noted.
+            weights: of the model that played, if one did.
+        """
+        published = self.published()
+        there = {facts.name for facts in published}
+        waiting = [episode for episode in staged(self.root) if episode.kept]
+        new = [episode for episode in waiting if episode.facts.name not in there]
+        if new:
+            writer.append(self.root, new, self.shapes, robot_type=self.robot_type)
+            self._note_provenance(new, len(published), run_dir, weights)
+        for episode in waiting:
+            shutil.rmtree(episode.folder)
+        return len(published) + len(new)
+
+    def _note_provenance(self, new: list[StagedEpisode], first: int, run_dir: Path, weights: str | None) -> None:
+        """Add to the list of the runs that the episodes came from."""
+        path = self.root / _PROVENANCE
+        runs = parse_json(path.read_text()) if path.exists() else []
+        runs.append(
+            {
+                "episodes": [first, first + len(new)],
+                "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+                "run_directory": str(run_dir),
+                "command": sys.argv,
+                "weights": weights,
+                "python": sys.version.split()[0],
+                "packages": versions(*_PACKAGES),
+            }
+        )
+        write_json(path, runs)
