@@ -66,8 +66,8 @@ class LiberoExpert:
 
 
 def play(arm: Arm) -> Skill:
-    """Bring about all goals of the task, then wait."""
-    goals = arm.world.goals
+    """Bring about all goals of the task, then wait. What is held already, where it takes over, comes first."""
+    goals = sorted(arm.world.goals, key=lambda goal: not arm.world.holds_in_hand(goal.subject))
     for _ in range(_ATTEMPTS):
         for goal in goals:
             if not arm.world.holds(goal):
@@ -92,6 +92,8 @@ def switch(arm: Arm, goal: Goal) -> Skill:
 
 def place(arm: Arm, goal: Goal) -> Skill:
     """(In x y) and (On x y): pick, carry, let go."""
+    if arm.world.holds_in_hand(goal.subject) and not arm.world.holds(goal):
+        yield from _put(arm, goal)
     tried: list[Grasp] = []
     for _ in range(_ATTEMPTS):
         yield from settle(arm)
@@ -107,6 +109,12 @@ def place(arm: Arm, goal: Goal) -> Skill:
         if not (yield from close_gripper(arm, grasp)):
             yield from release(arm)
             continue
-        yield from carry(arm, goal.subject, find_placement(arm.world, goal), lambda: arm.world.success)
-        yield from release(arm)
+        yield from _put(arm, goal)
     return arm.world.holds(goal)
+
+
+def _put(arm: Arm, goal: Goal) -> Skill:
+    """Carry what is held where it belongs, and let go."""
+    yield from carry(arm, goal.subject, find_placement(arm.world, goal), lambda: arm.world.success)
+    yield from release(arm)
+    return True

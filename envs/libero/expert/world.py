@@ -79,6 +79,13 @@ class World:
         left, right = self._data.qpos[list(self._env.robots[0]._ref_gripper_joint_pos_indexes)]
         return float(left - right)
 
+    def holds_in_hand(self, name: str) -> bool:
+        """Both fingers touch the object ``name``."""
+        if name not in self._env.objects_dict:
+            return False
+        geoms = self._env.get_object(name).contact_geoms
+        return bool(self._env._check_grasp(gripper=self._env.robots[0].gripper, object_geoms=geoms))
+
     @cached_property
     def goals(self) -> tuple[Goal, ...]:
         """The task's goal predicates."""

@@ -13,6 +13,7 @@ from embodied_rl.demonstrations.play import play_expert
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
 from embodied_rl.envs.libero.expert import LiberoExpert
+from embodied_rl.envs.libero.expert.world import World
 from embodied_rl.errors import UserError
 
 HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_10": 520}
@@ -63,6 +64,37 @@ def test_noise_varies_the_way_to_the_object_and_nothing_else(spatial: LiberoEnv)
     assert np.array_equal(way(1)[0], noisy)
     assert np.abs(noisy[:, :3] - plain[:, :3]).max() > 0.1 and np.abs(noisy).max() <= 1
     assert (noisy[:, 6] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("suite", "state", "index"), [("libero_spatial", 0, 0), pytest.param("libero_10", 233, 1, marks=pytest.mark.slow)]
+)
+def test_what_is_held_is_not_dropped_when_it_takes_over(suite: str, state: int, index: int) -> None:
+    """Another expert took the object up, the task's first or its second; this one has seen nothing of that."""
+    env = LiberoEnv(1, LiberoParams(task_suite_name=suite, cameras=()), seed=0)
+    env.reset([0], [state])
+    first, second = LiberoExpert(env), LiberoExpert(env)
+    first.reset(0)
+    name = World(env.privileged(0)).goals[index].subject
+    height = World(env.privileged(0)).frame(name).position[2]
+    for _ in range(HORIZONS[suite]):
+        env.step([0], first.act(0, None)[None])
+        world = World(env.privileged(0))
+        if world.holds_in_hand(name) and world.frame(name).position[2] > height + 0.015:
+            break
+    assert world.frame(name).position[2] > height + 0.015
+    second.reset(0)
+    grips, success = [], False
+    while not success and len(grips) < 150:
+        action = second.act(0, None)
+        held = World(env.privileged(0)).holds_in_hand(name)
+        grips.append((held, action[6]))
+        success = bool(env.step([0], action[None]).success[0])
+    env.close()
+    assert success
+    opened = next((number for number, (_, grip) in enumerate(grips) if grip < 0), len(grips))
+    assert all(held for held, _ in grips[:opened])
+    assert opened > 10, "it carries first"
 
 
 @pytest.mark.slow
