@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -342,3 +344,28 @@ def test_reinforcement_learning_goes_on_from_it(tmp_path: Path, few: Path) -> No
     )
     run(rl)
     assert len(metrics_of(only_run(rl))) >= 1
+
+
+class Mortal(DummyExpert):
+    """Kills its process once in the run."""
+
+    def reset(self, slot: int) -> None:
+        super().reset(slot)
+        marker = Path(os.environ["MORTAL"])
+        if not marker.exists() and next(marker.parent.glob("results/*/*/dagger/round_002"), None):
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_collector_that_dies_is_a_failure_to_recover_from(
+    tmp_path: Path, few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MORTAL", str(tmp_path / "a/died"))
+    options = ("cluster=process", f"dagger.expert={__name__}:Mortal", "runner.recover=auto")
+    died = finished(dagger(tmp_path / "a", few, *options))
+    assert (tmp_path / "a/died").exists()
+    monkeypatch.setenv("MORTAL", str(tmp_path / "b/died"))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/died").touch()
+    assert_same(died, finished(dagger(tmp_path / "b", few, *options)))

@@ -27,7 +27,7 @@ from embodied_rl.schema import Config, EmbodiedConfig, EmbodiedSftConfig, EnvCon
 from embodied_rl.tasks.rules import staleness_bound
 from embodied_rl.tasks.table import TASKS
 
-SHARING = ("env",)
+SHARING = ("env", "collector")
 """Components whose workers may outnumber the accelerators."""
 
 

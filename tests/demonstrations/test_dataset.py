@@ -14,11 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied_rl.demonstrations.dataset import Demonstrations
+from embodied_rl.demonstrations.dataset import Aggregate, Demonstrations
 from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.reader import CACHE
 from embodied_rl.errors import UserError
 from tests.demonstrations.lerobot.recordings import data_set, level, put
+from tests.demonstrations.recording import record
 
 
 @pytest.mark.parametrize("videos", [True, False])
@@ -181,3 +182,28 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
     pq.write_table(table.set_column(table.schema.get_field_index("action"), "action", column), path)
     with pytest.raises(UserError, match="action has numbers that are NaN or infinite"):
         Demonstrations(tmp_path, chunk=1)
+
+
+def test_several_data_sets_are_one(tmp_path: Path) -> None:
+    first, second = record(tmp_path / "a", [1, 70], image_size=16), record(tmp_path / "b", [130], image_size=16)
+    parts = [Demonstrations(first, chunk=3), Demonstrations(second, chunk=3)]
+    both, n = Aggregate(parts), parts[0].num_frames
+    assert (both.num_frames, both.num_episodes) == (n + parts[1].num_frames, 3)
+    frames = [n + 1, 0, n - 1, n, 2]  # out of order, and at the border
+    obs, actions, valid = both.sample(torch.tensor(frames))
+    for place, frame in enumerate(frames):
+        part, own = (parts[1], frame - n) if frame >= n else (parts[0], frame)
+        one, action, real = part.sample([own])
+        assert torch.equal(obs.images["agentview"][place], one.images["agentview"][0])
+        assert torch.equal(obs.state[place], one.state[0])
+        assert torch.equal(actions[place], action[0]) and torch.equal(valid[place], real[0])
+        assert (obs.instructions[place], obs.env_ids[place]) == (one.instructions[0], one.env_ids[0])
+    everything = np.concatenate([part.actions for part in parts])
+    assert both.action_statistics["mean"] == pytest.approx(everything.mean(0).tolist())
+    assert both.action_statistics["max"] == pytest.approx(everything.max(0).tolist())
+
+
+def test_data_sets_recorded_otherwise_are_no_part_of_one(tmp_path: Path) -> None:
+    parts = [Demonstrations(record(tmp_path / str(size), [1], image_size=size), chunk=3) for size in (16, 32)]
+    with pytest.raises(UserError, match=r"the data sets differ in \(state, actions, cameras\)"):
+        Aggregate(parts)
