@@ -6,8 +6,8 @@ One diagram for every task; the worker that has the policy records what it decid
     (simulators)   ◄──────────────── answers: actions ────────────────  (policy)        ◄───── weights ────  (FSDP2)
 
 In ``task=math`` and ``task=sft`` generation workers, which have prompts instead of env workers, stand in the rollout
-workers' place; in ``task=embodied_sft`` rollout workers read trajectories from a data set, and envs serve evaluations; in
-``task=dagger`` collecting workers add to that data set.
+workers' place; in ``task=embodied_sft`` rollout workers read trajectories from a data set, and envs serve evaluations;
+in ``task=dagger`` collecting workers add to that data set.
 
 Start reading at ``tasks/embodied/run.py`` (the loop, and who talks to whom), then ``contracts.py`` (every message on
 the arrows above) and ``plan.py`` (what follows from a configuration). ``launch.py`` runs the whole job.

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def test_a_round_holds_what_the_expert_does_where_the_model_leads(tmp_path: Path
     assert [line["dagger/frames"] for line in logged] == [base + new[0], base + sum(new)]
 
 
-def chosen(policy: Any, env: DummyEnv, steps: int, attempt: Any) -> Sequence[np.ndarray]:
+def chosen(policy: Any, env: DummyEnv, steps: int, attempt: Any) -> Iterator[np.ndarray]:
     """The policy's actions until the takeover, decided as it goes."""
     left: list[np.ndarray] = []
     for _ in range(steps):
