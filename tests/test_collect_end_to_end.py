@@ -142,7 +142,7 @@ def test_another_attempt_follows_a_failure(tmp_path: Path) -> None:
 
 
 def test_nothing_worth_keeping_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="none of 24 attempts succeeded, so there is nothing to keep"):
+    with pytest.raises(UserError, match="none of 24 attempts left anything to keep: none succeeded"):
         launch.run(config(tmp_path, "collect.max_episode_steps=2"))
 
 
@@ -171,7 +171,7 @@ def test_a_trained_model_may_play(tmp_path: Path) -> None:
 
 
 def test_what_makes_no_sense_is_refused_before_it_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"collect.policy=expert: no scripted expert plays env_type 'maniskill'"):
+    with pytest.raises(ConfigError, match=r"collect.expert: no scripted expert plays env_type 'maniskill'"):
         config(tmp_path, env=["env=maniskill_push_cube"])
     with pytest.raises(ConfigError, match=r"collect.policy=model: no weights are given"):
         config(tmp_path, "collect.policy=model")

@@ -55,17 +55,19 @@ class MemoryWatch:
         self._limit = limit
         self._kills = _kills()
         self._looked = -_EVERY_S
-        self._held: dict[str, Held] = {}
-        self._available = 0
+        self._seen: dict[str, tuple[Held, int]] = {}
+        """What each process held when it was last seen alive, and how many bytes were free then."""
 
     def look(self, processes: Mapping[str, int]) -> str | None:
         """A complaint where the processes, name -> id, and this one hold too much."""
         now = time.monotonic()
         if now - self._looked < _EVERY_S:
             return None
-        self._looked, self._available = now, psutil.virtual_memory().available
-        self._held = {name: held(pid) for name, pid in processes.items()}
-        everyone = {**self._held, "the driver": held(os.getpid())}
+        self._looked, available = now, psutil.virtual_memory().available
+        of_each = {name: held(pid) for name, pid in processes.items()}
+        # One that is gone holds nothing: of interest is what it held, and what was free then.
+        self._seen |= {name: (memory, available) for name, memory in of_each.items() if memory.resident}
+        everyone = {**of_each, "the driver": held(os.getpid())}
         if self._limit is None or (total := together(everyone)) <= self._limit * GIB:
             return None
         return (
@@ -79,10 +81,11 @@ class MemoryWatch:
         if killed > 0:
             why = f"the system has killed {killed} process(es) since for want of memory"
         words = f"{why}: use fewer envs or workers"
-        if name in self._held:
+        if name in self._seen:
+            memory, available = self._seen[name]
             words += (
-                f" (when last looked at it held {self._held[name].resident / GIB:.2f} GiB, and "
-                f"{self._available / GIB:.2f} GiB were free)"
+                f" (when last looked at it held {memory.resident / GIB:.2f} GiB, and "
+                f"{available / GIB:.2f} GiB were free)"
             )
         return words
 

@@ -20,7 +20,9 @@ def test_what_processes_share_is_counted_once() -> None:
 def test_memory_of_this_process_grows_with_what_it_holds() -> None:
     before = held(os.getpid())
     kept = np.ones(2**27, dtype=np.uint8)
-    assert held(os.getpid()).resident - before.resident == pytest.approx(kept.nbytes, rel=0.1)
+    assert held(os.getpid()).resident - before.resident == pytest.approx(kept.nbytes, rel=0.3), (
+        "the system may take other pages"
+    )
     assert held(2**22 + 1) == Held(0, 0), "nobody"
 
 
@@ -37,7 +39,10 @@ def test_a_killed_process_is_told_of_with_figures(tmp_path: Path, monkeypatch: p
     assert watch.of_killed("Env[0]") == "if nobody did that, the system ran out of memory: use fewer envs or workers"
     assert watch.look({"Env[0]": os.getpid()}) is None
     words = watch.of_killed("Env[0]")
-    assert "when last looked at it held " in words
+    assert "when last looked at it held " in words and "held 0.00 GiB" not in words
+    monkeypatch.setattr(memory, "_EVERY_S", 0.0)
+    assert watch.look({"Env[0]": 2**22 + 1}) is None, "it is gone by now"
+    assert watch.of_killed("Env[0]") == words
     counts.write_text("nr_free_pages 7\noom_kill 6\n")
     assert watch.of_killed("Env[0]").startswith("the system has killed 2 process(es) since for want of memory: use")
     counts.unlink()

@@ -53,7 +53,8 @@ def player_problems(env: EnvConfig, section: PlaySection) -> Iterator[str]:
             yield from error.problems
         except UserError as error:
             other = "collect.policy=model, or " if name == "collect" else ""
-            yield f"{name}.expert: {error}. Or let a trained model play: {other}{name}.teacher=<checkpoint>"
+            what = str(error).rstrip(".")
+            yield f"{name}.expert: {what}. Or let a trained model play: {other}{name}.teacher=<checkpoint>"
     if section.teacher is not None:
         try:
             resolve(section.teacher, Path(section.teacher), key=f"{name}.teacher")
