@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from pydantic import PositiveInt
@@ -51,59 +52,74 @@ class MlpPolicy(Policy):
 
     def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
         super().__init__()
-        if spec.state_dim < 1:
-            raise UserError(
-                "model_type 'mlp' acts on the env's state vector and this env gives none; use a model that acts on "
-                "images, such as 'tiny_vla', or let the env observe its state"
-            )
         self.spec, self.params = spec, params
+        features = self._build_inputs()
         shape, choices = (spec.num_action_chunks, spec.action_dim), spec.action_choices
         self.distribution_type = Categorical if choices else Normal
         outputs = spec.num_action_chunks * (sum(choices) or spec.action_dim)
         # A small last layer starts the policy near its mean, so that log_std alone sets the first exploration, or with
         # choices that are about as likely.
-        self.policy = _tanh_mlp(spec.state_dim, outputs, params, last_gain=0.01)
+        self.policy = _tanh_mlp(features, outputs, params, last_gain=0.01)
         self.log_std = None if choices else nn.Parameter(torch.full(shape, params.initial_log_std))
-        self.normalizer = RunningNormalizer(spec.state_dim) if params.normalize_observations else None
         self.value_head = (
-            _tanh_mlp(spec.state_dim, spec.values_per_chunk, params, last_gain=1.0) if spec.values_per_chunk else None
+            _tanh_mlp(features, spec.values_per_chunk, params, last_gain=1.0) if spec.values_per_chunk else None
         )
+
+    def _build_inputs(self) -> int:
+        """Make what turns observations into the networks' input; returns the number of its features."""
+        if self.spec.state_dim < 1:
+            raise UserError(
+                "model_type 'mlp' acts on the env's state vector and this env gives none; use a model that acts on "
+                "images, such as 'tiny_vla' or 'cnn', or let the env observe its state"
+            )
+        self.normalizer = RunningNormalizer(self.spec.state_dim) if self.params.normalize_observations else None
+        return self.spec.state_dim
+
+    def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
+        """What of an observation is recorded."""
+        return {"state": obs.state}
+
+    def _features(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[N,F] of what :meth:`_inputs` gave."""
+        state = inputs["state"].to(self._device)
+        return state if self.normalizer is None else self.normalizer(state)
 
     @torch.no_grad()
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
-        state = obs.state.to(self._device)
-        actions = self._distribution(state, temperature)
+        inputs = {name: tensor.to(self._device) for name, tensor in self._inputs(obs).items()}
+        features = self._features(inputs)
+        actions = self._distribution(features, temperature)
         sample = _mode(actions) if greedy else _sample(actions, generator)
         choices = bool(self.spec.action_choices)
         return PolicyOutput(
             actions=sample.float() if choices else sample.clamp(-1.0, 1.0),
             logprobs=_logprobs(actions, sample),
-            values=self._values(state),
-            replay_inputs={"state": state, "samples": sample},
+            values=self._values(features),
+            replay_inputs=inputs | {"samples": sample},
             tokens=sample if choices else None,
         )
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:
-        return require_values(self._values(obs.state.to(self._device)))
+        return require_values(self._values(self._features(self._inputs(obs))))
 
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        return {"state": obs.state, "samples": actions.long() if self.spec.action_choices else actions}
+        return self._inputs(obs) | {"samples": actions.long() if self.spec.action_choices else actions}
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
-        state = replay_inputs["state"].to(self._device)
-        actions = self._distribution(state, temperature)
+        features = self._features(replay_inputs)
+        actions = self._distribution(features, temperature)
         names = ("logits",) if isinstance(actions, Categorical) else ("loc", "scale")
         # FSDP warns of outputs that are views.
         distribution = {name: getattr(actions, name).clone() for name in names} if with_distribution else None
         return Evaluation(
-            logprobs=_logprobs(actions, replay_inputs["samples"].to(state.device)),
+            logprobs=_logprobs(actions, replay_inputs["samples"].to(features.device)),
             entropy=actions.entropy(),
-            values=self._values(state),
+            values=self._values(features),
             distribution=distribution,
         )
 
@@ -122,16 +138,13 @@ class MlpPolicy(Policy):
     def _device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def _seen(self, state: Tensor) -> Tensor:
-        return state if self.normalizer is None else self.normalizer(state)
+    def _values(self, features: Tensor) -> Tensor | None:
+        return self.value_head(features).float() if self.value_head else None
 
-    def _values(self, state: Tensor) -> Tensor | None:
-        return self.value_head(self._seen(state)).float() if self.value_head else None
-
-    def _distribution(self, state: Tensor, temperature: float) -> Normal | Categorical:
+    def _distribution(self, features: Tensor, temperature: float) -> Normal | Categorical:
         """Of [N,C,A]."""
         check_temperature(temperature)
-        outputs, spec = self.policy(self._seen(state)).float(), self.spec
+        outputs, spec = self.policy(features).float(), self.spec
         if self.log_std is not None:
             mean = outputs.unflatten(-1, (spec.num_action_chunks, spec.action_dim))
             return Normal(mean, temperature * self.log_std.float().exp(), validate_args=False)
@@ -162,12 +175,16 @@ def _tanh_mlp(inputs: int, outputs: int, params: MlpParams, *, last_gain: float)
     widths = [inputs, *[params.hidden_size] * params.num_layers]
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
-        layers += [_linear(fan_in, fan_out, math.sqrt(2.0)), nn.Tanh()]
-    return nn.Sequential(*layers, _linear(widths[-1], outputs, last_gain))
+        layers += [orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), nn.Tanh()]
+    return nn.Sequential(*layers, orthogonal(nn.Linear(widths[-1], outputs), last_gain))
 
 
-def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
+L = TypeVar("L", nn.Linear, nn.Conv2d)
+
+
+def orthogonal(layer: L, gain: float) -> L:
+    """The layer, with orthogonal weights and zero biases."""
+    assert layer.bias is not None
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

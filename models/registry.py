@@ -17,6 +17,7 @@ MODELS: Final = Registry(
     "model.model_type",
     {
         "causal_lm": "embodied_rl.models.causal_lm:CausalLMPolicy",
+        "cnn": "embodied_rl.models.cnn:CnnPolicy",
         "mlp": "embodied_rl.models.mlp:MlpPolicy",
         "openvla": "embodied_rl.models.openvla.policy:OpenVlaPolicy",
         "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",

@@ -139,3 +139,37 @@ def test_a_model_without_choices_is_refused(tmp_path: Path) -> None:
     config = small(tmp_path, "cluster=serial", "model=tiny_vla", "env.init_params.pixels=true")
     with pytest.raises(Exception, match="gives continuous actions, and this env takes choices"):
         run(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env_id", "recipe"), [("CartPole-v1", PPO), ("Pendulum-v1", PPO), ("CartPole-v1", GRPO)], ids=str
+)
+def test_convolutions_on_what_an_env_renders(tmp_path: Path, env_id: str, recipe: tuple[str, ...]) -> None:
+    """In processes and in one; resumed, evaluated; with actions that are choices and such that are not."""
+    options = (f"env.init_params.id={env_id}", "env.init_params.pixels=true", "model=cnn", *recipe)
+    options += ("env.init_params.camera_height=40", "env.init_params.camera_width=48", "env.train.total_num_envs=16")
+    options += ("model.params.image_features=32", "algorithm.n_minibatches=1", "actor.global_batch_size=null")
+    found = []
+    for name, cluster in (("a", "serial"), ("b", "process")):
+        config = small(tmp_path / name, *options, f"cluster={cluster}", "runner.max_steps=2")
+        run(config)
+        found.append(metrics_of(only_run(config)))
+    assert found[0] == found[1]
+    weights = saved_weights(only_run(config) / "checkpoints/global_step_2")
+    assert weights["cameras.agentview.0.weight"].shape == (32, 3, 8, 8)
+    first = saved_weights(only_run(config) / "checkpoints/global_step_1")
+    assert not torch.equal(first["cameras.agentview.0.weight"], weights["cameras.agentview.0.weight"])
+    part = small(tmp_path / "a", *options, "cluster=serial", "runner.max_steps=2")
+    step = only_run(part) / "checkpoints/global_step_1"
+    run(small(tmp_path / "a", *options, "cluster=serial", "runner.max_steps=2", f"runner.resume_dir={step}"))
+    resumed = saved_weights(only_run(part) / "checkpoints/global_step_2")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+
+
+def test_pictures_too_small_for_the_convolutions_are_refused(tmp_path: Path) -> None:
+    small_pictures = ("env.init_params.pixels=true", "env.init_params.camera_height=32")
+    with pytest.raises(
+        Exception, match=r"the camera agentview has 32x\d+ pixels, and the convolutions need at least 36"
+    ):
+        run(small(tmp_path, "cluster=serial", "model=cnn", *small_pictures))

@@ -14,9 +14,13 @@ STATE = PolicySpec(action_dim=2, num_action_chunks=3, state_dim=4, image_shapes=
 IMAGES = PolicySpec(
     action_dim=2, num_action_chunks=3, state_dim=4, image_shapes={"front": (32, 32)}, values_per_chunk=1
 )
+PIXELS = PolicySpec(
+    action_dim=2, num_action_chunks=3, state_dim=4, image_shapes={"front": (36, 36)}, values_per_chunk=1
+)
 LANGUAGE = PolicySpec(action_dim=1, num_action_chunks=6, state_dim=0, image_shapes={}, values_per_chunk=1)
 MODELS: dict[str, tuple[PolicySpec, dict[str, Any]]] = {
     "mlp": (STATE, {"hidden_size": 16}),
+    "cnn": (PIXELS, {"hidden_size": 16, "image_features": 16}),
     "tiny_vla": (IMAGES, {"hidden_size": 32, "num_layers": 2}),
     "causal_lm": (
         LANGUAGE,
@@ -59,6 +63,12 @@ def inputs(model: str) -> dict[str, torch.Tensor]:
     rng = torch.Generator().manual_seed(1)
     if model == "mlp":
         return {"state": torch.randn(5, 4, generator=rng), "samples": torch.randn(5, 3, 2, generator=rng)}
+    if model == "cnn":
+        return {
+            "state": torch.randn(5, 4, generator=rng),
+            "images/front": torch.randint(0, 256, (5, 36, 36, 3), generator=rng, dtype=torch.uint8),
+            "samples": torch.randn(5, 3, 2, generator=rng),
+        }
     if model == "tiny_vla":
         return {
             "words": torch.randint(1, 50, (5, 24), generator=rng),

@@ -17,11 +17,16 @@ from embodied_rl.models.registry import build_policy
 
 N, C, A, S = 5, 3, 2, 4
 SIZES: Mapping[str, dict[str, Any]] = {
+    "cnn": {"hidden_size": 64, "image_features": 64},
     "mlp": {"hidden_size": 32},
     "tiny_vla": {"hidden_size": 32, "num_layers": 2},
 }
 """The tiny size of each model."""
-IMAGES: Mapping[str, dict[str, tuple[int, int]]] = {"mlp": {}, "tiny_vla": {"agentview": (40, 32), "wrist": (32, 32)}}
+IMAGES: Mapping[str, dict[str, tuple[int, int]]] = {
+    "cnn": {"agentview": (36, 44), "wrist": (40, 40)},
+    "mlp": {},
+    "tiny_vla": {"agentview": (40, 32), "wrist": (32, 32)},
+}
 
 pytestmark = pytest.mark.parametrize("model_type", sorted(SIZES))
 
@@ -175,7 +180,7 @@ def test_shard_units_are_its_own_modules(model_type: str) -> None:
     policy = make(model_type)
     modules = set(policy.modules())
     assert all(unit in modules for unit in policy.shard_units())
-    assert len(policy.shard_units()) == {"mlp": 2, "tiny_vla": SIZES["tiny_vla"]["num_layers"]}[model_type]
+    assert len(policy.shard_units()) == {"cnn": 4, "mlp": 2, "tiny_vla": SIZES["tiny_vla"]["num_layers"]}[model_type]
 
 
 def test_a_folder_gives_the_same_policy(model_type: str, tmp_path: Path) -> None:
