@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ class SharedRolloutConfig(Section):
     the next rollout waits for the update; 1: it runs while the actor updates; more: further ahead."""
     interruptible: bool
     """Take new weights in the middle of a rollout that runs ahead, instead of after it."""
+    dtype: Literal["bfloat16", "float16"] | None
+    """Type of the weights that policies act or generate with, in evaluations, too, and of what travels to them; the
+    actor's stay as they are. null: the actor's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,6 +262,20 @@ def staleness_problems(c: Config) -> Iterator[str]:
             )
 
 
+def precision_problems(c: Config) -> Iterator[str]:
+    """Each problem of what policies act with: what was got, why it cannot be, and what to do."""
+    if not isinstance(c, EmbodiedConfig | MathConfig) or c.rollout.dtype is None:
+        return
+    got = f"rollout.dtype: got {c.rollout.dtype}"
+    if c.actor.sync_dtype not in (None, c.rollout.dtype):
+        yield f"{got} with actor.sync_dtype={c.actor.sync_dtype}; leave actor.sync_dtype out, which is the same then"
+    if isinstance(c, MathConfig) and c.rollout.backend != "hf":
+        yield (
+            f"{got}, but rollout.backend={c.rollout.backend} has a type of its own (model.params.dtype for vllm); "
+            "leave rollout.dtype out, or use rollout.backend=hf"
+        )
+
+
 def runner_problems(c: Config) -> Iterator[str]:
     """Each problem: what was got, why it cannot be, and what to do."""
     if late := [step for step in c.runner.trace_steps if step > c.runner.max_steps]:

@@ -33,6 +33,7 @@ from embodied_rl.tasks.planning import placement_of
 from embodied_rl.tasks.rules import (
     actor_problems,
     algorithm_problems,
+    precision_problems,
     replaces_env_workers,
     runner_problems,
     staleness_problems,
@@ -173,6 +174,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         yield from actor_problems(c, placement)
         yield from runner_problems(c)
         yield from staleness_problems(c)
+        yield from precision_problems(c)
         yield from algorithm_problems(c)
     yield from task.rules(c, placement)
 

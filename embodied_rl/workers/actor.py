@@ -122,7 +122,7 @@ class ActorWorker(Worker):
             require_accelerator("actor.enable_offload", context.device)
             self._state = TrainingState(training.policies, self._optimizer, context.device)
             self._state.move("cpu")
-        sync_dtype = self._config.sync_dtype
+        sync_dtype = self._config.sync_dtype or self._plan.config.rollout.dtype
         self._sender = WeightSender(
             self._policy,
             self._weights,

@@ -13,6 +13,7 @@ from embodied_rl.contracts import ActionChunk, ChunkResult, Delivery, EnvObs, Ro
 from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
+from embodied_rl.models.weights.precision import hold_in
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
@@ -49,6 +50,7 @@ class RolloutWorker(Worker):
         config = plan.config
         self._plan, self._sampling, self._seed = plan, config.algorithm.sampling_params, config.actor.seed
         self._enable_offload, self._interruptible = config.rollout.enable_offload, config.rollout.interruptible
+        self._dtype = config.rollout.dtype
         self._resident: HostWeights | None = None
         self._stages = plan.lanes.served_by(context.rank, context.world_size)
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
@@ -63,6 +65,8 @@ class RolloutWorker(Worker):
         """Build the policy; its weights come with the first :meth:`load_weights`."""
         policy = policy_of(self._plan.config.model, spec, params=self._plan.model_params)
         self._policy = policy.eval().requires_grad_(False)
+        if self._dtype is not None:
+            hold_in(policy, getattr(torch, self._dtype))
         if self._enable_offload:
             require_accelerator("rollout.enable_offload", self.context.device)
             self._resident = HostWeights(self._policy, self.context.device)

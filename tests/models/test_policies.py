@@ -14,6 +14,7 @@ from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.registry import build_policy
+from embodied_rl.models.weights.precision import hold_in
 
 N, C, A, S = 5, 3, 2, 4
 SIZES: Mapping[str, dict[str, Any]] = {
@@ -223,3 +224,25 @@ def test_imitation_makes_the_demonstrated_actions_likely(model_type: str) -> Non
         optimizer.step()
     decided = act(policy, obs, greedy=True)
     assert (decided.actions - actions).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_acts_with_rounded_weights(model_type: str, dtype: torch.dtype) -> None:
+    """Half the bytes, nearly the same decisions, and buffers and a float32 root as they were."""
+    whole, rounded = make(model_type), make(model_type)
+    hold_in(rounded, dtype)
+    sizes = [sum(p.nbytes for p in policy.parameters()) for policy in (whole, rounded)]
+    assert sizes[1] <= 0.51 * sizes[0]
+    if whole.float32_root:
+        assert rounded.get_parameter("log_std").dtype == torch.float32
+    for (name, before), (_, after) in zip(whole.named_buffers(), rounded.named_buffers(), strict=True):
+        assert torch.equal(before, after), name
+    obs = observe(model_type)
+    taken = act(rounded, obs)
+    assert taken.logprobs.dtype == taken.actions.dtype == torch.float32
+    with torch.no_grad():
+        exact = whole(taken.replay_inputs, temperature=1.0)
+    gap = (exact.logprobs - taken.logprobs).abs().mean()
+    assert 0 < gap < 0.05
+    assert taken.values is not None and exact.values is not None
+    assert torch.allclose(taken.values, exact.values, atol=0.1)

@@ -16,6 +16,7 @@ from embodied_rl.language.engines.sampling import draw_uniforms, next_tokens
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.causal_lm import position_ids
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
+from embodied_rl.models.weights.precision import hold_in
 from embodied_rl.schema import GenerationConfig, ModelConfig
 
 _SHRINK = 0.75
@@ -37,6 +38,8 @@ class HfBackend(GenerationBackend):
                 "leave them out, or use the engine that they belong to, such as rollout.backend=vllm"
             )
         policy = causal_lm("hf", model, spec)
+        if config.dtype is not None:
+            hold_in(policy, getattr(torch, config.dtype))
         self._policy, self._resident = policy, None
         if config.enable_offload:
             require_accelerator("rollout.enable_offload", device)
