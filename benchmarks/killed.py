@@ -1,7 +1,8 @@
 """Runs whose env workers are killed, beside runs that nobody disturbs: ``python -m benchmarks.killed OVERRIDES``.
 
-For each seed the run is made twice, the second time with a random env worker killed (SIGKILL) every few seconds. Lost
-rollouts are made again, so the two should log the same, number for number: that is what passes.
+For each seed the run is made twice, the second time with a random env worker killed (SIGKILL) every few seconds, at
+most once a training step: where rollouts take longer than the time between kills none would ever end. Lost rollouts are
+made again, so the two should log the same, number for number: that is what passes.
 """
 
 from __future__ import annotations
@@ -43,30 +44,34 @@ class Outcome:
 
 
 def play(overrides: Sequence[str], out: Path, every: float | None, seed: int) -> Outcome:
-    """Make a run; with ``every``, kill one of its env workers every so many seconds once training has begun."""
+    """Make a run; with ``every``, kill one of its env workers so many seconds after the last, in a step of its own."""
     out.mkdir(parents=True)
     command = [sys.executable, "train.py", *overrides, f"actor.seed={seed}", f"env.seed={seed}", "runner.report=false"]
     command += [f"runner.output_dir={out}", f"env.eval.video_cfg.video_base_dir={out}", "env.max_restarts=1000000"]
-    rng, kills, began = random.Random(seed), 0, time.monotonic()
+    rng, kills, began, killed_in = random.Random(seed), 0, time.monotonic(), 0
     with (out / "run.txt").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        due = began
+        due = began + (every or 0.0)
         while process.poll() is None:
             time.sleep(0.2)
-            trains = next(out.glob("*/*/metrics.jsonl"), None) is not None
-            due = due if trains else time.monotonic() + (every or 0.0)
-            if every is not None and trains and time.monotonic() >= due:
-                workers = [child for child in psutil.Process(process.pid).children() if "EnvGroup" in child.name()]
-                if workers:
-                    rng.choice(workers).send_signal(signal.SIGKILL)
-                    kills += 1
-                due = time.monotonic() + every
+            if every is None or time.monotonic() < due or (logged := len(_logged(out))) == killed_in:
+                continue
+            workers = [child for child in psutil.Process(process.pid).children() if "EnvGroup" in child.name()]
+            if workers:
+                rng.choice(workers).send_signal(signal.SIGKILL)
+                kills += 1
+            due, killed_in = time.monotonic() + every, logged
     seconds = time.monotonic() - began
-    file = next(out.glob("*/*/metrics.jsonl"), None)
-    lines = [] if file is None else [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for line in _logged(out)]
     restarts = max((int(line.get("env/restarts", 0)) for line in lines), default=0)
     kept = [{key: value for key, value in line.items() if not key.startswith(_UNLIKE)} for line in lines]
     return Outcome(status=process.returncode, seconds=seconds, kills=kills, lines=kept, restarts=restarts)
+
+
+def _logged(out: Path) -> list[str]:
+    """The lines of the run's ``metrics.jsonl``; none before the first step is finished."""
+    file = next(out.glob("*/*/metrics.jsonl"), None)
+    return [] if file is None else file.read_text().splitlines()
 
 
 def same(left: Outcome, right: Outcome) -> bool:
