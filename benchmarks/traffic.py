@@ -79,8 +79,8 @@ class CountingBackend(SerialBackend):
         super().__init__()
         self.counted: list[CountingChannel] = []
 
-    def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
-        del keys
+    def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int] = ()) -> Channel:
+        del keys, readers
         self.counted.append(CountingChannel(name, capacity))
         self._channels.append(self.counted[-1])
         return self.counted[-1]

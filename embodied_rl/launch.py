@@ -33,6 +33,7 @@ from embodied_rl.monitoring.status import StatusWriter
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.registry import load_class
 from embodied_rl.report.recording import recorded
+from embodied_rl.runtime.host import Host
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.signals import Terminated, terminable
@@ -40,7 +41,7 @@ from embodied_rl.runtime.trace import DRIVER, Trace, TracePlan, merge
 from embodied_rl.runtime.worker import Backend, WorkerError, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.tasks.hooks import Hooks
-from embodied_rl.tasks.planning import plan_of
+from embodied_rl.tasks.planning import node_groups_of, placement_of, plan_of
 from embodied_rl.tasks.recovery import Recovery, aside
 from embodied_rl.tasks.reporting import end_of
 from embodied_rl.tasks.saving import CheckpointSaver
@@ -122,6 +123,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
         backend.on_progress(progress.hear)
         progress.describe("starting workers")
         wiring = wiring_of(plan, backend)
+        backend.check_shared(str(run_dir))
         groups = wiring.connect()
         console.print(f"{config.cluster.backend} backend: {wiring.describe()}", highlight=False)
         if start.resumed:
@@ -166,7 +168,16 @@ def make_backend(config: Config, trace: TracePlan | None = None) -> Backend:
     """The backend that ``cluster.backend`` names."""
     if config.cluster.backend == "serial":
         return SerialBackend(trace)
-    return ProcessBackend(config.cluster.stall_timeout, trace, config.cluster.memory_limit)
+    host = _cluster(config) if config.cluster.backend == "ray" else None
+    return ProcessBackend(config.cluster.stall_timeout, trace, config.cluster.memory_limit, host)
+
+
+def _cluster(config: Config) -> Host:
+    from embodied_rl.runtime.cluster import ClusterHost  # a run on one machine needs none of it
+    from embodied_rl.runtime.ray_nodes import RayNodes
+
+    nodes = RayNodes(config.cluster.address, node_groups_of(config))
+    return ClusterHost(nodes, placement_of(config).node_of())
 
 
 def wiring_of(plan: RunPlan[Any], backend: Backend) -> Wiring[Any]:

@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly VENV=.venv STAMP=.venv/.setup-stamp UNFINISHED=.venv/.setup-unfinished LOG=.venv/setup.log
 readonly PINS=constraints/pins.txt HASHES=constraints/libero-hashes.txt
-readonly EXTRAS="${EXTRAS:-libero,maniskill,robosuite,metaworld,pusht,smollm2,wandb,dev,docs}"
+readonly EXTRAS="${EXTRAS:-libero,maniskill,robosuite,metaworld,pusht,smollm2,ray,wandb,dev,docs}"
 readonly TORCH_INDEX_URL="${TORCH_INDEX_URL:-}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
 unset PYTHONHOME PYTHONPATH PIP_REQUIRE_VIRTUALENV PIP_TARGET PIP_USER PIP_PREFIX || true

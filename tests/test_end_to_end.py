@@ -55,8 +55,8 @@ def rollout(config: Config) -> list[Trajectory]:
     channels: dict[str, Channel] = {}
     make = backend.channel
 
-    def recording(name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
-        channels[name] = make(name, keys, capacity)
+    def recording(name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int] = ()) -> Channel:
+        channels[name] = make(name, keys, capacity, readers)
         return channels[name]
 
     backend.channel = recording  # type: ignore[method-assign]

@@ -17,6 +17,10 @@ on_wait: Callable[[str | None], None] = _nobody
 one that waits is none that hangs."""
 
 
+over_nodes: dict[int, Channel] = {}
+"""This process' ends of channels over several nodes, by their numbers."""
+
+
 class ChannelClosed(RuntimeError):
     """Somebody closed the channel; nothing goes in or out any more, messages still waiting are given up."""
 

@@ -64,6 +64,16 @@ class Encoded:
             else:
                 np.copyto(target.view(array.dtype).reshape(array.shape), array)
 
+    def parts(self) -> list[Any]:
+        """The message as buffers that follow each other, for a socket; they refer to the message's tensors."""
+        end = _LENGTH.size + len(self._stream)
+        parts: list[Any] = [_LENGTH.pack(len(self._stream)), self._stream, bytes(self._start - end)]
+        at = 0
+        for array, offset in self._blocks.found:
+            parts += [bytes(offset - at), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
+            at = offset + array.nbytes
+        return parts
+
 
 def encode(item: Any) -> Encoded:
     """Prepare ``item`` for :meth:`Encoded.write`. No block is copied yet.

@@ -192,12 +192,12 @@ class ClosedFlag:
         os.eventfd_write(self.event_fd, 1)
 
 
-def wait_readable(fds: tuple[int, ...], seconds: float | None) -> None:
-    """Sleep until one of ``fds`` can be read or the time is over."""
+def wait_readable(fds: tuple[int, ...], seconds: float | None) -> list[int]:
+    """Sleep until one of ``fds`` can be read or the time is over; returns those that can."""
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
-    poller.poll(None if seconds is None else min(seconds * 1000 + 1, 2**31 - 1))
+    return [fd for fd, _ in poller.poll(None if seconds is None else min(seconds * 1000 + 1, 2**31 - 1))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +220,8 @@ class SharedMemoryChannel:
     """
 
     MAX_CAPACITY = TokenQueue.MAX_LIMIT
+    LARGEST = SlotMemory.SLOT_BYTES
+    """Bytes of a message."""
 
     def __init__(self, name: str, keys: Sequence[Hashable], capacity: int, context: BaseContext) -> None:
         """
@@ -329,10 +331,48 @@ class SharedMemoryChannel:
     def depth(self) -> dict[Hashable, int]:
         return {key: len(lane.filled) for key, lane in self._lanes.items()}
 
+    def reserve(self, key: Hashable, stop: int) -> int | None:
+        """A place of the lane, to be written to its :meth:`window` and then given to :meth:`commit` or
+        :meth:`give_back`; None if ``stop``, a file descriptor, can be read before there is one.
+
+        Raises:
+            ChannelClosed.
+        """
+        lane = self._lane(key)
+        while True:
+            self.check_open()
+            token = lane.free.pop() or lane.unused.pop()
+            if token is not None:
+                return token[0]
+            if stop in wait_readable((lane.free.read_fd, self._closed.event_fd, stop), None):
+                return None
+
+    def window(self, slot: int, nbytes: int) -> Bytes:
+        """Memory of a reserved place, at least so many bytes."""
+        return self._memory.window(slot, nbytes)
+
+    def commit(self, key: Hashable, slot: int, nbytes: int) -> None:
+        """The place holds a message: append it to the lane."""
+        self._lane(key).filled.push(slot, nbytes)
+
+    def give_back(self, key: Hashable, slot: int) -> None:
+        """The reserved place is not needed."""
+        self._lane(key).free.push(slot, 0)
+
+    @property
+    def closed_fd(self) -> int:
+        """A file descriptor that can be read once the channel is closed."""
+        return self._closed.event_fd
+
+    @property
+    def closed_error(self) -> str | None:
+        """The error it was closed with."""
+        return self._closed.error
+
     def _receive(self, key: Hashable, timeout: float | None, started: float) -> Any:
         lane = self._lane(key)
         if self._kept[key]:
-            self._check_open()
+            self.check_open()
             return self._kept[key].popleft()
         slot, nbytes = self._take(lane.filled, key, timeout, started)
         try:
@@ -352,7 +392,7 @@ class SharedMemoryChannel:
         announced, began = False, time.monotonic()
         try:
             while True:
-                self._check_open()
+                self.check_open()
                 token = queue.pop()
                 if token is None and spare is not None:
                     token = spare.pop()
@@ -384,7 +424,8 @@ class SharedMemoryChannel:
             "look at its log and stack, or allow a longer timeout."
         )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ChannelClosed if it is."""
         if self._closed:
             raise ChannelClosed(self.name, self._closed.error)
 

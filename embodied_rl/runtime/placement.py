@@ -56,11 +56,23 @@ def parse_ranks(text: str | int, num_slots: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSlots:
+    """The slots of one node of several: ``first`` to ``first + count - 1``."""
+
+    group: str
+    first: int
+    count: int
+    accelerators: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Which slots each component's workers sit on. Worker rank i of a component is on ``slots[component][i]``."""
 
     slots: Mapping[str, tuple[int, ...]]
     num_accelerators: int
+    nodes: tuple[NodeSlots, ...] = ()
+    """Empty: this machine alone."""
 
     def world_size(self, component: str) -> int:
         return len(self.slots[component])
@@ -70,7 +82,34 @@ class Placement:
 
         Where a component's workers outnumber the accelerators, slots start again from accelerator 0.
         """
-        return f"cuda:{self.slots[component][rank] % self.num_accelerators}" if self.num_accelerators else "cpu"
+        slot, count = self.slots[component][rank], self.num_accelerators
+        if self.nodes:
+            node = self.nodes[self.node_of()[slot]]
+            slot, count = slot - node.first, node.accelerators
+        return f"cuda:{slot % count}" if count else "cpu"
+
+    def node_of(self) -> list[int]:
+        """The node of each slot."""
+        return [index for index, node in enumerate(self.nodes) for _ in range(node.count)]
+
+    def drawn(self) -> str:
+        """The nodes, a line each, with who is on their slots."""
+        return draw(self.nodes, self.slots)
+
+
+def draw(nodes: Sequence[NodeSlots], slots: Mapping[str, Sequence[int]]) -> str:
+    """The nodes, a line each, with who is on their slots."""
+    lines = []
+    for index, node in enumerate(nodes):
+        own = range(node.first, node.first + node.count)
+        here = [
+            f"{name} {', '.join(map(str, ranks))}"
+            for name, all_ranks in slots.items()
+            if (ranks := sorted({*all_ranks} & {*own}))
+        ]
+        kind = f"{node.accelerators} accelerator(s)" if node.accelerators else "no accelerator"
+        lines.append(f"  node {index} ({node.group}, {kind}), ranks {own[0]}-{own[-1]}: {'; '.join(here) or 'nobody'}")
+    return "\n".join(lines)
 
 
 def parse_placement(
@@ -79,6 +118,7 @@ def parse_placement(
     *,
     sharing: Sequence[str] = (),
     num_accelerators: int | None = None,
+    nodes: Sequence[NodeSlots] = (),
 ) -> Placement:
     """Read ``cluster.component_placement``; every one of ``components`` must be placed exactly once.
 
@@ -86,12 +126,16 @@ def parse_placement(
         sharing: components whose workers need no accelerator to themselves (simulators on the CPU): several may be on
             one, so the machine's accelerators do not limit their ranks.
         num_accelerators: None counts this machine's.
+        nodes: of a cluster, through which ranks count; ``sim:0-3`` are the first four of the group ``sim``. Empty: this
+            machine.
 
     Raises:
         PlacementError: bad syntax, a component that is missing, unknown or placed twice, or a rank without accelerator.
     """
     accelerators = count_accelerators() if num_accelerators is None else num_accelerators
     num_slots = accelerators or len(os.sched_getaffinity(0))
+    if nodes:
+        accelerators, num_slots = 0, sum(node.count for node in nodes)
     slots: dict[str, tuple[int, ...]] = {}
     for names, text in component_placement.items():
         for name in (part.strip() for part in str(names).split(",")):
@@ -102,7 +146,7 @@ def parse_placement(
             if name in slots:
                 raise PlacementError(f"component {name!r} is placed twice")
             try:
-                slots[name] = parse_ranks(text, num_slots)
+                slots[name] = _ranks_on(nodes, str(text), num_slots) if nodes else parse_ranks(text, num_slots)
             except PlacementError as error:
                 raise PlacementError(f"{name}: {error}") from None
             if accelerators and max(slots[name]) >= accelerators and name not in sharing:
@@ -113,7 +157,35 @@ def parse_placement(
     missing = [name for name in components if name not in slots]
     if missing:
         raise PlacementError(f"no ranks for {', '.join(missing)}; every component needs some, e.g. {missing[0]}: 0")
-    return Placement(slots=slots, num_accelerators=accelerators)
+    placement = Placement(slots=slots, num_accelerators=accelerators, nodes=tuple(nodes))
+    if nodes:
+        _check_nodes(placement, num_slots, sharing)
+    return placement
+
+
+def _ranks_on(nodes: Sequence[NodeSlots], text: str, num_slots: int) -> tuple[int, ...]:
+    group, _, ranks = text.strip().rpartition(":")
+    if not group:
+        return parse_ranks(ranks, num_slots)
+    own = [node for node in nodes if node.group == group.strip()]
+    if not own:
+        raise PlacementError(f"got group {group!r}, expected {', '.join(dict.fromkeys(n.group for n in nodes))}")
+    count = sum(node.count for node in own)
+    found = parse_ranks(ranks, count)
+    if found[-1] >= count:
+        raise PlacementError(f"got {group}:{found[-1]}, but that group has ranks 0-{count - 1}")
+    return tuple(own[0].first + rank for rank in found)
+
+
+def _check_nodes(placement: Placement, num_slots: int, sharing: Sequence[str]) -> None:
+    for name, ranks in placement.slots.items():
+        problem = f"but the nodes have ranks 0-{num_slots - 1}" if ranks[-1] >= num_slots else None
+        for rank in ranks if problem is None and name not in sharing else ():
+            node = placement.nodes[placement.node_of()[rank]]
+            if node.accelerators and rank - node.first >= node.accelerators:
+                problem = f"but of ranks {node.first}-{node.first + node.count - 1} only {node.accelerators} have one"
+        if problem:
+            raise PlacementError(f"{name}: got ranks {list(ranks)}, {problem}:\n{placement.drawn()}")
 
 
 _WRITTEN: Final = re.compile(r"\+{0,2}cluster\.component_placement(?:\.([\w, ]+))?=(.*)", re.DOTALL)

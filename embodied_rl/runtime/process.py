@@ -1,31 +1,24 @@
-"""The process backend: each worker in a process of its own, on this node.
+"""The process backend: each worker in a process of its own, on this node or, by another host, on several.
 
-The driver holds one pipe per worker: calls go down, results, progress and failures come up. While it waits for any
-result it watches every worker, so a failure anywhere ends the run at once, whoever was being waited for.
+The driver holds one connection per worker: calls go down, results, progress and failures come up. While it waits for
+any result it watches every worker, so a failure anywhere ends the run at once, whoever was being waited for.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing as mp
-import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
-import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from multiprocessing import resource_tracker
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, Final, NoReturn
 
 from embodied_rl.channel.base import Channel, run_blocking
-from embodied_rl.channel.shared_memory import SharedMemoryChannel
-from embodied_rl.runtime import process_worker, signals
-from embodied_rl.runtime.memory import GIB, MemoryWatch, held
+from embodied_rl.runtime import signals
+from embodied_rl.runtime.host import Host, LocalHost, WorkerProcess
+from embodied_rl.runtime.memory import GIB, MemoryWatch
 from embodied_rl.runtime.trace import Trace, TracePlan
 from embodied_rl.runtime.worker import (
     Abandoned,
@@ -56,9 +49,9 @@ _STUCK_S: Final = 30.0
 class _Process:
     """The driver's end of one worker."""
 
-    def __init__(self, context: WorkerContext, process: BaseProcess, pipe: Connection, spec: GroupSpec) -> None:
+    def __init__(self, context: WorkerContext, process: WorkerProcess, pipe: Connection, spec: GroupSpec) -> None:
         self.context, self.process, self.pipe, self.spec = context, process, pipe, spec
-        self.name, self.pid = context.name, process.pid or 0  # it was started
+        self.name, self.pid = context.name, process.pid
         self.unanswered = 0
         """Number of calls under way."""
         self.ready = False
@@ -101,13 +94,6 @@ class _Process:
             self.failure = (content[0], content[1])
         return kind, content
 
-    def kill(self) -> None:
-        """End it at once, and all processes that it started, even if it has ended itself."""
-        if self.running:
-            self.process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody left, or it got no group yet
-            os.killpg(self.pid, signal.SIGKILL)
-
 
 class ProcessHandle:
     def __init__(self, backend: ProcessBackend, tickets: list[int]) -> None:
@@ -138,7 +124,7 @@ class ProcessGroup:
         new: list[_Process] = []
         for index, process in enumerate(self._processes):
             if process.lost is not None:
-                self._processes[index] = self._backend.spawn(process.spec, process.context.rank, process.context.device)
+                self._processes[index] = self._backend.spawn(process.spec, process.context)
                 new.append(self._processes[index])
         self._backend.collect([self._backend.send(p, method.__name__, args, kwargs) for p in new])
         return len(new)
@@ -152,14 +138,21 @@ class ProcessBackend:
         stall_timeout: seconds without any sign of life after which :meth:`collect` gives up.
         trace: what the workers trace.
         memory_limit: GiB that the run's processes may hold together; None: any number.
+        host: where the workers run; None: here. The backend closes it.
     """
 
-    def __init__(self, stall_timeout: float, trace: TracePlan | None = None, memory_limit: float | None = None) -> None:
+    def __init__(
+        self,
+        stall_timeout: float,
+        trace: TracePlan | None = None,
+        memory_limit: float | None = None,
+        host: Host | None = None,
+    ) -> None:
         self._trace = trace
         self._memory = MemoryWatch(memory_limit)
-        self._context = mp.get_context("spawn")
+        self._host = host or LocalHost()
         self._stall_timeout = stall_timeout
-        self._channels: list[SharedMemoryChannel] = []
+        self._channels: list[Channel] = []
         self._processes: list[_Process] = []
         self._results: dict[int, Any] = {}
         self._ticket = 0
@@ -167,48 +160,39 @@ class ProcessBackend:
         """Ticket of an unanswered call -> who is to answer it."""
         self._callback: Callable[[WorkerProgress], None] = lambda progress: None
         self._failure: WorkerError | UserFailure | None = None
-        self._scratch = tempfile.mkdtemp(prefix="embodied_rl-")
         self._open = contextlib.ExitStack()
         atexit.register(self.shutdown)  # before multiprocessing's own hook, which would wait for the workers for ever
 
-    def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
-        channel = SharedMemoryChannel(name, keys, capacity, self._context)
+    def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int] = ()) -> Channel:
+        channel = self._host.channel(name, keys, capacity, readers)
         self._channels.append(channel)
         return channel
 
     def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
         self._open.enter_context(signals.stacks_on_request(self._show_stacks))
-        # multiprocessing starts it with the first process, and then unblocks the signals that we block.
-        resource_tracker.ensure_running()
         groups: list[WorkerGroup] = []
         for spec in specs:
-            processes = [self.spawn(spec, rank, device) for rank, device in enumerate(spec.devices)]
+            meeting = self._host.rendezvous(spec)
+            processes = [self.spawn(spec, self._identity(spec, rank, meeting)) for rank in range(len(spec.devices))]
             groups.append(ProcessGroup(spec.name, processes, self))
         return groups
 
-    def spawn(self, spec: GroupSpec, rank: int, device: str) -> _Process:
-        """Start a worker."""
-        context = WorkerContext(
+    def _identity(self, spec: GroupSpec, rank: int, rendezvous: str) -> WorkerContext:
+        return WorkerContext(
             group=spec.name,
             rank=rank,
             world_size=len(spec.devices),
-            device=device,
+            device=spec.devices[rank],
             num_threads=spec.num_threads,
-            rendezvous=os.path.join(self._scratch, f"{spec.name}.rendezvous"),
+            rendezvous=rendezvous,
             trace=Trace(f"{spec.name}[{rank}]", self._trace),
         )
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=process_worker.main,
-            args=(context, process_worker.PickledWorker(spec.worker, spec.arguments), theirs, os.getpid()),
-            name=context.name,
-            daemon=False,  # an env worker may have children of its own
-        )
+
+    def spawn(self, spec: GroupSpec, context: WorkerContext) -> _Process:
+        """Start a worker."""
         with signals.deferred():  # a process that has been started is one that we know of
-            with signals.blocked_in_children(), _own_main():
-                process.start()
-            self._processes.append(_Process(context, process, ours, spec))
-        theirs.close()
+            process, pipe = self._host.start(context, spec)
+            self._processes.append(_Process(context, process, pipe, spec))
         return self._processes[-1]
 
     def send(self, process: _Process, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -264,7 +248,7 @@ class ProcessBackend:
 
     def retire(self, processes: Sequence[_Process], most: int) -> list[str]:
         """End those of the processes, which have no call under way, that hold more bytes than ``most``."""
-        sizes = [(p, held(p.pid).resident) for p in processes if p.lost is None]
+        sizes = [(p, p.process.resident()) for p in processes if p.lost is None]
         return [self._lose(p, f"{p.name} held {size / GIB:.2f} GiB") for p, size in sizes if size > most]
 
     def check_present(self, processes: Sequence[_Process]) -> None:
@@ -281,6 +265,7 @@ class ProcessBackend:
             if self._receive(min(left, _POLL_S)):
                 last_sign = time.monotonic()
             self._watch_memory()
+            self._watch_nodes()
             for process in [p for p in self._processes if p.spec.expendable and p.spec.timeout is not None]:
                 silent = time.monotonic() - max(process.last_sign, began)
                 if process.unanswered and process.reported and not process.waiting and silent > process.spec.timeout:  # type: ignore[operator]
@@ -288,9 +273,19 @@ class ProcessBackend:
                     self._lose(process, f"{process.name} hung: no sign of life for {silent:.0f} s, its stack is above")
 
     def _watch_memory(self) -> None:
-        if complaint := self._memory.look({p.name: p.pid for p in self._processes}):
+        if complaint := self._memory.look({p.name: p.pid for p in self._processes if p.process.here}):
             self._failure = WorkerError(complaint)
             raise self._failure
+
+    def _watch_nodes(self) -> None:
+        if complaint := self._host.look():
+            self._failure = WorkerError(complaint)
+            self._close_channels()
+            raise self._failure
+
+    def _close_channels(self) -> None:
+        for channel in self._channels:
+            channel.close(str(self._failure))
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -338,11 +333,13 @@ class ProcessBackend:
         if process.failure is not None and process.failure[0]:
             self._fail()
         process.process.join(_KILL_S)
+        if process.process.lost is not None:  # the node's other workers are, too, and its lanes
+            self._fail()
         self._lose(process, self._describe_end(process))
 
     def _lose(self, process: _Process, how: str) -> str:
         with signals.deferred():
-            process.kill()
+            process.process.kill()
             process.process.join(_STUCK_S)
             process.pipe.close()
             process.lost = how
@@ -356,6 +353,8 @@ class ProcessBackend:
         return self._describe_exit(process)
 
     def _describe_exit(self, process: _Process) -> str:
+        if process.process.lost is not None:
+            return f"{process.name} (process {process.pid}) is lost: {process.process.lost}"
         code = process.process.exitcode
         if code is not None and code < 0:
             name = next((s.name for s in signal.Signals if s == -code), "a real-time signal")
@@ -371,9 +370,8 @@ class ProcessBackend:
             print(f"--- {process.name} is starting ---", file=sys.stderr, flush=True)
             return
         print(f"--- stack of {process.name} ---", file=sys.stderr, flush=True)
-        if process.running:
-            os.kill(process.pid, signal.SIGUSR1)
-            time.sleep(0.2)  # so that stacks do not interleave
+        process.process.show_stack()
+        time.sleep(0.2)  # so that stacks do not interleave
 
     def _fail(self) -> NoReturn:
         """Raise for the worker that failed, and for all others that have failed by then: deaths first."""
@@ -399,8 +397,7 @@ class ProcessBackend:
             texts += [f"{p.name} failed:\n{p.failure[1].rstrip()}" for p in failed if p.failure and not p.failure[0]]
             texts += [f"{p.name} closed its connection, but runs." for p in dying if p.running]
             self._failure = WorkerError("\n\n".join(texts))
-        for channel in self._channels:
-            channel.close(str(self._failure))
+        self._close_channels()
         raise self._failure
 
     def _show_stacks(self) -> None:
@@ -425,6 +422,9 @@ class ProcessBackend:
         )
         raise self._failure
 
+    def check_shared(self, folder: str) -> None:
+        self._host.check_shared(folder)
+
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)
         self._open.close()
@@ -435,13 +435,13 @@ class ProcessBackend:
             for process in self._processes:
                 process.pipe.close()  # what a worker waits for between calls
                 if not process.ready:
-                    process.kill()
+                    process.process.kill()
             self._wait_for_workers(signalled)
             for process in self._processes:
-                process.kill()
+                process.process.kill()
             self._reap()
             self._channels.clear()
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._host.close()
 
     def _drain(self) -> None:
         """Learn who is ready."""
@@ -481,17 +481,5 @@ class ProcessBackend:
         self._processes.clear()
 
 
-@contextlib.contextmanager
-def _own_main() -> Iterator[None]:
-    """Processes started in the block do not execute the user's script again, which multiprocessing has them do: a
-    script without ``__main__`` guard would start a run in every worker."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _sentinels(processes: Iterable[_Process]) -> list[int]:
-    return [p.process.sentinel for p in processes]
+def _sentinels(processes: Iterable[_Process]) -> list[Any]:
+    return list(dict.fromkeys(p.process.sentinel for p in processes))  # those of a node have one together

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -35,11 +35,11 @@ is_worker: bool = False
 """This process is a worker of a run."""
 
 
-class PickledWorker:
-    """A worker's class and arguments. Arrives as ``bytes``, for :func:`main` to open when it is ready for an error."""
+class Pickled:
+    """Arrives as ``bytes``, for :func:`main` to open when it is ready for an error."""
 
-    def __init__(self, worker: Callable[..., Worker], arguments: Mapping[str, Any]) -> None:
-        self._content = (worker, dict(arguments))
+    def __init__(self, content: Any) -> None:
+        self._content = content
 
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (bytes(ForkingPickler.dumps(self._content)),)
@@ -72,11 +72,17 @@ class _Driver:
         return pickle.loads(data)
 
 
-def main(context: WorkerContext, pickled: bytes, pipe: Connection, driver_pid: int) -> NoReturn:
-    """Build the worker, then answer calls until the driver closes the pipe."""
+def main(context: WorkerContext, pickled: bytes, pipe: Connection, parent_pid: int, channels: bytes) -> NoReturn:
+    """Build the worker, then answer calls until the driver closes the pipe.
+
+    Args:
+        pickled: the worker's class and its arguments.
+        parent_pid: of the process that started this one.
+        channels: ends of channels over several nodes, which the arguments name by their numbers; None: there are none.
+    """
     global is_worker
     is_worker = True
-    signals.die_with_parent(driver_pid)
+    signals.die_with_parent(parent_pid)
     signals.show_as(context.name)
     os.setpgid(0, 0)  # with its children, so that they can be killed together
     for number in (signal.SIGINT, signal.SIGHUP):  # the driver decides what they mean
@@ -91,7 +97,7 @@ def main(context: WorkerContext, pickled: bytes, pipe: Connection, driver_pid: i
     driver = _Driver(pipe)
     worker: Worker | None = None
     try:
-        worker = _build(context, pickled, driver)
+        worker = _build(context, pickled, driver, channels)
         driver.send("ready")
         base.on_wait = lambda what: driver.send("waiting", what)
         DataWatch(lambda: driver.send("alive")).start()
@@ -116,7 +122,8 @@ def _report(driver: _Driver, by_user: bool, text: str) -> None:
         driver.send("failure", by_user, text)
 
 
-def _build(context: WorkerContext, pickled: bytes, driver: _Driver) -> Worker:
+def _build(context: WorkerContext, pickled: bytes, driver: _Driver, channels: bytes) -> Worker:
+    base.over_nodes = pickle.loads(channels) or {}
     worker_class, arguments = pickle.loads(pickled)
     if torch := sys.modules.get("torch"):  # the user's main module may have brought it in before the variables were set
         torch.set_num_threads(context.num_threads)

@@ -74,8 +74,8 @@ class SerialBackend:
         self._callback: Callable[[WorkerProgress], None] | None = None
         self._threads = torch.get_num_threads()
 
-    def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
-        del keys  # lanes appear as they are used
+    def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int] = ()) -> Channel:
+        del keys, readers  # lanes appear as they are used
         channel = InProcessChannel(name, capacity)
         self._channels.append(channel)
         return channel
@@ -111,6 +111,9 @@ class SerialBackend:
     def _report(self, worker: str, what: str, done: int, total: int, fraction: float | None = None) -> None:
         if self._callback is not None:
             self._callback(WorkerProgress(worker=worker, what=what, done=done, total=total, fraction=fraction))
+
+    def check_shared(self, folder: str) -> None:
+        pass
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all of it, last line first, whatever raises

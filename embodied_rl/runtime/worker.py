@@ -1,8 +1,8 @@
 """Workers and groups of them, independent of how they run.
 
 A :class:`Worker` is a class with a life cycle; a :class:`WorkerGroup` is its ranks, addressed together. A *backend*
-(``serial.py``, ``process.py``; one over several nodes would be a third file) makes groups and channels, delivers calls
-and brings back results or failures.
+(``serial.py``, ``process.py``; the latter on one node or, by ``cluster.py``, on several) makes groups and channels,
+delivers calls and brings back results or failures.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WorkerContext:
     num_threads: int
     """CPU threads for torch and the numerical libraries."""
     rendezvous: str
-    """A file that the group's ranks share, for ``torch.distributed``'s initialisation."""
+    """A file that the group's ranks share, or ``tcp://host:port`` of rank 0's node: for ``torch.distributed``."""
     trace: Trace = field(default_factory=lambda: Trace(""))
     report_progress: ReportProgress = field(default=_ignore_progress)
 
@@ -99,6 +99,8 @@ class GroupSpec:
     arguments: Mapping[str, Any]
     devices: Sequence[str]
     num_threads: int
+    slots: Sequence[int] = ()
+    """Of each worker, which node it is on; empty: all are here."""
     expendable: bool = False
     """A worker that is lost can be replaced (:meth:`WorkerGroup.replace`): its loss is :class:`WorkersLost`."""
     timeout: float | None = None
@@ -162,8 +164,13 @@ class WorkerGroup(Protocol):
 class Backend(Protocol):
     """A way to run workers."""
 
-    def channel(self, name: str, keys: Sequence[Hashable], capacity: int) -> Channel:
-        """A channel for the workers of this run. Make channels before the groups that use them."""
+    def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int] = ()) -> Channel:
+        """A channel for the workers of this run. Make channels before the groups that use them.
+
+        Args:
+            readers: for each key the slot (:class:`~embodied_rl.runtime.placement.Placement`) of the one worker that
+                takes its messages; empty: all are on one node.
+        """
         ...
 
     def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
@@ -178,6 +185,10 @@ class Backend(Protocol):
         """Let workers that wait for a message of ``channel`` return, so that they can answer a last call before the
         shutdown: under each of ``keys`` they get :class:`Abandoned`. What other workers do is of no interest any more.
         """
+        ...
+
+    def check_shared(self, folder: str) -> None:
+        """Raise UserError unless all nodes of the run have the same folder there."""
         ...
 
     def shutdown(self) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from embodied_rl.schema.types import Fraction, Interval, PositiveFloat, PositiveInt, Section, ThreadCount
+from embodied_rl.schema.types import (
+    Fraction,
+    Interval,
+    NonEmptyString,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    ThreadCount,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +89,33 @@ class RunnerConfig(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroupConfig(Section):
+    """Nodes of one kind."""
+
+    nodes: PositiveInt = 1
+    """How many."""
+    slots: PositiveInt = 1
+    """Ranks on each."""
+    accelerators: NonNegativeInt = 0
+    """GPUs of each, for its first ranks; envs may have further ranks."""
+    resources: dict[str, PositiveFloat] = field(default_factory=dict)
+    """What else Ray must have on each, by Ray's names: ``{sim: 1}`` of ``ray start --resources``."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the workers there."""
+    interface: str | None = None
+    """Network interface between the nodes; null: the one that Ray uses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig(Section):
-    backend: Literal["serial", "process"]
-    """serial: all workers in this process, one thread, for a debugger; process: a process each."""
+    backend: Literal["serial", "process", "ray"]
+    """serial: all workers in this process, one thread, for a debugger; process: a process each; ray: a process each, on
+    the nodes of a Ray cluster."""
+    address: NonEmptyString
+    """Of ``backend: ray``. local: a Ray of the run's own on this machine; auto or host:port: one that runs."""
+    node_groups: dict[str, NodeGroupConfig]
+    """Of ``backend: ray``: name -> nodes (empty: one), in the order in which ranks count through them. ``sim:0-3`` in
+    ``component_placement`` are the first four ranks of the group ``sim``."""
     component_placement: dict[str, str | int]
     """Component -> ranks: ``all``, ``3``, ``0,2,3``, ``0-3``, ``0-3,5``. A rank is an accelerator, or a process slot on
     a machine without one. Components may share a line: ``actor,rollout: 0-3``."""

@@ -22,13 +22,22 @@ from embodied_rl.models.registry import policy_class
 from embodied_rl.models.weights.look import check_checkpoint, check_folder
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
-from embodied_rl.runtime.placement import Placement, parse_placement
+from embodied_rl.runtime.placement import NodeSlots, Placement, count_accelerators, parse_placement
 from embodied_rl.schema import Config, EmbodiedConfig, EmbodiedSftConfig, EnvConfig, MathConfig
+from embodied_rl.schema.runner import NodeGroupConfig
 from embodied_rl.tasks.rules import staleness_bound
 from embodied_rl.tasks.table import TASKS
 
 SHARING = ("env", "collector")
 """Components whose workers may outnumber the accelerators."""
+_SLOTS_HERE = 64
+"""Ranks of a run on one node of Ray's: no machine of one node is asked for more."""
+
+
+def node_groups_of(config: Config) -> dict[str, NodeGroupConfig]:
+    """The nodes of ``cluster=ray``; where none are given, one like this machine."""
+    here = NodeGroupConfig(slots=_SLOTS_HERE, accelerators=count_accelerators())
+    return config.cluster.node_groups or {"node": here}
 
 
 def placement_of(config: Config) -> Placement:
@@ -38,7 +47,12 @@ def placement_of(config: Config) -> Placement:
         PlacementError: as :func:`parse_placement`.
     """
     components = TASKS[config.runner.task_type].components
-    return parse_placement(config.cluster.component_placement, components, sharing=SHARING)
+    nodes: list[NodeSlots] = []
+    for name, group in node_groups_of(config).items() if config.cluster.backend == "ray" else ():
+        for _ in range(group.nodes):
+            first = nodes[-1].first + nodes[-1].count if nodes else 0
+            nodes.append(NodeSlots(group=name, first=first, count=group.slots, accelerators=group.accelerators))
+    return parse_placement(config.cluster.component_placement, components, sharing=SHARING, nodes=nodes)
 
 
 def plan_of(config: Config) -> RunPlan[Any]:

@@ -93,16 +93,22 @@ class Wiring(Generic[C]):
             arguments={"plan": self.plan, "channels": self.channels},
             devices=[placement.device(component, rank) for rank in range(placement.world_size(component))],
             num_threads=self.config.cluster.num_threads[component],
+            slots=placement.slots[component],
         )
 
     def make_channels(self, *, lanes: bool = False) -> None:
         """Make the channels to and from the actor and, with ``lanes``, those between envs and policy."""
-        plan, make = self.plan, self.backend.channel
+        plan, make, slots = self.plan, self.backend.channel, self.plan.placement.slots
+        all_lanes, actor, rollout = plan.lanes.all(), slots["actor"], slots["rollout"]
         self.channels = Channels(
-            turns=make("turns", plan.lanes.all(), LANE_CAPACITY) if lanes else None,
-            answers=make("answers", plan.lanes.all(), LANE_CAPACITY) if lanes else None,
-            trajectories=make("trajectories", range(plan.world_size("actor")), plan.arithmetic.capacity),
-            weights=make("weights", range(plan.world_size("rollout")), BUCKETS_IN_FLIGHT),
+            turns=make("turns", all_lanes, LANE_CAPACITY, [rollout[rank % len(rollout)] for rank, _ in all_lanes])
+            if lanes
+            else None,
+            answers=make("answers", all_lanes, LANE_CAPACITY, [slots["env"][rank] for rank, _ in all_lanes])
+            if lanes
+            else None,
+            trajectories=make("trajectories", range(len(actor)), plan.arithmetic.capacity, actor),
+            weights=make("weights", range(len(rollout)), BUCKETS_IN_FLIGHT, rollout),
         )
 
     def spec(self, spaces: Spaces) -> PolicySpec:

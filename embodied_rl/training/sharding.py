@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore, HashStore
+from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.optim import Optimizer
@@ -27,17 +27,18 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 
 
 def init_process_group(*, device: str, rank: int, world_size: int, rendezvous: str) -> DeviceMesh:
-    """Join the actor's ranks; they meet through a file, so no port has to be free.
+    """Join the actor's ranks; on one node they meet through a file, so no port has to be free.
 
     Args:
-        rendezvous: a path that all ranks share and that does not exist yet; not used by a single rank.
+        rendezvous: a path that all ranks share and that does not exist yet, or ``tcp://host:port`` where rank 0 is to
+            listen; not used by a single rank.
     """
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(device)
-    # All ranks are on this node; without this gloo looks up the host's name, which need not resolve.
+    # Ranks that meet by a file are on this node; without this gloo looks up the host's name, which need not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = HashStore() if world_size == 1 else FileStore(rendezvous, world_size)
+    store = _meet(rank, world_size, rendezvous)
     dist.init_process_group(
         # Offloaded parameters and gradients are on the CPU.
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
@@ -47,6 +48,15 @@ def init_process_group(*, device: str, rank: int, world_size: int, rendezvous: s
         timeout=_TIMEOUT,
     )
     return init_device_mesh("cuda" if on_gpu else "cpu", (world_size,))
+
+
+def _meet(rank: int, world_size: int, rendezvous: str) -> Store:
+    if world_size == 1:
+        return HashStore()
+    if not rendezvous.startswith("tcp://"):
+        return FileStore(rendezvous, world_size)
+    host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+    return TCPStore(host, int(port), world_size, is_master=rank == 0, timeout=_TIMEOUT)
 
 
 def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:

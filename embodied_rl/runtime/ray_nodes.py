@@ -1,0 +1,178 @@
+"""Agents on the nodes of a Ray cluster. Ray does membership, placement and start; the run's messages go past it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import psutil
+
+from embodied_rl.channel import wire
+from embodied_rl.errors import UserError
+from embodied_rl.extras import imported
+from embodied_rl.runtime.node import Agent, NodeFacts
+from embodied_rl.schema.runner import NodeGroupConfig
+
+_PLACED_S: Final = 60.0
+"""Time for Ray to find the nodes."""
+_ENDED_S: Final = 20.0
+"""Time for agents to end."""
+_OBJECT_STORE: Final = 80 * 2**20
+"""Bytes, about the least that Ray takes, whose default is 30 % of the memory: nothing is put there."""
+
+
+class RayAgent:
+    """A Ray actor: this node's agent."""
+
+    def __init__(self, token: bytes, interface: str | None) -> None:
+        self._agent = Agent(_address_of(interface), token)
+
+    def describe(self) -> tuple[wire.Address, NodeFacts]:
+        """Where the agent listens, and what its node is."""
+        return self._agent.address, NodeFacts.here()
+
+    def serve(self) -> None:
+        """Until the driver is gone."""
+        self._agent.serve()
+
+
+class RayNodes:
+    """One agent on each node of a cluster; see :class:`~embodied_rl.runtime.cluster.Nodes`.
+
+    Args:
+        address: ``local``: a Ray of this run's own on this machine, with its own folder for temporary files, which ends
+            with the run; ``auto`` or ``host:port``: the cluster that is there, which is left as it was.
+        groups: the nodes that are needed, in the order in which ranks count through them.
+
+    Raises:
+        UserError: Ray is not installed, there is no such cluster, or it does not have these nodes.
+    """
+
+    def __init__(self, address: str, groups: Mapping[str, NodeGroupConfig]) -> None:
+        self._ray: Any = imported("ray", "cluster=ray", "ray")
+        if self._ray.is_initialized():
+            raise UserError("cluster=ray: this process has joined a Ray cluster already; call ray.shutdown() before")
+        self.token = secrets.token_bytes(32)
+        self._folder = tempfile.mkdtemp(prefix="er-", dir="/tmp") if address == "local" else None  # a short path
+        self._serving: list[Any] = []
+        self._agents: list[Any] = []
+        self._group: Any = None
+        try:
+            with _own_signals():
+                self._join(address)
+            self._start([group for group in groups.values() for _ in range(group.nodes)])
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        ray = self._ray
+        with contextlib.suppress(Exception):
+            if self._serving:
+                ray.wait(self._serving, num_returns=len(self._serving), timeout=_ENDED_S)
+            for agent in self._agents:
+                ray.kill(agent)
+            if self._group is not None:
+                ray.util.remove_placement_group(self._group)
+        self._serving, self._agents, self._group = [], [], None
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _join(self, address: str) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+        own: dict[str, Any] = {}
+        if self._folder is not None:
+            own = {"_temp_dir": self._folder, "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+        try:
+            self._ray.init(
+                address=address, namespace=f"embodied_rl-{self.token.hex()[:8]}", logging_level="warning", **own
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"cluster.address={address}: {error}; give host:port of a Ray that runs (`ray start --head` "
+                "on one machine, `ray start --address=...` on the others), or local for one on this machine"
+            ) from error
+
+    def _start(self, wanted: Sequence[NodeGroupConfig]) -> None:
+        ray = self._ray
+        bundles = [
+            {"CPU": 1.0, **({"GPU": float(group.accelerators)} if group.accelerators else {}), **group.resources}
+            for group in wanted
+        ]
+        self._group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
+        if not self._group.wait(_PLACED_S):
+            raise UserError(_table(bundles, ray.nodes()))
+        remote = ray.remote(RayAgent)
+        for index, group in enumerate(wanted):
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=index
+            )
+            self._agents.append(
+                remote.options(
+                    num_cpus=1,
+                    num_gpus=group.accelerators,
+                    resources=group.resources,
+                    scheduling_strategy=strategy,
+                    runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **group.env}},
+                ).remote(self.token, group.interface)
+            )
+        try:
+            described = ray.get([agent.describe.remote() for agent in self._agents], timeout=_PLACED_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise UserError(f"cluster=ray: an agent did not start on its node:\n{error}") from error
+        self.addresses: list[wire.Address] = [address for address, _ in described]
+        self.facts: list[NodeFacts] = [facts for _, facts in described]
+        self._serving = [agent.serve.remote() for agent in self._agents]
+
+
+def _address_of(interface: str | None) -> str:
+    if interface is None:
+        import ray.util
+
+        return ray.util.get_node_ip_address()
+    found = psutil.net_if_addrs()
+    for entry in found.get(interface, ()):
+        if entry.family == socket.AF_INET:
+            return entry.address
+    raise UserError(
+        f"interface {interface!r} has no IPv4 address on {socket.gethostname()}, which has {', '.join(found)}"
+    )
+
+
+def _table(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
+    asked = "\n".join(f"  node {i}: {_resources(bundle)}" for i, bundle in enumerate(bundles))
+    alive = [node for node in nodes if node["Alive"]]
+    there = "\n".join(f"  {node['NodeManagerHostname']}: {_resources(node['Resources'])}" for node in alive)
+    return (
+        f"cluster.node_groups: the Ray cluster did not give {len(bundles)} node(s) within {_PLACED_S:g} s. "
+        f"Asked:\n{asked}\nThe cluster has {len(alive)} node(s), parts of which others may use:\n{there}"
+    )
+
+
+def _resources(resources: Mapping[str, float]) -> str:
+    shown = {name: value for name, value in resources.items() if not name.startswith(("node:", "object_store"))}
+    return ", ".join(
+        f"{name} {value / 2**30:.0f} GiB" if name == "memory" else f"{name} {value:g}" for name, value in shown.items()
+    )
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts its own handlers in the place of the run's."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,39 @@
+"""Agents in processes of their own on this machine: nodes without Ray."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import secrets
+from multiprocessing.connection import Connection
+
+from embodied_rl.runtime.node import Agent, NodeFacts
+
+
+def serve(pipe: Connection, token: bytes) -> None:
+    agent = Agent("127.0.0.1", token)
+    pipe.send((agent.address, NodeFacts.here()))
+    agent.serve()
+
+
+class LocalNodes:
+    """See :class:`~embodied_rl.runtime.cluster.Nodes`."""
+
+    def __init__(self, count: int) -> None:
+        spawn = mp.get_context("spawn")
+        self.token = secrets.token_bytes(32)
+        self.processes = []
+        pipes = []
+        for _ in range(count):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=serve, args=(theirs, self.token))
+            process.start()
+            self.processes.append(process)
+            pipes.append(ours)
+        described = [pipe.recv() for pipe in pipes]
+        self.addresses = [address for address, _ in described]
+        self.facts: list[NodeFacts] = [facts for _, facts in described]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.join(30)
+            assert process.exitcode is not None, "an agent outlives its driver"

@@ -1,0 +1,189 @@
+"""Workers on several nodes: agents on this machine, each with its own lanes, started without Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied_rl import launch
+from embodied_rl.channel import wire
+from embodied_rl.channel.base import Channel, ChannelClosed, ChannelTimeout
+from embodied_rl.errors import UserError
+from embodied_rl.runtime.cluster import ClusterHost
+from embodied_rl.runtime.process import ProcessBackend
+from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerError, WorkerGroup
+from embodied_rl.schema import Config
+from tests.checkpoints.saved import saved_tensors
+from tests.configs import tiny_run
+from tests.runtime.agents import LocalNodes
+from tests.test_end_to_end import assert_equal, metrics_of, only_run
+
+NODE_OF = (0, 1, 2)
+
+
+class Peer(Worker):
+    """One on each node. Each reads the lane of its rank, and writes to the next one's."""
+
+    def __init__(self, context: WorkerContext, lanes: Channel) -> None:
+        super().__init__(context)
+        self.lanes, self.next = lanes, (context.rank + 1) % context.world_size
+
+    async def send(self, sizes: list[int], timeout: float | None = None) -> None:
+        for size in sizes:
+            await self.lanes.put(
+                {"size": size, "data": torch.full((size,), size % 251)}, key=self.next, timeout=timeout
+            )
+
+    async def take(self, count: int) -> list[tuple[int, bool]]:
+        found = []
+        for _ in range(count):
+            message = await self.lanes.get(key=self.context.rank)
+            found.append((message["size"], bool((message["data"] == message["size"] % 251).all())))
+        return found
+
+    async def send_too_much(self) -> str:
+        try:
+            await self.send([10, 50_000, 10], timeout=0.3)
+        except ChannelTimeout as error:
+            return str(error)
+        return "all were sent"
+
+    async def wait_until_closed(self) -> str:
+        try:
+            await self.send([10] * 10)
+        except ChannelClosed as error:
+            return str(error)
+        return "all were sent"
+
+    def close_lanes(self) -> None:
+        self.lanes.close("a peer had enough")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture
+def nodes() -> Iterator[LocalNodes]:
+    nodes = LocalNodes(3)
+    yield nodes
+    for process in nodes.processes:
+        if process.exitcode is None:
+            process.kill()
+
+
+def peers(nodes: LocalNodes, capacity: int = 2) -> tuple[ProcessBackend, WorkerGroup]:
+    backend = ProcessBackend(60.0, host=ClusterHost(nodes, NODE_OF))
+    lanes = backend.channel("lanes", range(3), capacity, range(3))
+    spec = GroupSpec(
+        name="peers", worker=Peer, arguments={"lanes": lanes}, devices=["cpu"] * 3, num_threads=1, slots=range(3)
+    )
+    return backend, backend.launch([spec])[0]
+
+
+def gone(pid: int, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_messages_of_all_sizes_cross_nodes_in_order(nodes: LocalNodes) -> None:
+    backend, group = peers(nodes, capacity=6)
+    sizes = [1, 3_000_000, 0, 4097, 100_000, 7]
+    try:
+        group.call(Peer.send, sizes).wait()
+        assert group.call(Peer.take, len(sizes)).wait() == [[(size, True) for size in sizes]] * 3
+    finally:
+        backend.shutdown()
+
+
+def test_a_full_lane_holds_its_writer_and_loses_nothing(nodes: LocalNodes) -> None:
+    backend, group = peers(nodes)
+    try:
+        for message in group.call(Peer.send_too_much).wait():
+            assert "room for a message" in message
+        assert group.call(Peer.take, 2).wait() == [[(10, True), (50_000, True)]] * 3
+        group.call(Peer.send, [3_000_000, 9]).wait()  # their places are free again
+        assert group.call(Peer.take, 2).wait() == [[(3_000_000, True), (9, True)]] * 3
+    finally:
+        backend.shutdown()
+    assert all(process.exitcode == 0 for process in nodes.processes)
+
+
+def test_who_closes_a_channel_closes_it_on_all_nodes(nodes: LocalNodes) -> None:
+    backend, group = peers(nodes)
+    try:
+        waiting = group.call(Peer.wait_until_closed)
+        backend._channels[0].close("a peer had enough")
+        assert all("a peer had enough" in message for message in waiting.wait())
+    finally:
+        backend.shutdown()
+
+
+def test_a_lost_node_ends_the_run_with_its_name_and_leaves_nobody(nodes: LocalNodes) -> None:
+    backend, group = peers(nodes)
+    try:
+        pids = group.call(Peer.pid).wait()
+        calls = group.call(Peer.take, 1)
+        os.kill(nodes.processes[1].pid or 0, signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"the connection to node 1 .* is gone"):
+            calls.wait()
+    finally:
+        backend.shutdown()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_strangers_are_not_heard(nodes: LocalNodes) -> None:
+    backend, group = peers(nodes)
+    try:
+        with pytest.raises(OSError):
+            wire.connect(nodes.addresses[0], b"another token", wire.Hello(0))
+        with socket.create_connection(nodes.addresses[0]) as sock:
+            sock.sendall(b"x" * 1000)
+        assert len(group.call(Peer.pid).wait()) == 3
+    finally:
+        backend.shutdown()
+
+
+def test_other_code_is_refused(nodes: LocalNodes) -> None:
+    nodes.facts[2] = replace(nodes.facts[2], code="other")
+    nodes.close = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"differ from the driver[^$]*node 2 .*: code other"):
+        ClusterHost(nodes, NODE_OF)
+
+
+def test_a_run_over_three_nodes_equals_one_in_processes(
+    tmp_path: Path, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_cluster", lambda config: ClusterHost(nodes, launch.placement_of(config).node_of()))
+    options = ["runner.max_steps=2", "cluster.component_placement.actor=2"]
+    spread = [
+        "cluster=ray",
+        "+cluster.node_groups={sim: {nodes: 2, slots: 1}, learn: {nodes: 1, slots: 2}}",
+        "cluster.component_placement.env=sim:0-1",
+        "cluster.component_placement.rollout=learn:1",
+    ]
+    configs: list[Config] = [
+        tiny_run(tmp_path, "cluster=process", "runner.experiment_name=process", *options),
+        tiny_run(tmp_path, "runner.experiment_name=nodes", *spread, *options),
+    ]
+    runs = []
+    for config in configs:
+        launch.run(config)
+        runs.append(only_run(config))
+    assert metrics_of(runs[0]) == metrics_of(runs[1])
+    assert_equal(*[saved_tensors(r / "checkpoints/global_step_2") for r in runs])
+    assert "(sim, no accelerator), ranks 0-0: env 0" in launch.placement_of(configs[1]).drawn()
+    assert not list(runs[1].glob(".shared-*"))

@@ -1,0 +1,88 @@
+"""The same over Ray: three raylets on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from embodied_rl import launch
+from embodied_rl.errors import UserError
+from tests.checkpoints.saved import saved_tensors
+from tests.configs import tiny_run
+from tests.test_end_to_end import assert_equal, metrics_of, only_run
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="er-", dir="/tmp")  # the paths of sockets have 107 characters at most
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    before = {p.pid for p in psutil.process_iter()}
+    store = 80 * 2**20
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 1, "object_store_memory": store, "include_dashboard": False, "resources": {"learn": 1}
+        },
+    )  # fmt: skip
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=store, resources={"sim": 1})
+        yield str(cluster.address)
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in before and "embodied_rl" in " ".join(process.cmdline()):
+                left.append(process)
+    assert not left
+
+
+def test_a_run_on_three_raylets_equals_one_in_processes(tmp_path: Path, address: str) -> None:
+    options = ["runner.max_steps=2", "cluster.component_placement.actor=2", "cluster.component_placement.rollout=2"]
+    spread = [
+        "cluster=ray",
+        f'cluster.address="{address}"',
+        "+cluster.node_groups={sim: {nodes: 2, resources: {sim: 1}}, learn: {resources: {learn: 1}}}",
+        "cluster.component_placement.env=sim:0-1",
+    ]
+    runs = []
+    for config in (
+        tiny_run(tmp_path, "cluster=process", "runner.experiment_name=process", *options),
+        tiny_run(tmp_path, "runner.experiment_name=ray", *spread, *options),
+    ):
+        launch.run(config)
+        runs.append(only_run(config))
+    assert metrics_of(runs[0]) == metrics_of(runs[1])
+    assert_equal(*[saved_tensors(r / "checkpoints/global_step_2") for r in runs])
+
+
+def test_a_ray_of_the_runs_own_ends_with_it(tmp_path: Path) -> None:
+    before = {p.pid for p in psutil.process_iter()}
+    launch.run(tiny_run(tmp_path, "cluster=ray", "runner.max_steps=1"))
+    names = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in before and {"raylet", "gcs_server"} & {process.name()}:
+                names.append(process.name())
+    assert not names
+
+
+def test_nodes_that_are_not_there_are_refused_with_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embodied_rl.runtime.ray_nodes._PLACED_S", 3.0)
+    config = tiny_run(tmp_path, "cluster=ray", "+cluster.node_groups={sim: {nodes: 2, resources: {sim: 1}}}")
+    with pytest.raises(UserError, match=r"did not give 2 node[^$]*node 0: CPU 1, sim 1[^$]*has 1 node"):
+        launch.run(config)
