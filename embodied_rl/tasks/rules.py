@@ -221,7 +221,7 @@ def replaces_env_workers(c: Config) -> bool:
     if not isinstance(c, EmbodiedConfig) or c.runner.task_type != "embodied":
         return False
     rounds = c.env.train.auto_reset and c.algorithm.max_resample_rounds
-    return c.cluster.backend == "process" and not (rounds or c.rollout.max_staleness)
+    return c.cluster.backend != "serial" and not (rounds or c.rollout.max_staleness)
 
 
 def staleness_bound(c: EmbodiedConfig | MathConfig) -> int:

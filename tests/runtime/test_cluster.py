@@ -6,21 +6,26 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from embodied_rl import launch
 from embodied_rl.channel import wire
 from embodied_rl.channel.base import Channel, ChannelClosed, ChannelTimeout
+from embodied_rl.envs.base import SimStep
+from embodied_rl.envs.dummy import DummyEnv
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.cluster import ClusterHost
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerError, WorkerGroup
 from embodied_rl.schema import Config
+from embodied_rl.tasks.saving import CheckpointSaver
 from tests.checkpoints.saved import saved_tensors
 from tests.configs import tiny_run
 from tests.runtime.agents import LocalNodes
@@ -164,20 +169,114 @@ def test_other_code_is_refused(nodes: LocalNodes) -> None:
         ClusterHost(nodes, NODE_OF)
 
 
+SPREAD = (
+    "cluster=ray",
+    "+cluster.node_groups={sim: {nodes: 2, slots: 1}, learn: {nodes: 1, slots: 2}}",
+    "cluster.component_placement.env=sim:0-1",
+    "cluster.component_placement.rollout=learn:1",
+)
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LocalNodes]]:
+    """A run's nodes: three new ones each time that it starts workers."""
+    started: list[LocalNodes] = []
+
+    def cluster(config: Config) -> ClusterHost:
+        started.append(LocalNodes(3))
+        return ClusterHost(started[-1], launch.placement_of(config).node_of())
+
+    monkeypatch.setattr(launch, "_cluster", cluster)
+    yield started
+    for process in [process for nodes in started for process in nodes.processes]:
+        if process.exitcode is None:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_actor_ranks_on_two_nodes_train_as_two_on_one(tmp_path: Path, clusters: list[LocalNodes]) -> None:
+    options = ("runner.max_steps=2", "cluster.component_placement.actor=0-1", "runner.save_interval=2")
+    spread = (
+        "cluster=ray",
+        "+cluster.node_groups={node: {nodes: 2, slots: 1}}",
+        "cluster.component_placement.env=0-1",
+        "cluster.component_placement.rollout=0",
+    )
+    ends = []
+    for name, how in (("one", ("cluster=process", "cluster.component_placement.env=0-1")), ("two", spread)):
+        config = tiny_run(tmp_path / name, *how, *options)
+        launch.run(config)
+        ends.append((metrics_of(only_run(config)), saved_tensors(only_run(config) / "checkpoints/global_step_2")))
+    assert ends[0][0] == ends[1][0]
+    assert_equal(ends[0][1], ends[1][1])
+
+
+class Once(DummyEnv):
+    """Its worker dies, once in the run."""
+
+    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+        marker = Path(os.environ["ONCE"])
+        if not marker.exists() and list(marker.parent.glob("results/*/*/metrics.jsonl")):
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(slots, actions)
+
+
+@pytest.mark.slow
+def test_an_env_worker_that_dies_is_replaced_on_its_node(
+    tmp_path: Path, clusters: list[LocalNodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for name, dies in (("calm", False), ("dies", True)):
+        marker = tmp_path / name / "died"
+        monkeypatch.setenv("ONCE", str(marker))
+        marker.parent.mkdir()
+        if not dies:
+            marker.touch()
+        config = tiny_run(tmp_path / name, f"env.env_type={__name__}:Once", "runner.max_steps=3", *SPREAD)
+        launch.run(config)
+        assert marker.exists()
+        runs.append([{k: v for k, v in line.items() if k != "env/restarts"} for line in metrics_of(only_run(config))])
+    assert runs[0] == runs[1]
+    assert len(clusters) == 2, "no run began anew"
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_a_node_goes_on_with_others(
+    tmp_path: Path, clusters: list[LocalNodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its newest checkpoint, to what it would have come to; and a run that was stopped, likewise."""
+    whole = tiny_run(tmp_path / "whole", *SPREAD, "runner.max_steps=3", "runner.save_interval=1")
+    launch.run(whole)
+    lost = tiny_run(tmp_path / "lost", *SPREAD, "runner.max_steps=3", "runner.save_interval=1", "runner.recover=auto")
+    saver = CheckpointSaver.save
+
+    def then_kill(self: CheckpointSaver) -> None:
+        saver(self)
+        if len(clusters) == 2 and self.finished == 1:
+            os.kill(clusters[-1].processes[0].pid or 0, signal.SIGKILL)
+
+    monkeypatch.setattr(CheckpointSaver, "save", then_kill)
+    launch.run(lost)
+    assert len(clusters) == 3
+    for steps in (1, 3):
+        part = tiny_run(
+            tmp_path / "part", *SPREAD, f"runner.max_steps={steps}", "runner.save_interval=1", "runner.resume_dir=auto"
+        )
+        launch.run(part)
+    expected = saved_tensors(only_run(whole) / "checkpoints/global_step_3")
+    for config in (lost, part):
+        assert_equal(expected, saved_tensors(only_run(config) / "checkpoints/global_step_3"))
+
+
 def test_a_run_over_three_nodes_equals_one_in_processes(
     tmp_path: Path, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_cluster", lambda config: ClusterHost(nodes, launch.placement_of(config).node_of()))
     options = ["runner.max_steps=2", "cluster.component_placement.actor=2"]
-    spread = [
-        "cluster=ray",
-        "+cluster.node_groups={sim: {nodes: 2, slots: 1}, learn: {nodes: 1, slots: 2}}",
-        "cluster.component_placement.env=sim:0-1",
-        "cluster.component_placement.rollout=learn:1",
-    ]
     configs: list[Config] = [
         tiny_run(tmp_path, "cluster=process", "runner.experiment_name=process", *options),
-        tiny_run(tmp_path, "runner.experiment_name=nodes", *spread, *options),
+        tiny_run(tmp_path, "runner.experiment_name=nodes", *SPREAD, *options),
     ]
     runs = []
     for config in configs:

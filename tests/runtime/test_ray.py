@@ -18,7 +18,8 @@ from tests.configs import tiny_run
 from tests.test_end_to_end import assert_equal, metrics_of, only_run
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+# One after the other: each looks at the machine's processes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.xdist_group("ray")]
 
 
 @pytest.fixture
@@ -28,7 +29,6 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="er-", dir="/tmp")  # the paths of sockets have 107 characters at most
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    before = {p.pid for p in psutil.process_iter()}
     store = 80 * 2**20
     cluster = Cluster(
         initialize_head=True,
@@ -46,7 +46,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid not in before and "embodied_rl" in " ".join(process.cmdline()):
+            if process.environ().get("RAY_TMPDIR") == folder:  # as all that Ray, its agents and their workers start
                 left.append(process)
     assert not left
 
