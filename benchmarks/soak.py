@@ -226,6 +226,7 @@ def main() -> None:
         lines = (options.out / "samples.jsonl").read_text().splitlines()
         samples = [Sample(**json.loads(line)) for line in lines]
     else:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it, and theirs
         samples = soak(options.overrides, options.out, seconds=60 * options.minutes, every=options.every)
     sys.exit(not report(samples, options.out, Console()))
 

@@ -322,7 +322,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         (
             f"env.{name}",
             lambda c: not replaces_env_workers(c),
-            "env workers are replaced in task=embodied with cluster=process or ray, where rollout.max_staleness is 0, and "
+            "env workers are replaced in task=embodied, not with cluster=serial, where rollout.max_staleness is 0, and "
             "env.train.auto_reset does not come with algorithm.max_resample_rounds",
         )
         for name in ("max_restarts", "worker_timeout", "max_memory_gb")
