@@ -4,6 +4,7 @@ import builtins
 import io
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ def test_tensorboard_events_read_back_and_resume_hides_repeated_steps(tmp_path: 
     with make(["tensorboard"], tmp_path) as logger:
         for step in range(5):
             logger.log(step, {"env/success_once": step / 10})
+    time.sleep(1.1)  # files are read in the order of their names: the second, then a count without leading zeros
     with make(["tensorboard"], tmp_path, first_step=3) as logger:
         logger.log(3, {"env/success_once": 0.75})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
