@@ -23,7 +23,7 @@ from tests.runtime.conftest import alive
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0  # until something appears on the screen; only a failing test waits as long
-PROMPT = 8.0  # seconds for an end
+PROMPT = 30.0  # seconds for an end; 1 to 4 on a machine with nothing else to do
 
 
 class Job:
@@ -185,7 +185,7 @@ def test_a_worker_is_killed(job: Job) -> None:
         os.kill(victim, signal.SIGKILL)
         start = time.monotonic()
         job.until(lambda: "SIGKILL" in job.screen, "word of the death")
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 20
         status, lines, seconds = job.end()
     assert status == 1
     assert f"error: RolloutGroup[0] (process {victim}) was killed by SIGKILL (signal 9); if nobody did that" in "".join(
