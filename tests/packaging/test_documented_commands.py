@@ -47,8 +47,13 @@ embodied-rl() { python train.py "$@"; }
 """``python`` of the blocks: this one, and a training command gets its block's overrides and starts warm."""
 
 
-def pages(kind: Any) -> list[Any]:
-    return [pytest.param(page, id=page.name) for page in PAGES if any(kind(block) for block in blocks(page))]
+def pages(kind: Any, quick: Sequence[str] | None = None) -> list[Any]:
+    """The pages with such a block; all but ``quick`` are slow, unless that is None."""
+    return [
+        pytest.param(page, id=page.name, marks=[] if quick is None or page.name in quick else [pytest.mark.slow])
+        for page in PAGES
+        if any(kind(block) for block in blocks(page))
+    ]
 
 
 # Checked
@@ -175,9 +180,8 @@ def warm_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", pages(lambda block: block.run is not None))
+@pytest.mark.parametrize("page", pages(lambda block: block.run is not None, quick=("explain.md",)))
 def test_commands_run(page: Path, tmp_path: Path, warm_socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page's blocks are run one after the other: a later one may need what an earlier one left. ``/tmp`` and the
     working directory are ``tmp_path``."""
