@@ -1,100 +1,136 @@
 """The channel between nodes against plain TCP, over loopback: ``python -m benchmarks.network``.
 
-Throughput: 10 MiB dicts of eight tensors one way. Round trip: 1 KiB there and back. Plain TCP sends the same number of
-bytes and decodes nothing. A line for each of ``--repeats``, since loopback varies.
+Two agents on this machine, a worker on each. Throughput: 10 MiB dicts of eight tensors one way, taken by ``get``, which
+copies them out of the lane, and by ``read``, which does not, as rollout workers take observations. Round trip: 1 KiB
+there and back. Plain TCP connects the same two processes and sends as many bytes; its round trip is given with and
+without the codec, since a message needs one. A line for each of ``--repeats``, since loopback varies.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import socket
-import threading
 import time
-from multiprocessing.connection import Connection
+from typing import Any
 
+import numpy as np
 import torch
 
 from embodied_rl.channel import wire
-from embodied_rl.channel.base import run_blocking
-from embodied_rl.channel.network import RemoteLane, serve_lane
-from embodied_rl.channel.shared_memory import SharedMemoryChannel
+from embodied_rl.channel.base import Channel
+from embodied_rl.channel.codec import decode, encode
+from embodied_rl.runtime.cluster import ClusterHost
+from embodied_rl.runtime.process import ProcessBackend
+from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext
+from tests.runtime.agents import LocalNodes
 
-TOKEN = b"benchmark" * 4
-SMALL, LARGE = 1024, 10 * 2**20
-
-
-def gateway(channel: SharedMemoryChannel) -> wire.Address:
-    """Serve the channel's lane at the address."""
-    listener = wire.listen("127.0.0.1")
-
-    def serve() -> None:
-        sock, _ = listener.accept()
-        wire.admit(sock, TOKEN)
-        serve_lane(sock, channel, 0)
-
-    threading.Thread(target=serve, daemon=True).start()
-    return listener.getsockname()[:2]
+SMALL, LARGE, CAPACITY = 1024, 10 * 2**20, 4
 
 
-def lane_at(address: wire.Address) -> RemoteLane:
-    return RemoteLane("benchmark", 0, address, TOKEN, wire.Hello(2))
+class End(Worker):
+    """Rank 0 sends to rank 1, which answers."""
 
+    def __init__(self, context: WorkerContext, lanes: Channel) -> None:
+        super().__init__(context)
+        self.lanes, self.rank = lanes, context.rank
+        self.plain: Any = None
 
-def other_node(pipe: Connection, count: int, trips: int) -> None:
-    """Takes the large messages, then sends each small one back; by the channel, then by plain TCP."""
-    channel = SharedMemoryChannel("there", [0], 4, mp.get_context("spawn"))
-    pipe.send(gateway(channel))
-    back = lane_at(pipe.recv())
-    for _ in range(count):
-        run_blocking(channel.get())
-    back.put(0, None)
-    for _ in range(trips):
-        back.put(run_blocking(channel.get()), None)
-    with socket.create_connection(pipe.recv()) as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        memory = memoryview(bytearray(LARGE))
+    def listen(self) -> wire.Address | None:
+        if self.rank == 0:
+            return None
+        self.plain = wire.listen("127.0.0.1")
+        return self.plain.getsockname()[:2]
+
+    def connect(self, address: wire.Address) -> None:
+        self.plain = self.plain.accept()[0] if self.rank else socket.create_connection(address)
+        self.plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def throughput(self, count: int, borrow: bool) -> float:
+        """MiB/s."""
+        message = {f"tensor {i}": torch.zeros(LARGE // 8, dtype=torch.uint8) for i in range(8)}
+        start = time.perf_counter()
         for _ in range(count):
-            wire.receive_into(sock, memory)
-        sock.sendall(b"x")
-        for _ in range(trips):
-            wire.receive_into(sock, memory[:SMALL])
-            sock.sendall(memory[:SMALL])
+            if self.rank == 0:
+                await self.lanes.put(message, key=1)
+            elif borrow:
+                await self.lanes.read(lambda tensors: None, key=1)
+            else:
+                await self.lanes.get(key=1)
+        await self.trip_once(b"")
+        return count * LARGE / 2**20 / (time.perf_counter() - start)
+
+    async def trips(self, count: int) -> float:
+        """Milliseconds of one."""
+        message, start = torch.zeros(SMALL, dtype=torch.uint8), time.perf_counter()
+        for _ in range(count):
+            await self.trip_once(message)
+        return (time.perf_counter() - start) / count * 1e3
+
+    async def trip_once(self, message: Any) -> None:
+        if self.rank == 0:
+            await self.lanes.put(message, key=1)
+            await self.lanes.get(key=0)
+        else:
+            await self.lanes.put(await self.lanes.get(key=1), key=0)
+
+    def plain_throughput(self, count: int) -> float:
+        memory, start = memoryview(bytearray(LARGE)), time.perf_counter()
+        for _ in range(count):
+            if self.rank == 0:
+                self.plain.sendall(memory)
+            else:
+                wire.receive_into(self.plain, memory)
+        self.plain_trip(memory[:1])
+        return count * LARGE / 2**20 / (time.perf_counter() - start)
+
+    def plain_trips(self, count: int, codec: bool) -> float:
+        item = torch.zeros(SMALL, dtype=torch.uint8)
+        memory = np.empty(encode(item).nbytes if codec else SMALL, np.uint8)
+        start = time.perf_counter()
+        for _ in range(count):
+            if codec and self.rank == 0:
+                encode(item).write(memory)
+            self.plain_trip(memory.data, codec)
+            if codec and self.rank == 0:
+                decode(memory)
+        return (time.perf_counter() - start) / count * 1e3
+
+    def plain_trip(self, memory: memoryview, codec: bool = False) -> None:
+        if self.rank == 0:
+            self.plain.sendall(memory)
+        wire.receive_into(self.plain, memory)
+        if self.rank == 1:
+            if codec:
+                array = np.frombuffer(memory, np.uint8)
+                encode(decode(array)).write(array)
+            self.plain.sendall(memory)
 
 
-def measure(count: int, trips: int) -> tuple[float, float, float, float]:
-    """MiB/s and ms of a round trip: the channel's, then plain TCP's."""
-    ours, theirs = mp.get_context("spawn").Pipe()
-    process = mp.get_context("spawn").Process(target=other_node, args=(theirs, count, trips))
-    process.start()
-    there = lane_at(ours.recv())
-    here = SharedMemoryChannel("here", [0], 4, mp.get_context("spawn"))
-    ours.send(gateway(here))
-    large = {f"tensor {i}": torch.zeros(LARGE // 8, dtype=torch.uint8) for i in range(8)}
-    small, start = torch.zeros(SMALL, dtype=torch.uint8), time.perf_counter()
-    for _ in range(count):
-        there.put(large, None)
-    run_blocking(here.get())
-    speed, start = count * LARGE / 2**20 / (time.perf_counter() - start), time.perf_counter()
-    for _ in range(trips):
-        there.put(small, None)
-        run_blocking(here.get())
-    trip = (time.perf_counter() - start) / trips * 1e3
-    listener = wire.listen("127.0.0.1")
-    ours.send(listener.getsockname()[:2])
-    sock, _ = listener.accept()
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    data, start = memoryview(bytearray(LARGE)), time.perf_counter()
-    for _ in range(count):
-        sock.sendall(data)
-    wire.receive_into(sock, data[:1])
-    plain, start = count * LARGE / 2**20 / (time.perf_counter() - start), time.perf_counter()
-    for _ in range(trips):
-        sock.sendall(data[:SMALL])
-        wire.receive_into(sock, data[:SMALL])
-    plain_trip = (time.perf_counter() - start) / trips * 1e3
-    process.join()
-    return speed, trip, plain, plain_trip
+COLUMNS = ("get MiB/s", "read MiB/s", "plain TCP MiB/s", "round trip ms", "plain TCP ms", "plain TCP, codec ms")
+
+
+def measure(count: int, trips: int) -> list[float]:
+    """One row of :data:`COLUMNS`."""
+    backend = ProcessBackend(60.0, host=ClusterHost(LocalNodes(2), (0, 1)))
+    try:
+        lanes = backend.channel("lanes", range(2), CAPACITY, range(2))
+        arguments = {"lanes": lanes}
+        spec = GroupSpec(name="ends", worker=End, arguments=arguments, devices=["cpu"] * 2, num_threads=1, slots=(0, 1))
+        (ends,) = backend.launch([spec])
+        ends.call(End.connect, ends.call(End.listen).wait()[1]).wait()
+        calls = [
+            (End.throughput, count, False),
+            (End.throughput, count, True),
+            (End.plain_throughput, count),
+            (End.trips, trips),
+            (End.plain_trips, trips, False),
+            (End.plain_trips, trips, True),
+        ]
+        for method, _, *rest in calls:  # once for the connections and the memory
+            ends.call(method, 3, *rest).wait()
+        return [ends.call(*call).wait()[0] for call in calls]
+    finally:
+        backend.shutdown()
 
 
 def main() -> None:
@@ -103,11 +139,13 @@ def main() -> None:
     parser.add_argument("--trips", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
-    print("channel MiB/s | plain TCP MiB/s | channel round trip ms | plain TCP round trip ms")
+    print("|", " | ".join(COLUMNS), "|\n|" + "---|" * len(COLUMNS))
     for _ in range(asked.repeats):
-        speed, trip, plain, plain_trip = measure(asked.messages, asked.trips)
-        print(f"{speed:.0f} | {plain:.0f} | {trip:.3f} | {plain_trip:.3f}", flush=True)
+        row = measure(asked.messages, asked.trips)
+        print("|", " | ".join(f"{value:.0f}" if value > 10 else f"{value:.3f}" for value in row), "|", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks import network  # workers import its class by this name
+
+    network.main()

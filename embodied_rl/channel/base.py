@@ -21,6 +21,10 @@ over_nodes: dict[int, Channel] = {}
 """This process' ends of channels over several nodes, by their numbers."""
 
 
+epoch: int = 0
+"""How often the run has emptied lanes over several nodes, as of this process' present call."""
+
+
 class ChannelClosed(RuntimeError):
     """Somebody closed the channel; nothing goes in or out any more, messages still waiting are given up."""
 
@@ -57,6 +61,10 @@ class Channel(Protocol):
             KeyError: the key was not declared.
             TypeError: the item cannot be sent; the message says what in it cannot.
         """
+        ...
+
+    async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None:
+        """As ``put`` for each key, but encoded once, and sent once to each node."""
         ...
 
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:

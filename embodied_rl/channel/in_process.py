@@ -51,6 +51,10 @@ class InProcessChannel:
         self._check_open()
         lane.append(memory)
 
+    async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None:
+        for key in keys:
+            await self.put(item, key=key, timeout=timeout)
+
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
         return decode(await self._take(key))
 

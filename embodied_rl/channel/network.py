@@ -1,16 +1,21 @@
 """The channel between nodes.
 
 A lane lies in shared memory on the node of its reader, who does not notice that there are other nodes. A writer on
-another node has a TCP connection to that node's *gateway*, a thread there for each writer and lane, which takes a place
-of the lane and puts the message into it: so the lane's bound, order and errors are those of shared memory. A message::
+another node has a TCP connection to that node's *gateway*, a thread there for each writer and lane, which receives
+messages straight into places of the lane: so the lane's bound, order and errors are those of shared memory. The gateway
+reserves places ahead and tells the writer of each, a *credit*, so that a message does not wait for an answer::
 
-    writer                                  gateway
-    length (uint64) [, message if small] ─►  waits for a place in the lane
-                                         ◄─  "+"  (a small message is in the lane)
-    _GO, message if large                ─►  receives it straight into the place
+    writer                                        gateway
+                                               ◄─ "+"  (a place is reserved) ...
+    header, message                            ─► receives it into the place, appends the place to the lane
+                                               ◄─ "+"  (another, if the lane has room)
+    _ASK, where it has no credit               ─► waits for a place
+                                               ◄─ "+"
 
-A writer that waits no longer sends ``_CANCEL`` and reads until the gateway's ``x``; a "+" before it had come too late
-for a large message, whose place is given back, and in time for a small one, which is in the lane.
+A writer that waits no longer sends ``_CANCEL`` and reads until the gateway's ``x``, which takes its credits back.
+A put may return before its message is in the lane. So that a message which was under way when lanes were emptied is not
+taken for a new one, its header bears the *epoch* in which it was sent; a :class:`Gate` drops those of an older one. The
+header also names lanes of the same node that get a copy each, so that what all of a node's workers get goes there once.
 The message's bytes are the codec's; they are pickled, so what guards them is the run's token (``wire.py``).
 """
 
@@ -33,12 +38,12 @@ T = TypeVar("T")
 
 LANE: Final = 2
 """Kind of a connection (:class:`~embodied_rl.channel.wire.Hello`) to a lane: its channel's number, its key's."""
-_INLINE: Final = 64 * 1024
-"""Bytes up to which a message does not wait for the gateway's leave."""
-_WORD: Final = struct.Struct("<Q")
-_CANCEL: Final = _WORD.pack(2**64 - 1)
-_GO: Final = _WORD.pack(2**64 - 2)
-_TAKEN, _CANCELLED, _CLOSED = b"+", b"x", b"!"
+_HEADER: Final = struct.Struct("<QII")
+"""Bytes of the message, epoch, number of copies, of whose lanes the numbers follow."""
+_ASK, _CANCEL = _HEADER.pack(2**64 - 1, 0, 0), _HEADER.pack(2**64 - 2, 0, 0)
+_CREDIT, _CANCELLED, _CLOSED = b"+", b"x", b"!"
+_AHEAD: Final = 2
+"""Places that are reserved for a writer ahead: it sends one message while the gateway receives another."""
 _QUIET_S: Final = 1.0
 """Seconds of waiting of which nobody is told."""
 
@@ -62,14 +67,21 @@ class RemoteLane:
     ) -> None:
         self._channel, self._key, self._address, self._token, self._hello = channel, key, address, token, hello
         self._closed, self._sock, self._one = closed, None, threading.Lock()
+        self._credits = 0
 
-    def put(self, item: Any, timeout: float | None) -> None:
+    def put(self, item: Any, timeout: float | None, copies: Sequence[int] = ()) -> None:
+        """See :meth:`~embodied_rl.channel.base.Channel.put`.
+
+        Args:
+            copies: numbers of other lanes of the channel on the same node that get the message, too.
+        """
         encoded = encode(item)
+        header = [_HEADER.pack(encoded.nbytes, base.epoch, len(copies)), struct.pack(f"<{len(copies)}I", *copies)]
         started = time.monotonic()
         with self._one:
             self._check_open()
             try:
-                self._send(encoded.parts(), encoded.nbytes, started, timeout)
+                self._send([*header, *encoded.parts()], started, timeout)
             except ChannelTimeout:
                 raise
             except BaseException as error:  # half-way through a message: no other can follow
@@ -84,55 +96,60 @@ class RemoteLane:
     def close(self) -> None:
         if self._sock is not None:
             self._sock.close()
-            self._sock = None
+            self._sock, self._credits = None, 0
 
-    def _send(self, parts: list[Any], nbytes: int, started: float, timeout: float | None) -> None:
+    def _send(self, parts: list[Any], started: float, timeout: float | None) -> None:
         if self._sock is None:
             self._sock = wire.connect(self._address, self._token, self._hello)
-        sock, small = self._sock, nbytes <= _INLINE
-        wire.send_parts(sock, [_WORD.pack(nbytes), *(parts if small else ())])
-        if not self._placed(sock, started, timeout):
-            sock.sendall(_CANCEL)
-            word = _receive(sock, 1)
-            if word == _TAKEN:
-                word = _receive(sock, 1)
-                if small:  # in time after all
-                    return
-            self._closed_there(word)
-            raise ChannelTimeout(
-                f"channel {self._channel!r}: waited {time.monotonic() - started:.1f} s for room for a message with key "
-                f"{self._key!r} on node {self._address[0]}. The consumer is slow, stuck or dead: look at its log and "
-                "stack, or allow a longer timeout."
-            )
-        self._closed_there(_receive(sock, 1))
-        if not small:
-            wire.send_parts(sock, [_GO, *parts])
+        with contextlib.suppress(BlockingIOError):
+            self._hear(self._sock.recv(4096, socket.MSG_DONTWAIT))
+        if not self._credits:
+            self._sock.sendall(_ASK)
+            self._wait_for_room(self._sock, started, timeout)
+        self._credits -= 1
+        wire.send_parts(self._sock, parts)
 
-    def _closed_there(self, word: bytes) -> None:
-        if word == _CLOSED:
-            raise EOFError("it has closed the channel")
+    def _hear(self, words: bytes) -> bytes:
+        if not words or _CLOSED in words:
+            raise EOFError("it has closed the channel" if words else "")
+        self._credits += words.count(_CREDIT)
+        return words
 
-    def _placed(self, sock: socket.socket, started: float, timeout: float | None) -> bool:
-        """Wait for the gateway's answer; False: not in time."""
+    def _wait_for_room(self, sock: socket.socket, started: float, timeout: float | None) -> None:
+        """Wait for a credit.
+
+        Raises:
+            ChannelTimeout: there is none in time. None will come for what was asked.
+        """
         announced, fds = False, (sock.fileno(), *(self._closed[:1] if self._closed else ()))
         try:
-            while True:
+            while not self._credits:
                 now = time.monotonic()
                 left = None if timeout is None else started + timeout - now
                 if left is not None and left <= 0:
-                    return False
+                    self._cancel(sock)
+                    raise ChannelTimeout(
+                        f"channel {self._channel!r}: waited {now - started:.1f} s for room for a message with key "
+                        f"{self._key!r} on node {self._address[0]}. The consumer is slow, stuck or dead: look at its "
+                        "log and stack, or allow a longer timeout."
+                    )
                 if not announced and now - started >= _QUIET_S:
                     announced = True
                     base.on_wait(f"room for a message of channel {self._channel!r} with key {self._key!r}")
                 if not announced:
                     left = min(started + _QUIET_S - now, _QUIET_S if left is None else left)
-                ready = wait_readable(fds, left)
-                if sock.fileno() in ready:
-                    return True
+                if sock.fileno() in wait_readable(fds, left):
+                    self._hear(sock.recv(4096))
                 self._check_open()
         finally:
             if announced:
                 base.on_wait(None)
+
+    def _cancel(self, sock: socket.socket) -> None:
+        sock.sendall(_CANCEL)
+        while _CANCELLED not in self._hear(sock.recv(4096)):
+            pass
+        self._credits = 0
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -161,6 +178,10 @@ class NetworkChannel:
             self._elsewhere[key].put(item, timeout)
         else:
             await self._here.put(item, key=key, timeout=timeout)
+
+    async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None:
+        await self._here.put_all(item, keys=[key for key in keys if key not in self._routes], timeout=timeout)
+        put_all_remote(item, {key: self._routes[key] for key in keys if key in self._routes}, self._elsewhere, timeout)
 
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
         return await self._here.get(key=self._mine(key), timeout=timeout)
@@ -194,48 +215,133 @@ Route = tuple[wire.Address, wire.Hello]
 """Where a lane of another node is written to."""
 
 
-def serve_lane(sock: socket.socket, channel: SharedMemoryChannel, key: Hashable) -> None:
-    """The gateway's side of one connection, until the writer is gone or the channel is closed."""
-    with contextlib.suppress(OSError, EOFError), sock:
-        try:
-            while True:
-                _serve_message(sock, channel, key)
-        except ChannelClosed:
-            sock.sendall(_CLOSED)
+def put_all_remote(
+    item: Any, routes: Mapping[Hashable, Route], lanes: Mapping[Hashable, RemoteLane], timeout: float | None
+) -> None:
+    """Put a message into several lanes, sent once to each node."""
+    nodes: dict[wire.Address, list[Hashable]] = {}
+    for key, (address, _) in routes.items():
+        nodes.setdefault(address, []).append(key)
+    for first, *others in nodes.values():
+        lanes[first].put(item, timeout, [routes[key][1].second for key in others])
 
 
-def _serve_message(sock: socket.socket, channel: SharedMemoryChannel, key: Hashable) -> None:
-    word = _receive(sock, _WORD.size)
-    if word == _CANCEL:  # of a small message that is in the lane already
-        sock.sendall(_CANCELLED)
+class Gate:
+    """One of this node's lanes, for its gateways: threads that may take places of it for messages to come.
+
+    Ahead of messages it gives away all places but one, so that one goes round among those who write now.
+    """
+
+    def __init__(self, channel: SharedMemoryChannel, key: Hashable, capacity: int) -> None:
+        self._channel, self._key, self._capacity = channel, key, capacity
+        self._lock = threading.Lock()
+        self._held: set[int] = set()
+        self._epoch = 0
+
+    def ahead(self) -> int | None:
+        """A place, if there is one and another is left."""
+        with self._lock:
+            return self._take() if len(self._held) < self._capacity - 1 else None
+
+    def reserve(self, stop: int | None) -> int | None:
+        """A place; None if ``stop``, a file descriptor, can be read before there is one."""
+        while True:
+            with self._lock:
+                slot = self._take()
+            if slot is not None or self._channel.wait_for_room(self._key, stop):
+                return slot
+
+    def _take(self) -> int | None:
+        slot = self._channel.take_free(self._key)
+        if slot is not None:
+            self._held.add(slot)
+        return slot
+
+    def copy(self, source: Bytes, epoch: int) -> None:
+        """Append a message that another lane got, when there is room."""
+        slot = self.reserve(stop=None)
+        assert slot is not None
+        self.window(slot, len(source))[: len(source)] = source
+        self.commit(slot, len(source), epoch)
+
+    def window(self, slot: int, nbytes: int) -> Bytes:
+        """The memory of a place."""
+        return self._channel.window(slot, nbytes)
+
+    def commit(self, slot: int, nbytes: int, epoch: int) -> None:
+        """A message is in the place: append it to the lane, unless the lane was emptied since it was sent."""
+        with self._lock:
+            self._held.discard(slot)
+            if epoch >= self._epoch:
+                self._channel.commit(self._key, slot, nbytes)
+            else:
+                self._channel.give_back(self._key, slot)
+
+    def give_back(self, slot: int) -> None:
+        """The place is not needed."""
+        with self._lock:
+            self._held.discard(slot)
+            self._channel.give_back(self._key, slot)
+
+    def reset(self, epoch: int) -> None:
+        """Empty the lane; the gateways keep the places that they have."""
+        with self._lock:
+            self._epoch = epoch
+            self._channel.reset([self._key], but=self._held)
+
+
+def serve_lane(sock: socket.socket, number: int, gates: Sequence[Gate | None]) -> None:
+    """The gateway's side of one connection, until the writer is gone or the channel is closed.
+
+    Args:
+        number: of the lane.
+        gates: of the channel's lanes; None: it is not of this node.
+    """
+    slots: list[int] = []
+    gate = gates[number]
+    if gate is None:
+        sock.close()
         return
-    (nbytes,) = _WORD.unpack(word)
-    if nbytes > SharedMemoryChannel.LARGEST:
-        raise EOFError
-    body = _receive(sock, nbytes) if nbytes <= _INLINE else None
-    slot = channel.reserve(key, stop=sock.fileno())
-    if slot is None:  # the writer gave up or is gone
-        _receive(sock, _WORD.size)
-        sock.sendall(_CANCELLED)
-        return
-    kept = False
     try:
-        window: Bytes = channel.window(slot, nbytes)
-        if body is not None:
-            window.data[:nbytes] = body
-        else:
-            sock.sendall(_TAKEN)
-            if _receive(sock, _WORD.size) == _CANCEL:
-                sock.sendall(_CANCELLED)
-                return
-            wire.receive_into(sock, window.data[:nbytes])
-        channel.commit(key, slot, nbytes)
-        kept = True
+        with contextlib.suppress(OSError, EOFError), sock:
+            try:
+                while True:
+                    _serve_message(sock, gate, gates, slots)
+            except ChannelClosed:
+                sock.sendall(_CLOSED)
     finally:
-        if not kept:
-            channel.give_back(key, slot)
-    if body is not None:
-        sock.sendall(_TAKEN)
+        for slot in slots:
+            gate.give_back(slot)
+
+
+def _serve_message(sock: socket.socket, gate: Gate, gates: Sequence[Gate | None], slots: list[int]) -> None:
+    """One message of the writer.
+
+    Args:
+        slots: the places that are reserved for it.
+    """
+    while len(slots) < _AHEAD and (slot := gate.ahead()) is not None:
+        slots.append(slot)
+        sock.sendall(_CREDIT)
+    while (header := _receive(sock, _HEADER.size)) in (_ASK, _CANCEL):
+        if header == _CANCEL:
+            while slots:
+                gate.give_back(slots.pop())
+            sock.sendall(_CANCELLED)
+        elif not slots and (slot := gate.reserve(stop=sock.fileno())) is not None:  # else it was asked for in vain
+            slots.append(slot)
+            sock.sendall(_CREDIT)
+    nbytes, epoch, copies = _HEADER.unpack(header)
+    if nbytes > SharedMemoryChannel.LARGEST or copies > len(gates) or not slots:
+        raise EOFError
+    others = struct.unpack(f"<{copies}I", _receive(sock, 4 * copies))
+    message = gate.window(slots[0], nbytes)[:nbytes]
+    wire.receive_into(sock, message.data)
+    for other in others:
+        if other >= len(gates) or (copy := gates[other]) is None:
+            raise EOFError
+        copy.copy(message, epoch)
+    gate.commit(slots.pop(0), nbytes, epoch)
 
 
 def _receive(sock: socket.socket, count: int) -> bytes:

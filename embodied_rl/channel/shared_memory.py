@@ -29,7 +29,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing import reduction
 from multiprocessing.context import BaseContext, get_spawning_popen
@@ -39,7 +39,7 @@ import numpy as np
 
 from embodied_rl.channel import base
 from embodied_rl.channel.base import ChannelClosed, ChannelTimeout, check_capacity, check_count, show_depths
-from embodied_rl.channel.codec import Bytes, decode, encode, keep_freed_memory
+from embodied_rl.channel.codec import Bytes, Encoded, decode, encode, keep_freed_memory
 
 T = TypeVar("T")
 
@@ -278,8 +278,16 @@ class SharedMemoryChannel:
         keep_freed_memory()
 
     async def put(self, item: Any, *, key: Hashable = 0, timeout: float | None = None) -> None:
+        self._put(encode(item), key, timeout)
+
+    async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None:
+        if keys:
+            encoded = encode(item)
+            for key in keys:
+                self._put(encoded, key, timeout)
+
+    def _put(self, encoded: Encoded, key: Hashable, timeout: float | None) -> None:
         lane = self._lane(key)
-        encoded = encode(item)
         slot, _ = self._take(lane.free, key, timeout, time.monotonic(), spare=lane.unused)
         try:
             encoded.write(self._memory.window(slot, encoded.nbytes))
@@ -316,36 +324,39 @@ class SharedMemoryChannel:
     def close(self, error: str | None = None) -> None:
         self._closed.set(error)
 
-    def reset(self, keys: Sequence[Hashable]) -> None:
-        """Empty these lanes, and find the slots again that killed processes took along. For the process that made the
-        channel, while nobody uses the lanes."""
+    def reset(self, keys: Sequence[Hashable], but: Collection[int] = ()) -> None:
+        """Empty these lanes, and find the slots again that killed processes took along, ``but`` those. For the process
+        that made the channel, while nobody uses the lanes."""
         order = list(self._lanes)
         for key in keys:
             lane = self._lanes[key]
             for queue in (lane.free, lane.filled, lane.unused):
                 while queue.pop() is not None:
                     pass
-            for slot in range(self._capacity):
-                lane.unused.push(1 + order.index(key) * self._capacity + slot, 0)
+            first = 1 + order.index(key) * self._capacity
+            for slot in range(first, first + self._capacity):
+                if slot not in but:
+                    lane.unused.push(slot, 0)
 
     def depth(self) -> dict[Hashable, int]:
         return {key: len(lane.filled) for key, lane in self._lanes.items()}
 
-    def reserve(self, key: Hashable, stop: int) -> int | None:
+    def take_free(self, key: Hashable) -> int | None:
         """A place of the lane, to be written to its :meth:`window` and then given to :meth:`commit` or
-        :meth:`give_back`; None if ``stop``, a file descriptor, can be read before there is one.
+        :meth:`give_back`; None where there is none.
 
         Raises:
             ChannelClosed.
         """
         lane = self._lane(key)
-        while True:
-            self.check_open()
-            token = lane.free.pop() or lane.unused.pop()
-            if token is not None:
-                return token[0]
-            if stop in wait_readable((lane.free.read_fd, self._closed.event_fd, stop), None):
-                return None
+        self.check_open()
+        token = lane.free.pop() or lane.unused.pop()
+        return None if token is None else token[0]
+
+    def wait_for_room(self, key: Hashable, stop: int | None) -> bool:
+        """Sleep until the lane may have a free place, or ``stop``, a file descriptor, can be read: True then."""
+        fds = (self._lane(key).free.read_fd, self._closed.event_fd)
+        return stop in wait_readable(fds if stop is None else (*fds, stop), None)
 
     def window(self, slot: int, nbytes: int) -> Bytes:
         """Memory of a reserved place, at least so many bytes."""

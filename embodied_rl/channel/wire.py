@@ -23,6 +23,8 @@ _HELLO: Final = struct.Struct("<BII")
 # A peer whose machine is gone says nothing: the kernel asks after 2 s, and gives up after 7.
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 5}
 _UNANSWERED_MS: Final = 8000
+_JOINED: Final = 16 * 1024
+"""Bytes up to which to join takes less than to keep apart."""
 
 
 class Stranger(ConnectionError):
@@ -80,14 +82,17 @@ def admit(sock: socket.socket, token: bytes) -> Hello:
 def receive_into(sock: socket.socket, memory: memoryview) -> None:
     """Fill ``memory``. Raises EOFError when the other end closed."""
     while memory:
-        count = sock.recv_into(memory)
+        count = sock.recv_into(memory, 0, socket.MSG_WAITALL)
         if not count:
             raise EOFError
         memory = memory[count:]
 
 
 def send_parts(sock: socket.socket, parts: list[Any]) -> None:
-    """Send buffers one after the other, without joining them."""
+    """Send buffers one after the other, without joining them if they are large."""
+    if sum(map(len, parts)) <= _JOINED:
+        sock.sendall(b"".join(parts))
+        return
     views = [memoryview(part).cast("B") for part in parts if len(part)]
     while views:
         sent = sock.sendmsg(views[:512])  # the kernel takes 1024 at once

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, Protocol
 
-from embodied_rl.channel import network, wire
+from embodied_rl.channel import base, network, wire
 from embodied_rl.channel.base import Channel, ChannelClosed, T
-from embodied_rl.channel.network import LANE, RemoteLane
+from embodied_rl.channel.network import LANE, RemoteLane, put_all_remote
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.host import WorkerProcess
 from embodied_rl.runtime.node import CONTROL, WORKER, ChannelPart, NodeFacts
@@ -147,15 +147,18 @@ class ClusterChannel:
     def __init__(self, number: int, name: str, homes: Mapping[Hashable, Node], nodes: Sequence[Node], token: bytes):
         self.name, self._number, self._homes, self._nodes = name, number, homes, nodes
         self._closed: tuple[str | None] | None = None
-        self._lanes = {
-            key: RemoteLane(name, key, node.address, token, wire.Hello(LANE, number, index))
-            for index, (key, node) in enumerate(homes.items())
+        self._routes = {
+            key: (node.address, wire.Hello(LANE, number, index)) for index, (key, node) in enumerate(homes.items())
         }
+        self._lanes = {key: RemoteLane(name, key, at, token, hello) for key, (at, hello) in self._routes.items()}
 
     async def put(self, item: Any, *, key: Hashable = 0, timeout: float | None = None) -> None:
+        await self.put_all(item, keys=[key], timeout=timeout)
+
+    async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None:
         if self._closed is not None:
             raise ChannelClosed(self.name, self._closed[0])
-        self._lanes[key].put(item, timeout)
+        put_all_remote(item, {key: self._routes[key] for key in keys}, self._lanes, timeout)
 
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
         raise self._unread(key)
@@ -177,8 +180,9 @@ class ClusterChannel:
             lane.close()
 
     def reset(self, keys: Sequence[Hashable]) -> None:
+        base.epoch += 1
         for node in dict.fromkeys(self._homes[key] for key in keys):
-            node.ask("reset", self._number, [key for key in keys if self._homes[key] is node])
+            node.ask("reset", self._number, [key for key in keys if self._homes[key] is node], base.epoch)
 
     def depth(self) -> dict[Hashable, int]:
         found: dict[Hashable, int] = {}

@@ -24,7 +24,7 @@ import psutil
 import torch
 
 from embodied_rl.channel import wire
-from embodied_rl.channel.network import LANE, NetworkChannel, Route, serve_lane
+from embodied_rl.channel.network import LANE, Gate, NetworkChannel, Route, serve_lane
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.runtime.host import LocalProcess, start_process
 from embodied_rl.runtime.placement import count_accelerators
@@ -99,6 +99,7 @@ class Agent:
         self._pipes: dict[int, socket.socket] = {}
         self._workers: dict[int, LocalProcess] = {}
         self._channels: dict[int, tuple[ChannelPart, SharedMemoryChannel, NetworkChannel]] = {}
+        self._gates: dict[int, list[Gate | None]] = {}
         self._told: set[int] = set()
         """Channels of whose end the driver knows."""
 
@@ -141,6 +142,7 @@ class Agent:
     def do_channel(self, part: ChannelPart) -> None:
         mine = [key for key in part.keys if key not in part.elsewhere]
         lanes = SharedMemoryChannel(part.name, mine or ["no lane"], part.capacity, mp.get_context("spawn"))
+        self._gates[part.number] = [Gate(lanes, key, part.capacity) if key in mine else None for key in part.keys]
         self._channels[part.number] = part, lanes, NetworkChannel(lanes, part.elsewhere, self._token)
 
     def do_start(self, number: int, context: WorkerContext, worker: bytes) -> int:
@@ -170,8 +172,10 @@ class Agent:
         self._told.add(number)
         self._channels[number][1].close(error)
 
-    def do_reset(self, number: int, keys: Sequence[Hashable]) -> None:
-        self._channels[number][1].reset(keys)
+    def do_reset(self, number: int, keys: Sequence[Hashable], epoch: int) -> None:
+        for key, gate in zip(self._channels[number][0].keys, self._gates[number], strict=True):
+            if gate is not None and key in keys:
+                gate.reset(epoch)
 
     def do_depth(self, number: int) -> dict[Hashable, int]:
         part, lanes, _ = self._channels[number]
@@ -198,8 +202,7 @@ class Agent:
         except OSError:  # a stranger, or somebody who went away
             return
         if hello.kind == LANE:
-            part, lanes, _ = self._channels[hello.first]
-            serve_lane(sock, lanes, part.keys[hello.second])
+            serve_lane(sock, hello.second, self._gates[hello.first])
             return
         with self._arrived:
             if hello.kind == WORKER:

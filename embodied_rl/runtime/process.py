@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final, NoReturn
 
+from embodied_rl.channel import base
 from embodied_rl.channel.base import Channel, run_blocking
 from embodied_rl.runtime import signals
 from embodied_rl.runtime.host import Host, LocalHost, WorkerProcess
@@ -201,7 +202,7 @@ class ProcessBackend:
         self._ticket += 1
         try:
             with signals.deferred():
-                process.pipe.send((self._ticket, method, args, kwargs))
+                process.pipe.send((self._ticket, method, args, kwargs, base.epoch))
                 if not process.unanswered:
                     process.doing, process.last_sign = method.replace("_", " "), time.monotonic()
                 process.unanswered += 1

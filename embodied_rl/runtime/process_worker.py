@@ -136,7 +136,7 @@ def _build(context: WorkerContext, pickled: bytes, driver: _Driver, channels: by
 
 
 def _answer(worker: Worker, driver: _Driver) -> None:
-    ticket, method, args, kwargs = driver.receive()
+    ticket, method, args, kwargs, base.epoch = driver.receive()
     with worker.context.trace.call(method, kwargs.get("step")):
         result = getattr(worker, method)(*args, **kwargs)
         if inspect.iscoroutine(result):  # its channels block, so it never suspends

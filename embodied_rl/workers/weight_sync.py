@@ -102,8 +102,7 @@ class WeightSender:
         return TensorLayout(shape=tuple(tensor.shape), dtype=dtype)
 
     async def _put(self, message: Message) -> None:
-        for receiver in self._receivers:
-            await self._channel.put(message, key=receiver)
+        await self._channel.put_all(message, keys=self._receivers)
 
 
 class _Packer:

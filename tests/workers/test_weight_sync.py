@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -298,8 +298,8 @@ def gathered(mesh: DeviceMesh) -> dict[str, Tensor] | None:
     sent: list[Any] = []
 
     class Channel:
-        async def put(self, item: Any, *, key: Any = 0) -> None:
-            sent.append((key, item))
+        async def put_all(self, item: Any, *, keys: Sequence[Any]) -> None:
+            sent.extend((key, item) for key in keys)
 
     receivers = (0, 1) if mesh.get_rank() == 0 else ()
     run_blocking(WeightSender(policy, Channel(), receivers, bucket_bytes=BUCKET, verify=True).send(0))  # type: ignore[arg-type]
