@@ -271,20 +271,23 @@ class LoadedPolicy:
 
 
 def load_policy(what: Run | str | Path, device: str = "cpu") -> LoadedPolicy:
-    """The policy of a checkpoint; a run or its directory means its newest one.
+    """The policy of a checkpoint; a run or its directory means its newest one. Or that of an exported folder.
 
     Raises:
         UserError: there is no whole checkpoint, or it is of a language model.
     """
+    from embodied_rl.commands.export import EXPORT_FILE, exported_policy, refuse_language
+
+    if not isinstance(what, Run) and (Path(what) / EXPORT_FILE).is_file():
+        return LoadedPolicy(exported_policy(Path(what)), device)
     checkpoint = _checkpoint(what)
     verify(checkpoint)
     from embodied_rl.checkpoints.policy_record import PolicyRecord
     from embodied_rl.checkpoints.shards import load_weights
-    from embodied_rl.models.registry import LANGUAGE_MODELS, policy_of
+    from embodied_rl.models.registry import policy_of
 
     record = PolicyRecord.read(checkpoint)
-    if record.model.model_type in LANGUAGE_MODELS:
-        raise UserError(f"{checkpoint}: is of a language model, which takes no actions; export it and use transformers")
+    refuse_language(record.model.model_type, checkpoint)
     policy = policy_of(record.model, record.spec)
     load_weights(policy, checkpoint)
     return LoadedPolicy(policy, device)

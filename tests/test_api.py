@@ -16,6 +16,7 @@ import torch
 import embodied_rl as er
 from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.checkpoints.shards import load_weights
+from embodied_rl.commands.export import EXPORT_FILE, export
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models.registry import policy_of
 from tests.packaging.documented import blocks
@@ -97,7 +98,7 @@ def test_evaluation_needs_the_checkpoint_alone(trained: tuple[er.Run, list[str]]
         er.evaluate(run, "env.eval.episodes_per_tsk=1")
 
 
-def test_a_loaded_policy_acts_as_the_checkpoints(trained: tuple[er.Run, list[str]]) -> None:
+def test_a_loaded_policy_acts_as_the_checkpoints(trained: tuple[er.Run, list[str]], tmp_path: Path) -> None:
     checkpoint = trained[0].last
     assert checkpoint is not None
     record = PolicyRecord.read(checkpoint)
@@ -110,6 +111,14 @@ def test_a_loaded_policy_acts_as_the_checkpoints(trained: tuple[er.Run, list[str
     with torch.inference_mode():
         expected = policy.act(obs, greedy=True, temperature=1.0, generator=None).actions[0].numpy()
     np.testing.assert_array_equal(er.load_policy(checkpoint).act(state, instruction="go"), expected)
+    out = tmp_path / "exported"
+    export(checkpoint, out)
+    np.testing.assert_array_equal(er.load_policy(out).act(state, instruction="go"), expected)
+    (out / EXPORT_FILE).write_text('{"model_type": "mlp", "base": null, "params": {}}')
+    with pytest.raises(
+        er.UserError, match=r"does not say which policy this is \(KeyError: 'record'\); export it again"
+    ):
+        er.load_policy(out)
     assert np.abs(expected).max() > 0
 
 

@@ -11,7 +11,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,6 +97,7 @@ def export(source: Path, output: Path, *, adapters_only: bool = False, base: str
             "model_type": record.model.model_type,
             "params": record.model.params,
             "num_action_chunks": record.spec.num_action_chunks,
+            "record": asdict(record),
             "base": record.model.path if adapters_only else None,
             "step": read_state(checkpoint).step,
             "versions": record.versions,
@@ -113,10 +114,50 @@ def use_of(folder: Path) -> str:
     words += [f"model.path={folder}"] if base is None else [f"model.path={base}", f"model.lora.path={folder}"]
     if name not in LANGUAGE_MODELS:
         words.append(f"model.num_action_chunks={content['num_action_chunks']}")
-    # A nested one is how a fresh model is made, which this is not.
-    plain = {key: value for key, value in content["params"].items() if not isinstance(value, dict)}
+    plain = _without_fresh(content["params"])
     words += [f"model.params.{key}={_as_override(value)}" for key, value in plain.items()]
     return shlex.join(words)
+
+
+def _without_fresh(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters without nested ones, which say how a fresh model is made."""
+    return {key: value for key, value in params.items() if not isinstance(value, dict)}
+
+
+def exported_policy(folder: Path) -> Policy:
+    """The policy of an exported folder.
+
+    Raises:
+        UserError: the folder is of a language model, is damaged, or was exported before it said what the policy's
+            inputs are.
+    """
+    from pydantic import TypeAdapter
+
+    from embodied_rl.checkpoints.policy_record import PolicyRecord
+    from embodied_rl.models.registry import build_policy
+
+    try:
+        content = parse_json((folder / EXPORT_FILE).read_bytes())
+        base, record = content["base"], TypeAdapter(PolicyRecord).validate_json(json.dumps(content["record"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder / EXPORT_FILE}: does not say which policy this is ({type(error).__name__}: {error}); "
+            "export it again from its checkpoint"
+        ) from error
+    model = record.model
+    refuse_language(model.model_type, folder)
+    policy = build_policy(model.model_type, record.spec, _without_fresh(model.params), base or str(folder))
+    if base is not None:
+        from embodied_rl.models.weights.lora import add_adapters
+
+        add_adapters(policy, replace(model.lora, path=str(folder)))
+    return policy
+
+
+def refuse_language(model_type: str, what: Path) -> None:
+    """Raise UserError for a language model, which takes no actions."""
+    if model_type in LANGUAGE_MODELS:
+        raise UserError(f"{what}: is of a language model, which takes no actions; use it with transformers, exported")
 
 
 def _as_override(value: object) -> str:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+import embodied_rl as er
 from embodied_rl.checkpoints.store import RunState, publish, seal
 from embodied_rl.cli import main
 from embodied_rl.commands.export import export, use_of
@@ -135,6 +136,23 @@ def test_adapters_alone_load_in_peft_and_here(tmp_path: Path) -> None:
     export(checkpoint, tmp_path / "merged")
     merged = loaded(model_config("causal_lm"), path=str(tmp_path / "merged"))
     assert torch.allclose(outputs(merged, "causal_lm")["logprobs"], outputs(policy, "causal_lm")["logprobs"], atol=1e-4)
+
+
+def test_exported_folders_are_loaded_from_python(tmp_path: Path) -> None:
+    """Of a policy with adapters: merged, and the adapters on their base."""
+    base = shaken(model_config("mlp"), seed=3)
+    base.save_pretrained(tmp_path / "base")
+    config = model_config("mlp", path=str(tmp_path / "base"), rank=4)
+    policy = shaken(config)
+    checkpoint = save(policy, config, tmp_path / "run")
+    for name, alone in (("merged", False), ("adapters", True)):
+        export(checkpoint, tmp_path / name, adapters_only=alone)
+        again = er.load_policy(tmp_path / name).policy
+        torch.testing.assert_close(outputs(again, "mlp"), outputs(policy, "mlp"), rtol=1e-4, atol=1e-4)
+    config = model_config("causal_lm")
+    export(save(shaken(config), config, tmp_path / "language"), tmp_path / "words")
+    with pytest.raises(UserError, match="is of a language model, which takes no actions"):
+        er.load_policy(tmp_path / "words")
 
 
 @pytest.mark.parametrize("case", ["no folder", "no adapters", "whole modules", "another base"])
