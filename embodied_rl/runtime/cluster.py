@@ -24,6 +24,10 @@ from embodied_rl.runtime.worker import GroupSpec, WorkerContext, WorkerError
 
 _ANSWER_S: Final = 60.0
 """Time for an agent to answer: it starts a process at most."""
+_SILENT_S: Final = 8.0
+"""Time without a sign of life after which an agent counts as lost."""
+_LOOK_S: Final = 2.0
+"""What counts at most of the time between two looks: agents may have stood still with this process."""
 
 
 class Nodes(Protocol):
@@ -33,8 +37,8 @@ class Nodes(Protocol):
     facts: list[NodeFacts]
     token: bytes
 
-    def close(self) -> None:
-        """End them."""
+    def close(self, lost: Sequence[int] = ()) -> None:
+        """End them; those with these numbers do not do so themselves."""
         ...
 
 
@@ -51,6 +55,7 @@ class Node:
         """Channels that somebody on the node closed, and why."""
         self._answers: dict[int, Any] = {}
         self._ticket = 0
+        self._silent, self._looked = 0.0, time.monotonic()
         self.control = self.connect(wire.Hello(CONTROL))
 
     def connect(self, hello: wire.Hello) -> Connection:
@@ -69,7 +74,8 @@ class Node:
         ticket, deadline = self._ticket, time.monotonic() + _ANSWER_S
         self._send(ticket, method, arguments)
         while ticket not in self._answers and self.lost is None:
-            if not self.hear(deadline - time.monotonic()) and time.monotonic() > deadline:
+            self.hear(deadline - time.monotonic())
+            if ticket not in self._answers and self.lost is None and time.monotonic() > deadline:
                 self.lost = f"the agent of {self.name} has not answered for {_ANSWER_S:g} s"
         if ticket not in self._answers:
             raise WorkerError(str(self.lost))
@@ -78,17 +84,23 @@ class Node:
             raise WorkerError(f"{self.name}: {type(answer).__name__}: {answer}") from answer
         return answer
 
-    def hear(self, seconds: float = 0.0) -> bool:
-        """Take in what the agent has said; whether it said anything."""
-        heard = False
+    def hear(self, seconds: float = 0.0) -> None:
+        """Take in what the agent has said, if need be after waiting so long, or a little less, for it to speak."""
+        heard, kinds = False, {"exited": self.exits, "closed": self.closed, "answer": self._answers, "alive": {}}
         try:
-            while self.lost is None and self.control.poll(0 if heard else max(0.0, seconds)):
+            while self.lost is None and self.control.poll(0 if heard else min(max(0.0, seconds), _LOOK_S / 2)):
                 kind, number, content = self.control.recv()
-                {"exited": self.exits, "closed": self.closed, "answer": self._answers}[kind][number] = content
+                kinds[kind][number] = content
                 heard = True
         except (EOFError, OSError):
             self._gone()
-        return heard
+        now = time.monotonic()
+        self._silent = 0.0 if heard else self._silent + min(now - self._looked, _LOOK_S)
+        self._looked = now
+        if self.lost is None and self._silent > _SILENT_S:
+            self.lost = (
+                f"{self.name} has given no sign of life for {_SILENT_S:g} s: its agent, or the machine, stands still"
+            )
 
     def _send(self, ticket: int | None, method: str, arguments: tuple[Any, ...]) -> None:
         try:
@@ -280,7 +292,7 @@ class ClusterHost:
     def close(self) -> None:
         for node in self._nodes:
             node.control.close()  # the agent ends what is left, then itself
-        self._started.close()
+        self._started.close([node.number for node in self._nodes if node.lost])
 
 
 def _check_alike(facts: Sequence[NodeFacts]) -> None:

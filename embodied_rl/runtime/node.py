@@ -35,6 +35,8 @@ WORKER: Final = 1
 """Kinds of a connection (:class:`~embodied_rl.channel.wire.Hello`); a worker's has its number."""
 _DRIVER_S: Final = 60.0
 """Time for the driver to come."""
+_ALIVE_S: Final = 1.0
+"""Interval between signs of life."""
 _GRACE_S: Final = 15.0
 """Time for workers to close when the driver is gone."""
 
@@ -95,6 +97,7 @@ class Agent:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ():
             os.environ.setdefault(variable, interface)
         self._control: Connection | None = None
+        self._speaks = threading.Lock()
         self._arrived = threading.Condition()
         self._pipes: dict[int, socket.socket] = {}
         self._workers: dict[int, LocalProcess] = {}
@@ -111,6 +114,7 @@ class Agent:
             with self._arrived:
                 if not self._arrived.wait_for(lambda: self._control is not None, _DRIVER_S):
                     return
+            threading.Thread(target=self._show_life, name="signs of life", daemon=True).start()
             with contextlib.suppress(EOFError, OSError):
                 while True:
                     self._once()
@@ -124,12 +128,12 @@ class Agent:
         ready = wait([self._control, *flags, *(p.sentinel for p in self._workers.values())])
         for number, process in list(self._workers.items()):
             if process.exitcode is not None:
-                self._control.send(("exited", number, process.exitcode))
+                self._say("exited", number, process.exitcode)
                 del self._workers[number]
                 process.kill()  # what it has left behind
         for number in [flags[item] for item in ready if item in flags]:  # type: ignore[index]
             self._told.add(number)
-            self._control.send(("closed", number, self._channels[number][1].closed_error))
+            self._say("closed", number, self._channels[number][1].closed_error)
         if self._control in ready:
             ticket, method, *arguments = self._control.recv()
             try:
@@ -137,7 +141,18 @@ class Agent:
             except Exception as error:
                 answer = error
             if ticket is not None:
-                self._control.send(("answer", ticket, answer))
+                self._say("answer", ticket, answer)
+
+    def _say(self, kind: str, number: int, content: Any) -> None:
+        assert self._control is not None
+        with self._speaks:
+            self._control.send((kind, number, content))
+
+    def _show_life(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._say("alive", 0, None)
+                time.sleep(_ALIVE_S)
 
     def do_channel(self, part: ChannelPart) -> None:
         mine = [key for key in part.keys if key not in part.elsewhere]

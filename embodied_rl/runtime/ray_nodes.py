@@ -73,11 +73,12 @@ class RayNodes:
             self.close()
             raise
 
-    def close(self) -> None:
+    def close(self, lost: Sequence[int] = ()) -> None:
         ray = self._ray
         with contextlib.suppress(Exception):
-            if self._serving:
-                ray.wait(self._serving, num_returns=len(self._serving), timeout=_ENDED_S)
+            ending = [ref for number, ref in enumerate(self._serving) if number not in lost]
+            if ending:
+                ray.wait(ending, num_returns=len(ending), timeout=_ENDED_S)
             for agent in self._agents:
                 ray.kill(agent)
             if self._group is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import secrets
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from embodied_rl.runtime.node import Agent, NodeFacts
@@ -33,7 +34,9 @@ class LocalNodes:
         self.addresses = [address for address, _ in described]
         self.facts: list[NodeFacts] = [facts for _, facts in described]
 
-    def close(self) -> None:
+    def close(self, lost: Sequence[int] = ()) -> None:
+        for number in lost:
+            self.processes[number].kill()
         for process in self.processes:
             process.join(30)
             assert process.exitcode is not None, "an agent outlives its driver"

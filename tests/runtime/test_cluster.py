@@ -150,6 +150,32 @@ def test_a_lost_node_ends_the_run_with_its_name_and_leaves_nobody(nodes: LocalNo
     assert all(gone(pid) for pid in pids)
 
 
+def test_a_node_that_stands_still_is_lost_within_ten_seconds(nodes: LocalNodes) -> None:
+    backend, group = peers(nodes)
+    try:
+        pids = group.call(Peer.pid).wait()
+        calls = group.call(Peer.take, 1)
+        os.kill(nodes.processes[1].pid or 0, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=r"node 1 .* no sign of life for 8 s"):
+            calls.wait()
+        assert time.monotonic() - began < 20, "on a busy machine"
+    finally:
+        backend.shutdown()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_driver_that_stood_still_takes_no_node_for_lost(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, group = peers(nodes)
+    try:
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + 3600)
+        assert len(group.call(Peer.pid).wait()) == 3
+    finally:
+        monkeypatch.undo()
+        backend.shutdown()
+
+
 def test_strangers_are_not_heard(nodes: LocalNodes) -> None:
     backend, group = peers(nodes)
     try:
