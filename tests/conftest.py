@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # whatever token this machine has
 
 # A background job of a script (``nohup make test &``) has it ignored, for its children too; tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str]) -> None:
     for line in arithmetic_lines(plan):
         out.print(line, soft_wrap=True)
     out.print(placement_table(plan))
+    if len(plan.placement.nodes) > 1:
+        out.print(f"nodes\n{plan.placement.drawn()}\n", highlight=False)
     out.print(origins_table(arguments))
 
 

@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -23,6 +24,12 @@ from embodied_rl.schema.runner import NodeGroupConfig
 
 _PLACED_S: Final = 60.0
 """Time for Ray to find the nodes."""
+_STARTED_S: Final = 300.0
+"""Time for agents to start: they import torch, perhaps from a slow file system."""
+_AUTHENTICATION: Final = (
+    ". A Ray that was started where there was a token (~/.ray/auth_token) needs it on all machines; one that was "
+    "started without needs RAY_AUTH_MODE=disabled"
+)
 _ENDED_S: Final = 20.0
 """Time for agents to end."""
 _OBJECT_STORE: Final = 80 * 2**20
@@ -57,6 +64,7 @@ class RayNodes:
     """
 
     def __init__(self, address: str, groups: Mapping[str, NodeGroupConfig]) -> None:
+        _settle_environment()
         self._ray: Any = imported("ray", "cluster=ray", "ray")
         if self._ray.is_initialized():
             raise UserError("cluster=ray: this process has joined a Ray cluster already; call ray.shutdown() before")
@@ -89,8 +97,6 @@ class RayNodes:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _join(self, address: str) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
         own: dict[str, Any] = {}
         if self._folder is not None:
             own = {"_temp_dir": self._folder, "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
@@ -100,8 +106,8 @@ class RayNodes:
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"cluster.address={address}: {error}; give host:port of a Ray that runs (`ray start --head` "
-                "on one machine, `ray start --address=...` on the others), or local for one on this machine"
+                f"cluster.address={address}: {error}; give host:port of a Ray that runs (`ray start --head` on one "
+                f"machine, `ray start --address=...` on the others), or local for one on this machine{_AUTHENTICATION}"
             ) from error
 
     def _start(self, wanted: Sequence[NodeGroupConfig]) -> None:
@@ -128,12 +134,23 @@ class RayNodes:
                 ).remote(self.token, group.interface)
             )
         try:
-            described = ray.get([agent.describe.remote() for agent in self._agents], timeout=_PLACED_S)
+            described = ray.get([agent.describe.remote() for agent in self._agents], timeout=_STARTED_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            raise UserError(f"cluster=ray: an agent did not start on its node:\n{error}") from error
+            raise UserError(f"cluster=ray: an agent did not start on its node{_AUTHENTICATION}:\n{error}") from error
         self.addresses: list[wire.Address] = [address for address, _ in described]
         self.facts: list[NodeFacts] = [facts for _, facts in described]
         self._serving = [agent.serve.remote() for agent in self._agents]
+
+
+def _settle_environment() -> None:
+    """What Ray reads when it is imported, where the user has not said otherwise."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # of a Ray of our own: its default, 15, is for batch work
+    tokens = (os.environ.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray/auth_token")
+    # As `ray start` does: it has a cluster ask for the token that is there.
+    if os.environ.get("RAY_AUTH_TOKEN") or any(path and Path(path).is_file() for path in tokens):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _address_of(interface: str | None) -> str:

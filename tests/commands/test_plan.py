@@ -63,6 +63,15 @@ def test_every_task_has_a_plan(capsys: pytest.CaptureFixture[str], task: str) ->
     assert "memory of each" in shown
 
 
+def test_nodes_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = "+cluster.node_groups={sim: {slots: 2}, learn: {}}"
+    places = ("cluster.component_placement.env=sim:0-1", "cluster.component_placement.actor,rollout=learn:0")
+    shown = page(capsys, "experiment=dummy_grpo", "cluster=ray", groups, *places)
+    assert "node 0 (sim, no accelerator), ranks 0-1: env 0, 1" in shown
+    assert "node 1 (learn, no accelerator), ranks 2-2: actor 2; rollout 2" in shown
+    assert "node 0" not in page(capsys, "experiment=dummy_grpo")
+
+
 def test_parameters_are_counted_without_building_the_policy() -> None:
     shipped = count_parameters(plan_of(config_of("task=math")))
     fresh = count_parameters(plan_of(config_of("task=math", "model=tiny_lm")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from embodied_rl import launch
 from embodied_rl.errors import UserError
+from embodied_rl.runtime import ray_nodes
 from tests.checkpoints.saved import saved_tensors
 from tests.configs import tiny_run
 from tests.test_end_to_end import assert_equal, metrics_of, only_run
@@ -95,3 +97,18 @@ def test_nodes_that_are_not_there_are_refused_with_a_table(tmp_path: Path, monke
     config = tiny_run(tmp_path, "cluster=ray", "+cluster.node_groups={sim: {nodes: 2, resources: {sim: 1}}}")
     with pytest.raises(UserError, match=r"did not give 2 node[^$]*node 0: CPU 1, sim 1[^$]*has 1 node"):
         launch.run(config)
+
+
+def test_a_token_that_is_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for there, chosen, mode in ((False, None, None), (True, None, "token"), (True, "disabled", "disabled")):
+        if there:
+            (tmp_path / ".ray").mkdir(exist_ok=True)
+            (tmp_path / ".ray/auth_token").write_text("0" * 64)
+        with monkeypatch.context() as patch:
+            patch.delenv("RAY_AUTH_MODE", raising=False)
+            patch.setattr(os, "environ", dict(os.environ) | ({} if chosen is None else {"RAY_AUTH_MODE": chosen}))
+            ray_nodes._settle_environment()
+            assert os.environ.get("RAY_AUTH_MODE") == mode
