@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +24,12 @@ from embodied_rl.errors import UserError
 from embodied_rl.runtime.cluster import ClusterHost
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerError, WorkerGroup
-from embodied_rl.schema import Config
+from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.tasks.saving import CheckpointSaver
 from tests.checkpoints.saved import saved_tensors
-from tests.configs import tiny_run
+from tests.configs import embodied, tiny_run
 from tests.runtime.agents import LocalNodes
-from tests.test_end_to_end import assert_equal, metrics_of, only_run
+from tests.test_end_to_end import assert_equal, flatten, metrics_of, only_run
 
 NODE_OF = (0, 1, 2)
 
@@ -235,6 +235,86 @@ def test_actor_ranks_on_two_nodes_train_as_two_on_one(tmp_path: Path, clusters: 
         ends.append((metrics_of(only_run(config)), saved_tensors(only_run(config) / "checkpoints/global_step_2")))
     assert ends[0][0] == ends[1][0]
     assert_equal(ends[0][1], ends[1][1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_replicas_on_two_nodes_train_as_one_sharded_over_four_ranks(tmp_path: Path, clusters: list[LocalNodes]) -> None:
+    """Ranks count through the nodes, so that a replica of as many ranks as a node has lies inside one; and either goes
+    on from the other's checkpoint."""
+    one = ("cluster=process", "cluster.component_placement.actor=0-3")
+    two = (
+        "cluster=ray",
+        "+cluster.node_groups={node: {nodes: 2, slots: 2}}",
+        "cluster.component_placement.actor=0-3",
+        "actor.fsdp_config.sharding_strategy=hybrid_shard",
+        "actor.fsdp_config.fsdp_size=2",
+    )
+
+    def ends(name: str, *ways: Sequence[str]) -> Mapping[str, object]:
+        """The weights and the optimizer's state after a step in each of these ways."""
+        for step, how in enumerate(ways, 1):
+            options = (f"runner.max_steps={step}", "runner.save_interval=1", "runner.resume_dir=auto")
+            config = tiny_run(tmp_path / name, *how, *options)
+            launch.run(config)
+        return saved_tensors(only_run(config) / f"checkpoints/global_step_{len(ways)}")
+
+    whole = ends("whole", one, one)
+    for name, ways in {"hybrid": (two, two), "to hybrid": (one, two), "from hybrid": (two, one)}.items():
+        assert_close(whole, ends(name, *ways))
+
+
+def assert_close(left: object, right: object) -> None:
+    """To float32 rounding: sums over ranks are made in another order."""
+    one, other = flatten(left), flatten(right)
+    assert one.keys() == other.keys()
+    tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    assert len(tensors) > 10
+    for name in tensors:
+        torch.testing.assert_close(
+            one[name], other[name], rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("simulator")
+@pytest.mark.timeout(900)
+def test_libero_with_simulators_on_two_nodes_and_the_actor_on_a_third(
+    tmp_path: Path, clusters: list[LocalNodes]
+) -> None:
+    pytest.importorskip("libero", reason="the libero extra is not installed")
+
+    def go(steps: int) -> EmbodiedConfig:
+        config = embodied(
+            "env=libero_spatial",
+            "model=mlp",
+            "env.init_params.cameras=[]",
+            "env.task_ids=[0]",
+            "env.init_params.num_steps_wait=2",
+            "env.train.total_num_envs=4",
+            "env.train.max_episode_steps=8",
+            "rollout.pipeline_stage_num=1",
+            "algorithm.group_size=2",
+            f"runner.output_dir={tmp_path}",
+            f"runner.max_steps={steps}",
+            "runner.save_interval=1",
+            "runner.resume_dir=auto",
+            "runner.report=false",
+            "runner.eval_at_end=false",
+            "runner.val_before_train=false",
+            "runner.logger.logger_backends=[jsonl]",
+            *SPREAD,
+            "cluster.component_placement.actor=learn:0",
+        )
+        launch.run(config)
+        return config
+
+    for steps in (1, 2):
+        config = go(steps)
+        run = max(Path(config.runner.output_dir, config.runner.experiment_name).iterdir())
+        assert (run / f"checkpoints/global_step_{steps}/state.json").is_file()
+        assert metrics_of(run)[-1]["step"] == steps
+    assert len(clusters) == 2
 
 
 class Once(DummyEnv):
