@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="faults for each family and backend")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--families", default="dummy", help="dummy, libero, math")
-    parser.add_argument("--backends", default="process,serial")
+    parser.add_argument("--backends", default="process,serial", help="process, serial, cluster, ray")
     parser.add_argument("--per-run", type=int, default=12, help="faults that happen to one run of several processes")
     parser.add_argument("--files", action="store_true", help="damaged files instead: --count of them")
     parser.add_argument("--out", type=Path, default=Path("faults.jsonl"))
@@ -63,7 +63,7 @@ def main() -> int:
                     mark = "WRONG" if verdict.wrong else "ok"
                     print(
                         f"{mark:5} {family} {backend} {verdict.fault}: {verdict.outcome} {verdict.status} "
-                        f"{verdict.next_step_s} {verdict.wrong or ''}",
+                        f"{verdict.named_s or ''} {verdict.next_step_s} {verdict.wrong or ''}",
                         flush=True,
                     )
                 print(f"{family} {backend}: {time.monotonic() - began:.0f} s", flush=True)

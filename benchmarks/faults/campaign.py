@@ -19,12 +19,15 @@ from typing import Final
 
 from benchmarks.faults.driven import Driven
 from benchmarks.faults.library import Family, Fault, faults
+from benchmarks.faults.nodes import Nodes, nodes_of
 from benchmarks.faults.victims import BORN, FOLDER, PLANNED, STRUCK
 from embodied_rl.checkpoints.store import complete_checkpoints, verify
 from embodied_rl.errors import CheckpointError
 
 LIMIT_S: Final = 150.0
 """Seconds without the end of a training step, or of the run, after which it counts as hung."""
+NAMED_S: Final = 30.0
+"""Seconds in which a run over nodes is to name a fault, or to end."""
 _DISK_MIB: Final = 8
 _COMMON: Final = (
     "runner.report=false",
@@ -72,7 +75,8 @@ FAMILIES: Final = {
         "reward.function=benchmarks.faults.victims:score",
     ),
 }
-_PROCESS: Final = ("cluster=process", "runner.recover=auto", "runner.max_recoveries=100000", "cluster.stall_timeout=40")
+_RECOVERING: Final = ("runner.recover=auto", "runner.max_recoveries=100000", "cluster.stall_timeout=40")
+_PROCESS: Final = ("cluster=process", *_RECOVERING)
 _REPLACING: Final = ("env.max_restarts=100000", "env.worker_timeout=6")
 
 
@@ -94,6 +98,10 @@ class Verdict:
     """Exit status of a run that ended."""
     replaced_s: float | None = None
     """Until a new env worker had its simulators."""
+    named_s: float | None = None
+    """Until the run named it, or ended; only where it has nodes."""
+    ended_s: float | None = None
+    """Until the run ended."""
     next_step_s: float | None = None
     """Until a later training step was finished."""
     wrong: list[str] = field(default_factory=list)
@@ -112,6 +120,7 @@ class Campaign:
     def __init__(self, folder: Path, seed: int, *, per_run: int = 12, keep: bool = False) -> None:
         self.folder, self._random, self._per_run, self._keep = folder, random.Random(seed), per_run, keep
         self._case = 0
+        self._nodes: Nodes | None = None
         self._steps_before = 0
         """Training steps that the experiment had before the present run."""
 
@@ -122,11 +131,16 @@ class Campaign:
     def cases(self, family: Family, backend: str, count: int) -> Iterator[Verdict]:
         """So many faults, and perhaps some more to end the last run."""
         done = 0
-        while done < count:
-            size = 1 if backend == "serial" else min(self._per_run, count - done)
-            for verdict in self.run(family, backend, [self.draw(family, backend) for _ in range(size)]):
-                done += verdict.outcome != "not met"
-                yield verdict
+        self._nodes = nodes_of(backend)
+        try:
+            while done < count:
+                size = 1 if backend == "serial" else min(self._per_run, count - done)
+                for verdict in self.run(family, backend, [self.draw(family, backend) for _ in range(size)]):
+                    done += verdict.outcome != "not met"
+                    yield verdict
+        finally:
+            if self._nodes is not None:
+                self._nodes.close()
 
     def run(self, family: Family, backend: str, planned: list[Fault]) -> list[Verdict]:
         """One run, or more where faults end it, which resume it, until all faults have happened."""
@@ -154,11 +168,14 @@ class Campaign:
     def _one_run(self, family: Family, backend: str, folder: Path, planned: list[Fault]) -> list[Verdict]:
         arguments = [*FAMILIES[family], *_COMMON, f"runner.output_dir={folder / 'disk'}", "runner.resume_dir=auto"]
         arguments += [f"runner.experiment_name={family}"]
-        arguments += _PROCESS if backend == "process" else ["cluster=serial"]
-        if backend == "process" and family != "math":
+        if self._nodes is not None:
+            arguments += [*self._nodes.arguments(str(folder)), *_RECOVERING, "cluster.stall_timeout=120"]
+        else:
+            arguments += _PROCESS if backend == "process" else ["cluster=serial"]
+        if backend != "serial" and family != "math":
             arguments += _REPLACING
         self._steps_before = last_step(folder / "disk" / family)
-        run = Driven(arguments, folder, {FOLDER: str(folder), "OMP_NUM_THREADS": "1"})
+        run = Driven(arguments, folder, {FOLDER: str(folder), "OMP_NUM_THREADS": "1"}, self._nodes)
         verdicts: list[Verdict] = []
         try:
             while planned and run.poll() is None:
@@ -195,10 +212,16 @@ class Campaign:
         step = last_step(experiment)
         more = 10**9 if _ends(fault, verdict.backend) else 0
         more += fault.place == "EnvGroup"  # it may have done its part of the present step
+        if self._nodes is not None:
+            _until(run, lambda: bool(fault.words and re.search(fault.words, run.said()[said:])), LIMIT_S)
+            verdict.named_s = round(time.time() - struck, 2)
+            step = last_step(experiment)  # others may have finished a step without the one who is lost
+            if verdict.named_s > NAMED_S:
+                verdict.wrong.append(f"took {verdict.named_s} s to be named")
         goes_on = _until(run, lambda: last_step(experiment) > step + more, LIMIT_S)
         verdict.status = run.poll()
         if verdict.status is not None:
-            verdict.outcome = "ended"
+            verdict.outcome, verdict.ended_s = "ended", round(time.time() - struck, 2)
         elif goes_on:
             verdict.outcome, verdict.next_step_s = "goes on", round(time.time() - struck, 2)
         else:
@@ -219,13 +242,18 @@ class Campaign:
         if fault.place == "driver":
             os.kill(run.pid, signal.Signals[fault.kind])
             return time.time()
+        if fault.place == "raylet":
+            assert self._nodes is not None
+            self._nodes.kill_machine(self._random)
+            return time.time()
         if fault.place == "disk":
             return self._fill_disk(folder)
-        if fault.place.endswith("Group"):
-            if not _until(run, lambda: bool(run.workers(fault.place)), LIMIT_S):
+        if fault.place.endswith("Group") or fault.place == "agent":
+            place = self._nodes.agent if self._nodes and fault.place == "agent" else fault.place
+            if not _until(run, lambda: bool(run.workers(place)), LIMIT_S):
                 return None
             try:
-                self._random.choice(run.workers(fault.place)).send_signal(signal.Signals[fault.kind])
+                self._random.choice(run.workers(place)).send_signal(signal.Signals[fault.kind])
             except (IndexError, OSError):  # it ended just now
                 return None
             return time.time()

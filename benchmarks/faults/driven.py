@@ -19,11 +19,15 @@ from typing import Final
 
 import psutil
 
+from benchmarks.faults.nodes import Nodes
+
 _PR_SET_CHILD_SUBREAPER: Final = 36
 """linux/prctl.h"""
 _SHM: Final = Path("/dev/shm")
 _PATIENCE_S: Final = 5.0
 """Time for what a run started to notice its end."""
+NODES_PATIENCE_S: Final = 30.0
+"""The same, on other nodes: their workers have 15 s to close."""
 
 
 def adopt_orphans() -> None:
@@ -32,10 +36,16 @@ def adopt_orphans() -> None:
 
 
 class Driven:
-    """``python train.py <arguments>``, with output to a file, and temporary files in a folder of its own."""
+    """``python train.py <arguments>``, with output to a file, and temporary files in a folder of its own.
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder = folder
+    Args:
+        nodes: those on which its workers are.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], nodes: Nodes | None = None
+    ) -> None:
+        self.folder, self._nodes = folder, nodes
         self.temporary = Path(tempfile.mkdtemp(prefix="faults-"))  # short: sockets have their place in it
         self.output = folder / "output.txt"
         self._before = {path.name for path in _SHM.iterdir()}
@@ -61,6 +71,8 @@ class Driven:
                 os.dup2(fd, target)
             from embodied_rl.cli import main
 
+            if self._nodes is not None:
+                self._nodes.prepare()
             main(arguments)
             status = 0
         except SystemExit as ending:
@@ -89,7 +101,7 @@ class Driven:
     def workers(self, group: str) -> list[psutil.Process]:
         """Its living workers of a group."""
         found = []
-        for process in _descendants(self.pid):
+        for process in _descendants(self.pid if self._nodes is None else os.getpid()):
             with contextlib.suppress(psutil.Error):
                 if process.name().startswith(group):
                     found.append(process)
@@ -112,23 +124,27 @@ class Driven:
 
     def leftovers(self) -> list[str]:
         """What it left behind: processes, shared memory and temporary files. Ends and removes them."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + (_PATIENCE_S if self._nodes is None else NODES_PATIENCE_S)
         while (found := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for process in _descendants(os.getpid()):
+        for process in self._own():
             _end(process)
         shutil.rmtree(self.temporary, ignore_errors=True)
         return found
 
+    def _own(self) -> list[psutil.Process]:
+        below = _descendants(os.getpid())
+        return below if self._nodes is None else [p for p in below if not self._nodes.has(p)]
+
     def _left(self) -> list[str]:
-        processes = _descendants(os.getpid())
+        processes = self._own()
         shared = {path.name for path in _SHM.iterdir()} - self._before
         shared = {name for name in shared if name.startswith(("torch_", "psm_", "sem.", "embodied"))}
         files = [path.name for path in self.temporary.iterdir() if path.name.startswith("embodied_rl-")]
         if self._status == -signal.SIGKILL:  # documented: nobody is left to remove it
             files = []
         return (
-            [f"process {p.pid}" for p in processes]
+            [f"process {_shown(p)}" for p in processes]
             + [f"shared memory {name}" for name in sorted(shared - _mapped_elsewhere(shared))]
             + [f"temporary {name}" for name in files]
         )
@@ -145,6 +161,12 @@ def _descendants(pid: int) -> list[psutil.Process]:
                 elif process.ppid() == os.getpid():
                     os.waitpid(process.pid, os.WNOHANG)
     return found
+
+
+def _shown(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid} {process.name()} ({process.status()})"
+    return str(process.pid)
 
 
 def _end(process: psutil.Process) -> None:

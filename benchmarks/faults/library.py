@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Family = Literal["dummy", "libero", "math"]
+NODES: Final = ("cluster", "ray")
+"""Backends whose workers are on several nodes."""
 _ANY: Final = {
     "raise": "a fault of the campaign",
     "kill": "SIGKILL",
@@ -32,6 +34,8 @@ class Fault:
     serial: bool = True
     """It can happen to a run in one process."""
     process: bool = True
+    nodes: tuple[str, ...] = ()
+    """Backends over nodes in which it can happen."""
     families: tuple[Family, ...] = ("dummy", "libero", "math")
 
     @property
@@ -79,13 +83,19 @@ def _faults() -> list[Fault]:
         families: tuple[Family, ...] = _SIM if env else ("dummy", "libero", "math")
         found += [
             Fault(place=group, kind="SIGKILL", words="SIGKILL", weight=3.0 if env else 1.0, serial=False,
-                  families=families),
+                  families=families, nodes=NODES),
             Fault(place=group, kind="SIGSTOP", words=r"no sign of life for \d+ s", weight=0.4 if env else 0.1,
                   serial=False, families=families),
         ]  # fmt: skip
     for kind, words in (("SIGTERM", "terminated"), ("SIGINT", "interrupted"), ("SIGHUP", "terminal closed")):
-        found.append(Fault(place="driver", kind=kind, words=words, weight=0.7))
-    found.append(Fault(place="driver", kind="SIGKILL", words="", weight=0.7))
+        found.append(Fault(place="driver", kind=kind, words=words, weight=0.7, nodes=NODES))
+    found.append(Fault(place="driver", kind="SIGKILL", words="", weight=0.7, nodes=NODES))
+    for place, kind, words, nodes in (
+        ("agent", "SIGKILL", "node [012] .* is gone", NODES),
+        ("agent", "SIGSTOP", "node [012] .* no sign of life for 8 s", NODES),
+        ("raylet", "SIGKILL", r"node [01] .* (is gone|stands still)", ("ray",)),
+    ):
+        found.append(Fault(place=place, kind=kind, words=words, weight=2.0, nodes=nodes, serial=False, process=False))
     found.append(Fault(place="disk", kind="full", words="No space left on device", weight=2.0, process=False))
     return found
 
@@ -95,4 +105,7 @@ FAULTS: Final = tuple(_faults())
 
 def faults(family: Family, backend: str) -> list[Fault]:
     """Those that can happen to such a run."""
-    return [f for f in FAULTS if family in f.families and (f.serial if backend == "serial" else f.process)]
+    fit = [fault for fault in FAULTS if family in fault.families]
+    if backend in NODES:
+        return [fault for fault in fit if backend in fault.nodes]
+    return [fault for fault in fit if (fault.serial if backend == "serial" else fault.process)]

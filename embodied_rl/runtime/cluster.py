@@ -230,7 +230,7 @@ class ClusterHost:
                 for number, (address, facts) in enumerate(zip(nodes.addresses, nodes.facts, strict=True))
             ]
         except BaseException:
-            nodes.close()
+            nodes.close(range(len(nodes.addresses)))  # some know nothing of a driver yet
             raise
 
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int]) -> Channel:

@@ -7,10 +7,12 @@ import secrets
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+from embodied_rl.runtime import signals
 from embodied_rl.runtime.node import Agent, NodeFacts
 
 
 def serve(pipe: Connection, token: bytes) -> None:
+    signals.show_as("Agent")
     agent = Agent("127.0.0.1", token)
     pipe.send((agent.address, NodeFacts.here()))
     agent.serve()
@@ -24,13 +26,19 @@ class LocalNodes:
         self.token = secrets.token_bytes(32)
         self.processes = []
         pipes = []
-        for _ in range(count):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=serve, args=(theirs, self.token))
-            process.start()
-            self.processes.append(process)
-            pipes.append(ours)
-        described = [pipe.recv() for pipe in pipes]
+        try:
+            for _ in range(count):
+                ours, theirs = spawn.Pipe()
+                with signals.deferred():
+                    process = spawn.Process(target=serve, args=(theirs, self.token))
+                    process.start()
+                    self.processes.append(process)
+                theirs.close()
+                pipes.append(ours)
+            described = [pipe.recv() for pipe in pipes]
+        except BaseException:
+            self.close(range(len(self.processes)))
+            raise
         self.addresses = [address for address, _ in described]
         self.facts: list[NodeFacts] = [facts for _, facts in described]
 

@@ -190,9 +190,9 @@ def test_strangers_are_not_heard(nodes: LocalNodes) -> None:
 
 def test_other_code_is_refused(nodes: LocalNodes) -> None:
     nodes.facts[2] = replace(nodes.facts[2], code="other")
-    nodes.close = lambda: None  # type: ignore[method-assign]
     with pytest.raises(UserError, match=r"differ from the driver[^$]*node 2 .*: code other"):
         ClusterHost(nodes, NODE_OF)
+    assert all(process.exitcode is not None for process in nodes.processes), "none waits for a driver"
 
 
 SPREAD = (
