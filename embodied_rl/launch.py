@@ -176,7 +176,7 @@ def _cluster(config: Config) -> Host:
     from embodied_rl.runtime.cluster import ClusterHost  # a run on one machine needs none of it
     from embodied_rl.runtime.ray_nodes import RayNodes
 
-    nodes = RayNodes(config.cluster.address, node_groups_of(config))
+    nodes = RayNodes(config.cluster.address, node_groups_of(config), config.cluster.wait_for_nodes)
     return ClusterHost(nodes, placement_of(config).node_of())
 
 

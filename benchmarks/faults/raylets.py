@@ -13,7 +13,7 @@ _BACK_S: Final = 3.0
 
 
 def main() -> None:
-    os.environ.update(RAY_TMPDIR=sys.argv[1], RAY_USAGE_STATS_ENABLED="0")
+    os.environ.update(RAY_TMPDIR=sys.argv[1], RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 1, "object_store_memory": _STORE, "include_dashboard": False, "resources": {"learn": 1}}

@@ -20,10 +20,9 @@ from embodied_rl.channel import wire
 from embodied_rl.errors import UserError
 from embodied_rl.extras import imported
 from embodied_rl.runtime.node import Agent, NodeFacts
+from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.schema.runner import NodeGroupConfig
 
-_PLACED_S: Final = 60.0
-"""Time for Ray to find the nodes."""
 _STARTED_S: Final = 300.0
 """Time for agents to start: they import torch, perhaps from a slow file system."""
 _AUTHENTICATION: Final = (
@@ -58,12 +57,14 @@ class RayNodes:
         address: ``local``: a Ray of this run's own on this machine, with its own folder for temporary files, which ends
             with the run; ``auto`` or ``host:port``: the cluster that is there, which is left as it was.
         groups: the nodes that are needed, in the order in which ranks count through them.
+        wait: seconds for Ray to find them.
 
     Raises:
         UserError: Ray is not installed, there is no such cluster, or it does not have these nodes.
+        WorkerError: an agent did not start on its node.
     """
 
-    def __init__(self, address: str, groups: Mapping[str, NodeGroupConfig]) -> None:
+    def __init__(self, address: str, groups: Mapping[str, NodeGroupConfig], wait: float) -> None:
         _settle_environment()
         self._ray: Any = imported("ray", "cluster=ray", "ray")
         if self._ray.is_initialized():
@@ -76,7 +77,7 @@ class RayNodes:
         try:
             with _own_signals():
                 self._join(address)
-            self._start([group for group in groups.values() for _ in range(group.nodes)])
+            self._start([group for group in groups.values() for _ in range(group.nodes)], wait)
         except BaseException:
             self.close()
             raise
@@ -110,15 +111,15 @@ class RayNodes:
                 f"machine, `ray start --address=...` on the others), or local for one on this machine{_AUTHENTICATION}"
             ) from error
 
-    def _start(self, wanted: Sequence[NodeGroupConfig]) -> None:
+    def _start(self, wanted: Sequence[NodeGroupConfig], wait: float) -> None:
         ray = self._ray
         bundles = [
             {"CPU": 1.0, **({"GPU": float(group.accelerators)} if group.accelerators else {}), **group.resources}
             for group in wanted
         ]
         self._group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
-        if not self._group.wait(_PLACED_S):
-            raise UserError(_table(bundles, ray.nodes()))
+        if not self._group.wait(wait):
+            raise UserError(_table(bundles, ray.nodes(), wait))
         remote = ray.remote(RayAgent)
         for index, group in enumerate(wanted):
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
@@ -136,7 +137,7 @@ class RayNodes:
         try:
             described = ray.get([agent.describe.remote() for agent in self._agents], timeout=_STARTED_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            raise UserError(f"cluster=ray: an agent did not start on its node{_AUTHENTICATION}:\n{error}") from error
+            raise WorkerError(f"cluster=ray: an agent did not start on its node{_AUTHENTICATION}:\n{error}") from error
         self.addresses: list[wire.Address] = [address for address, _ in described]
         self.facts: list[NodeFacts] = [facts for _, facts in described]
         self._serving = [agent.serve.remote() for agent in self._agents]
@@ -167,12 +168,13 @@ def _address_of(interface: str | None) -> str:
     )
 
 
-def _table(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
+def _table(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], wait: float) -> str:
     asked = "\n".join(f"  node {i}: {_resources(bundle)}" for i, bundle in enumerate(bundles))
     alive = [node for node in nodes if node["Alive"]]
     there = "\n".join(f"  {node['NodeManagerHostname']}: {_resources(node['Resources'])}" for node in alive)
     return (
-        f"cluster.node_groups: the Ray cluster did not give {len(bundles)} node(s) within {_PLACED_S:g} s. "
+        f"cluster.node_groups: the Ray cluster did not give {len(bundles)} node(s) within {wait:g} s "
+        f"(cluster.wait_for_nodes). "
         f"Asked:\n{asked}\nThe cluster has {len(alive)} node(s), parts of which others may use:\n{there}"
     )
 

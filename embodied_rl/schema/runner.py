@@ -116,6 +116,8 @@ class ClusterConfig(Section):
     node_groups: dict[str, NodeGroupConfig]
     """Of ``backend: ray``: name -> nodes (empty: one), in the order in which ranks count through them. ``sim:0-3`` in
     ``component_placement`` are the first four ranks of the group ``sim``."""
+    wait_for_nodes: PositiveFloat
+    """Of ``backend: ray``: seconds to wait for the nodes, at the start and when the run goes on after it lost one."""
     component_placement: dict[str, str | int]
     """Component -> ranks: ``all``, ``3``, ``0,2,3``, ``0-3``, ``0-3,5``. A rank is an accelerator, or a process slot on
     a machine without one. Components may share a line: ``actor,rollout: 0-3``."""

@@ -305,6 +305,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("cluster.memory_limit", lambda c: c.cluster.backend == "serial", "the serial backend has one process"),
     ("cluster.memory_limit", lambda c: c.cluster.backend == "ray", "the limit is one machine's"),
     ("cluster.address", lambda c: c.cluster.backend != "ray", "cluster.backend is not ray"),
+    ("cluster.wait_for_nodes", lambda c: c.cluster.backend != "ray", "cluster.backend is not ray"),
     ("cluster.node_groups", lambda c: c.cluster.backend != "ray", "cluster.backend is not ray"),
     ("runner.trace_steps", lambda c: c.runner.only_eval or c.runner.task_type == "collect", "it trains nothing"),
     ("runner.recover", lambda c: c.cluster.backend == "serial", "the serial backend hands a failure to the debugger"),

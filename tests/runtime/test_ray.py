@@ -92,10 +92,14 @@ def test_a_ray_of_the_runs_own_ends_with_it(tmp_path: Path) -> None:
     assert not alive()
 
 
-def test_nodes_that_are_not_there_are_refused_with_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embodied_rl.runtime.ray_nodes._PLACED_S", 3.0)
-    config = tiny_run(tmp_path, "cluster=ray", "+cluster.node_groups={sim: {nodes: 2, resources: {sim: 1}}}")
-    with pytest.raises(UserError, match=r"did not give 2 node[^$]*node 0: CPU 1, sim 1[^$]*has 1 node"):
+def test_nodes_that_are_not_there_are_refused_with_a_table(tmp_path: Path) -> None:
+    config = tiny_run(
+        tmp_path,
+        "cluster=ray",
+        "cluster.wait_for_nodes=3",
+        "+cluster.node_groups={sim: {nodes: 2, resources: {sim: 1}}}",
+    )
+    with pytest.raises(UserError, match=r"did not give 2 node.* within 3 s[^$]*node 0: CPU 1, sim 1[^$]*has 1 node"):
         launch.run(config)
 
 
