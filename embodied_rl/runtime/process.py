@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import selectors
 import signal
 import sys
 import time
@@ -41,6 +42,8 @@ _SETTLE_S: Final = 0.5
 """After a first failure, how long to wait for others: a dead rank's peers may complain before its death is noticed."""
 _POLL_S: Final = 1.0
 """Interval to look for dead workers that nothing announces: a forked child may hold their pipes open."""
+_WATCH_S: Final = 0.1
+"""Interval to look at memory, nodes and silent workers: with many workers, messages come faster."""
 _KILL_S: Final = 2.0
 """Time for a killed process to die, its memory freed, before the user is told what is waited for."""
 _STUCK_S: Final = 30.0
@@ -155,6 +158,11 @@ class ProcessBackend:
         self._stall_timeout = stall_timeout
         self._channels: list[Channel] = []
         self._processes: list[_Process] = []
+        self._selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._listening: list[_Process] = []
+        """Those whose pipes and ends the selector has."""
+        self._losses = 0
+        self._watched = self._looked = 0.0
         self._results: dict[int, Any] = {}
         self._ticket = 0
         self._owners: dict[int, _Process] = {}
@@ -231,11 +239,19 @@ class ProcessBackend:
         """
         self._check()
 
-        def without() -> list[_Process]:
-            return [self._owners[ticket] for ticket in tickets if ticket not in self._results]
+        missing, losses = list(tickets), -1
 
-        self._until(lambda: not without() or any(process.lost for process in without()))
-        self.check_present(without())
+        def answered() -> bool:  # asked at each message of a worker: it looks at all of them when one was lost only
+            nonlocal losses
+            while missing and missing[-1] in self._results:
+                missing.pop()
+            if losses == self._losses:
+                return not missing
+            losses = self._losses
+            return not missing or any(self._owners[t].lost for t in missing if t not in self._results)
+
+        self._until(answered)
+        self.check_present([self._owners[ticket] for ticket in missing if ticket not in self._results])
         for ticket in tickets:
             del self._owners[ticket]
         return [self._results.pop(ticket) for ticket in tickets]
@@ -265,13 +281,18 @@ class ProcessBackend:
                 self._stalled()
             if self._receive(min(left, _POLL_S)):
                 last_sign = time.monotonic()
-            self._watch_memory()
-            self._watch_nodes()
-            for process in [p for p in self._processes if p.spec.expendable and p.spec.timeout is not None]:
-                silent = time.monotonic() - max(process.last_sign, began)
-                if process.unanswered and process.reported and not process.waiting and silent > process.spec.timeout:  # type: ignore[operator]
-                    self._show_stack(process)
-                    self._lose(process, f"{process.name} hung: no sign of life for {silent:.0f} s, its stack is above")
+            if time.monotonic() - self._watched >= _WATCH_S:
+                self._watched = time.monotonic()
+                self._watch_memory()
+                self._watch_nodes()
+                self._watch_silence(began)
+
+    def _watch_silence(self, began: float) -> None:
+        for process in [p for p in self._processes if p.spec.expendable and p.spec.timeout is not None]:
+            silent = time.monotonic() - max(process.last_sign, began)
+            if process.unanswered and process.reported and not process.waiting and silent > process.spec.timeout:  # type: ignore[operator]
+                self._show_stack(process)
+                self._lose(process, f"{process.name} hung: no sign of life for {silent:.0f} s, its stack is above")
 
     def _watch_memory(self) -> None:
         if complaint := self._memory.look({p.name: p.pid for p in self._processes if p.process.here}):
@@ -295,10 +316,8 @@ class ProcessBackend:
     def _receive(self, timeout: float) -> bool:
         """Take in what has arrived; True if there was a sign of life."""
         alive = False
-        pipes = {p.pipe: p for p in self._processes}
-        arrived = [item for item in wait([*pipes, *_sentinels(self._processes)], timeout) if item in pipes]
-        for pipe in arrived:
-            process = pipes[pipe]  # type: ignore[index]
+        ready = self._wait(timeout)
+        for process in filter(None, ready):
             with signals.deferred():  # half a message read, or a result lost, and nobody could be called any more
                 try:
                     kind, content = process.receive()
@@ -319,9 +338,23 @@ class ProcessBackend:
                 elif kind == "failure":
                     self._gone(process)
                     return True
-        for process in [p for p in self._processes if not p.running]:
-            self._gone(process)
+        now = time.monotonic()
+        if None in ready or not ready or now - self._looked >= _POLL_S:
+            self._looked = now
+            for process in [p for p in self._processes if not p.running]:
+                self._gone(process)
         return alive
+
+    def _wait(self, timeout: float) -> list[_Process | None]:
+        """Those that have said something; None among them where one may have ended."""
+        if self._listening != self._processes:  # to register all for each message takes longer than all else
+            self._selector.close()
+            self._selector, self._listening = selectors.DefaultSelector(), list(self._processes)
+            for process in self._listening:
+                self._selector.register(process.pipe, selectors.EVENT_READ, process)
+            for sentinel in _sentinels(self._listening):
+                self._selector.register(sentinel, selectors.EVENT_READ, None)
+        return [key.data for key, _ in self._selector.select(timeout)]
 
     def _gone(self, process: _Process) -> None:
         """It failed, or died: the end of the run, unless it is expendable and made no mistake of the user's known."""
@@ -344,6 +377,7 @@ class ProcessBackend:
             process.process.join(_STUCK_S)
             process.pipe.close()
             process.lost = how
+            self._losses += 1
             self._processes.remove(process)
         self._callback(WorkerProgress(worker=process.name, what=None))
         return how
@@ -441,6 +475,8 @@ class ProcessBackend:
             for process in self._processes:
                 process.process.kill()
             self._reap()
+            self._selector.close()
+            self._listening = []
             self._channels.clear()
             self._host.close()
 
