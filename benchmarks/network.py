@@ -4,6 +4,9 @@ Two agents on this machine, a worker on each. Throughput: 10 MiB dicts of eight 
 copies them out of the lane, and by ``read``, which does not, as rollout workers take observations. Round trip: 1 KiB
 there and back. Plain TCP connects the same two processes and sends as many bytes; its round trip is given with and
 without the codec, since a message needs one. A line for each of ``--repeats``, since loopback varies.
+
+``--ray`` has Ray carry the same messages, as arguments of an actor's calls through its object store, within a raylet
+and from one to another.
 """
 
 from __future__ import annotations
@@ -133,16 +136,56 @@ def measure(count: int, trips: int) -> list[float]:
         backend.shutdown()
 
 
+def by_ray(count: int, trips: int) -> dict[str, tuple[float, float]]:
+    """Where the receiver is -> MiB/s, milliseconds of a round trip."""
+    import logging
+
+    import ray
+    from ray.cluster_utils import Cluster
+
+    class Receiver:
+        def take(self, message: Any) -> Any:
+            return message if isinstance(message, np.ndarray) else None
+
+    nodes = {"within a raylet": {"here": 1}, "between two": {"there": 1}}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": nodes["within a raylet"]})
+    found: dict[str, tuple[float, float]] = {}
+    try:
+        cluster.add_node(num_cpus=2, resources=nodes["between two"])
+        ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+        message = {f"tensor {i}": np.zeros(LARGE // 8, np.uint8) for i in range(8)}
+        for where, resources in nodes.items():
+            receiver: Any = ray.remote(Receiver).options(resources=resources).remote()
+            ray.get([receiver.take.remote(message) for _ in range(3)])
+            start = time.perf_counter()
+            ray.get([receiver.take.remote(message) for _ in range(count)])
+            rate, small = count * LARGE / 2**20 / (time.perf_counter() - start), np.zeros(SMALL, np.uint8)
+            start = time.perf_counter()
+            for _ in range(trips):
+                ray.get(receiver.take.remote(small))
+            found[where] = rate, (time.perf_counter() - start) / trips * 1e3
+            ray.kill(receiver)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=100)
     parser.add_argument("--trips", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ray", action="store_true", help="Ray's object store, too")
     asked = parser.parse_args()
     print("|", " | ".join(COLUMNS), "|\n|" + "---|" * len(COLUMNS))
     for _ in range(asked.repeats):
         row = measure(asked.messages, asked.trips)
         print("|", " | ".join(f"{value:.0f}" if value > 10 else f"{value:.3f}" for value in row), "|", flush=True)
+    if asked.ray:
+        print("\n| Ray's object store | MiB/s | round trip ms |\n|---|---|---|")
+        for where, (rate, trip) in by_ray(asked.messages, asked.trips).items():
+            print(f"| {where} | {rate:.0f} | {trip:.3f} |")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from embodied_rl.runtime.cluster import ClusterHost
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.worker import Backend, GroupSpec, Worker, WorkerGroup
+from embodied_rl.tasks.planning import plan_of
 from tests.runtime.agents import LocalNodes
 
 ENV_STEP_S = 0.05
@@ -70,6 +71,7 @@ def env_steps_per_s(nodes: int, workers: int, steps: int) -> float:
             f"env.train.total_num_envs={env * ENVS}",
             f"runner.max_steps={steps}",
             "runner.val_check_interval=-1",
+            "runner.eval_at_end=false",
             "runner.save_interval=-1",
             "runner.report=false",
             f"runner.output_dir={folder}",
@@ -82,7 +84,7 @@ def env_steps_per_s(nodes: int, workers: int, steps: int) -> float:
         )
         host = ClusterHost(LocalNodes(nodes + 1), launch.placement_of(config).node_of())
         with mock.patch.object(launch, "_cluster", return_value=host):
-            launch.run(config)
+            launch.carry_out(plan_of(config), quiet=True)
         (metrics,) = Path(folder).rglob("metrics.jsonl")
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     rates = [row["rollout/env_steps_per_s"] for row in rows if "rollout/env_steps_per_s" in row]

@@ -8,9 +8,13 @@ import json
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_IN_USE: Final = ".in_use"
+"""Name of the file that the process of a temporary folder has locked."""
 
 
 def hidden_neighbour(path: Path, suffix: str) -> Path:
@@ -47,6 +51,32 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+class Scratch:
+    """A folder for temporary files. Where its process is killed, the next one with this prefix removes it.
+
+    Args:
+        prefix: of its name.
+        within: the folder above it; None: that of the system for temporary files.
+    """
+
+    def __init__(self, prefix: str, within: str | None = None) -> None:
+        for left in Path(within or tempfile.gettempdir()).glob(f"{prefix}*/{_IN_USE}"):
+            with contextlib.suppress(OSError), locked(left, wait=False):  # its process is gone
+                shutil.rmtree(left.parent, ignore_errors=True)
+        self._held = contextlib.ExitStack()
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
+            self._held.enter_context(locked(self.path / _IN_USE))
+            if (self.path / _IN_USE).exists():  # nobody was before us with the lock, and took it for left behind
+                return
+            self._held.close()
+
+    def close(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._held.close()
 
 
 def remove(path: Path) -> None:

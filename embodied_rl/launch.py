@@ -39,7 +39,7 @@ from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.signals import Terminated, terminable
 from embodied_rl.runtime.trace import DRIVER, Trace, TracePlan, merge
 from embodied_rl.runtime.worker import Backend, WorkerError, WorkerGroup
-from embodied_rl.schema import Config
+from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.planning import node_groups_of, placement_of, plan_of
 from embodied_rl.tasks.recovery import Recovery, aside
@@ -123,7 +123,8 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
         backend.on_progress(progress.hear)
         progress.describe("starting workers")
         wiring = wiring_of(plan, backend)
-        backend.check_shared(str(run_dir))
+        for key, folder in _written_to(config, run_dir):
+            backend.check_shared(str(folder), key)
         groups = wiring.connect()
         console.print(f"{config.cluster.backend} backend: {wiring.describe()}", highlight=False)
         if start.resumed:
@@ -152,6 +153,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
             console=console,
             hooks=hooks,
             trace=Trace(DRIVER, trace),
+            loads=backend.loads,
         )
         runner = wiring.runner(groups, context)
         try:
@@ -162,6 +164,16 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
                 _save_at_end(word, runner.saver, wiring, groups[-1], console)
             raise
     return runner.saver is not None and not config.runner.only_eval
+
+
+def _written_to(config: Config, run_dir: Path) -> Iterator[tuple[str, Path]]:
+    """Settings, each with the folder of it that workers write to."""
+    yield "runner.output_dir", run_dir
+    if isinstance(config, EmbodiedConfig):
+        eval_env = "env" if config.eval_env is None else "eval_env"
+        for key, mode in (("env.train", config.env.train), (f"{eval_env}.eval", config.evaluated.eval)):
+            if mode.video_cfg.save_video:
+                yield f"{key}.video_cfg.video_base_dir", Path(mode.video_cfg.video_base_dir)
 
 
 def make_backend(config: Config, trace: TracePlan | None = None) -> Backend:

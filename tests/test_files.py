@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from embodied_rl.files import atomic, write_json, write_text
+from embodied_rl.files import Scratch, atomic, write_json, write_text
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -49,3 +52,20 @@ def test_json_has_no_word_for_nan(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     write_json(tmp_path / "file.json", {"value": math.nan, "name": "é"}, allow_nan=True)
     assert (tmp_path / "file.json").read_text(encoding="utf-8") == '{\n  "value": NaN,\n  "name": "é"\n}\n'
+
+
+def test_a_temporary_folder_of_a_killed_process_is_removed_by_the_next_and_none_that_is_in_use(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from embodied_rl.files import Scratch; folder = Scratch('run-', os.sys.argv[1])\n"
+        "(folder.path / 'socket').touch(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    mine = Scratch("run-", str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "run-of-somebody-else").mkdir()
+    next_one = Scratch("run-", str(tmp_path))
+    assert set(tmp_path.iterdir()) == {mine.path, next_one.path, tmp_path / "run-of-somebody-else"}
+    mine.close()
+    next_one.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["run-of-somebody-else"]

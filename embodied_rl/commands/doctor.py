@@ -1,4 +1,5 @@
-"""``python train.py doctor [<folder>]``: check a folder and say how to use it; without one, check the installation."""
+"""``python train.py doctor [<folder>]``: check a folder and say how to use it; without one, check the installation, or
+the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -25,16 +26,19 @@ from embodied_rl.commands.weights_folder import ADAPTER_CONFIG, CONFIG_FILE, ada
 from embodied_rl.errors import UserError, first_line, listed
 from embodied_rl.extras import install_command, installed_version
 
-USAGE: Final = "python train.py doctor [<folder>]"
+USAGE: Final = "python train.py doctor [<folder>] [cluster.address=... [runner.output_dir=...]]"
 HELP: Final = """
 With a folder: of weights (model.path), of adapters (model.lora.path), a checkpoint or a run directory. Says what it
 is, what is missing, and how to use it.
 Without: checks the installation: packages, simulators, rendering, accelerators, memory.
+With cluster.address (auto, host:port) checks the nodes of a Ray cluster: cores, memory, accelerators, code, versions,
+working directory; with runner.output_dir, too, whether all share that folder.
 
 The exit status is 1 if there is a problem.
 """
 ROOT: Final = Path(__file__).resolve().parents[2]
 """The checkout, where the project runs from one; else where the package is installed."""
+_ADDRESS, _SHARED = "cluster.address", "runner.output_dir"
 _GIB: Final = 2**30
 _TIMEOUT_SECONDS: Final = 120
 _LIBERO: Final = """
@@ -67,9 +71,16 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: there is no such folder, or nothing in it that is known.
     """
-    parser = CommandParser(USAGE, HELP)
+    parser = CommandParser(USAGE, HELP, {_ADDRESS: None, _SHARED: None})
     parser.add_argument("folder", type=Path, nargs="?")
-    folder = parser.parse(arguments).folder
+    asked = vars(parser.parse(arguments))
+    folder, address, shared = asked["folder"], asked[_ADDRESS], asked[_SHARED]
+    if (shared is not None and address is None) or (folder is not None and address is not None):
+        parser.error(f"got {' '.join(arguments)}, expected a folder, or {_ADDRESS} and perhaps {_SHARED}")
+    if address is not None:
+        from embodied_rl.commands.cluster_nodes import cluster_findings
+
+        return show(console(), f"cluster {address}", cluster_findings(address, shared))
     findings = folder_findings(folder) if folder else installation_findings()
     return show(console(), str(folder or "installation"), findings)
 

@@ -19,6 +19,7 @@ from embodied_rl.channel.base import Channel, ChannelClosed, T
 from embodied_rl.channel.network import LANE, RemoteLane, put_all_remote
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.host import WorkerProcess
+from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.node import CONTROL, WORKER, ChannelPart, NodeFacts
 from embodied_rl.runtime.worker import GroupSpec, WorkerContext, WorkerError
 
@@ -83,6 +84,13 @@ class Node:
         if isinstance(answer, Exception):
             raise WorkerError(f"{self.name}: {type(answer).__name__}: {answer}") from answer
         return answer
+
+    def trip(self, count: int) -> float:
+        """Seconds until the agent answers, the mean of so many questions."""
+        start = time.perf_counter()
+        for _ in range(count):
+            self.ask("load")
+        return (time.perf_counter() - start) / count
 
     def hear(self, seconds: float = 0.0) -> None:
         """Take in what the agent has said, if need be after waiting so long, or a little less, for it to speak."""
@@ -225,7 +233,7 @@ class ClusterHost:
         self._workers = 0
         try:
             _check_alike(nodes.facts)
-            self._nodes = [
+            self.nodes = [
                 Node(number, address, facts, nodes.token)
                 for number, (address, facts) in enumerate(zip(nodes.addresses, nodes.facts, strict=True))
             ]
@@ -236,8 +244,8 @@ class ClusterHost:
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int]) -> Channel:
         number = len(self._channels)
         slots = readers or [0] * len(keys)
-        homes = {key: self._nodes[self._node_of[slot]] for key, slot in zip(keys, slots, strict=True)}
-        for node in self._nodes:
+        homes = {key: self.nodes[self._node_of[slot]] for key, slot in zip(keys, slots, strict=True)}
+        for node in self.nodes:
             elsewhere = {
                 key: (home.address, wire.Hello(LANE, number, index))
                 for index, (key, home) in enumerate(homes.items())
@@ -247,15 +255,15 @@ class ClusterHost:
                 "channel",
                 ChannelPart(number=number, name=name, capacity=capacity, keys=list(keys), elsewhere=elsewhere),
             )
-        self._channels.append(ClusterChannel(number, name, homes, self._nodes, self._started.token))
+        self._channels.append(ClusterChannel(number, name, homes, self.nodes, self._started.token))
         return self._channels[-1]
 
     def rendezvous(self, spec: GroupSpec) -> str:
-        first = self._nodes[self._node_of[spec.slots[0]]]
+        first = self.nodes[self._node_of[spec.slots[0]]]
         return f"tcp://{first.address[0]}:{first.ask('port')}"
 
     def start(self, context: WorkerContext, spec: GroupSpec) -> tuple[WorkerProcess, Connection]:
-        node, number = self._nodes[self._node_of[spec.slots[context.rank]]], self._workers
+        node, number = self.nodes[self._node_of[spec.slots[context.rank]]], self._workers
         self._workers += 1
         pipe = node.connect(wire.Hello(WORKER, number))
         worker = bytes(ForkingPickler.dumps((spec.worker, dict(spec.arguments))))
@@ -263,48 +271,59 @@ class ClusterHost:
 
     def look(self) -> str | None:
         """What has become of a node that is lost; closes channels everywhere that are closed somewhere."""
-        for node in self._nodes:
+        for node in self.nodes:
             node.hear()
             while node.closed:
                 number, error = node.closed.popitem()
                 self._channels[number].close(error)
-        return next((node.lost for node in self._nodes if node.lost), None)
+        return next((node.lost for node in self.nodes if node.lost), None)
 
-    def check_shared(self, folder: str) -> None:
+    def loads(self) -> list[Load]:
+        return [node.ask("load") for node in self.nodes]
+
+    def check_shared(self, folder: str, key: str) -> None:
         """Refuse a folder that is not the same on all nodes.
 
         Raises:
             UserError: a node does not see what this process writes there.
         """
+        folder = os.path.abspath(folder)
+        os.makedirs(folder, exist_ok=True)
         token = os.path.join(folder, f".shared-{secrets.token_hex(8)}")
         with open(token, "x", encoding="ascii"):
             pass
         try:
-            blind = [node.name for node in self._nodes if not node.ask("see", token)]
+            blind = [node.name for node in self.nodes if not node.ask("see", token)]
         finally:
             os.remove(token)
         if blind:
             raise UserError(
-                f"runner.output_dir: {folder} is not the same folder on {', '.join(blind)}, but all nodes write "
-                "checkpoints and videos there: give a folder of a file system that all nodes share"
+                f"{key}: {folder} is not the same folder on {', '.join(blind)}, but all nodes write there: give a "
+                "folder of a file system that all nodes share"
             )
 
     def close(self) -> None:
-        for node in self._nodes:
+        for node in self.nodes:
             node.control.close()  # the agent ends what is left, then itself
-        self._started.close([node.number for node in self._nodes if node.lost])
+        self._started.close([node.number for node in self.nodes if node.lost])
 
 
-def _check_alike(facts: Sequence[NodeFacts]) -> None:
+def differences(facts: NodeFacts) -> list[str]:
+    """What a node has otherwise than this process."""
     here = NodeFacts.here()
-    differences = [
-        f"  node {number} ({node.host}): {name} {getattr(node, name)}, here {getattr(here, name)}"
-        for number, node in enumerate(facts)
-        for name in ("code", "python", "torch")
-        if getattr(node, name) != getattr(here, name)
+    return [
+        f"{name} {getattr(facts, name)}, here {getattr(here, name)}"
+        for name in ("code", "python", "torch", "folder")
+        if getattr(facts, name) != getattr(here, name)
     ]
-    if differences:
+
+
+def _check_alike(nodes: Sequence[NodeFacts]) -> None:
+    found = [
+        f"  node {number} ({facts.host}): {text}" for number, facts in enumerate(nodes) for text in differences(facts)
+    ]
+    if found:
         raise UserError(
-            "the nodes differ from the driver; install the same checkout and packages on all:\n"
-            + "\n".join(differences)
+            "the nodes differ from the driver; have the same checkout, packages and working directory on all:\n"
+            + "\n".join(found)
         )

@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import types
 from collections.abc import Hashable, Iterator, Sequence
 from multiprocessing import resource_tracker
@@ -21,7 +19,9 @@ from typing import Any, Protocol
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
+from embodied_rl.files import Scratch
 from embodied_rl.runtime import process_worker, signals
+from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.memory import held
 from embodied_rl.runtime.worker import GroupSpec, WorkerContext
 
@@ -81,8 +81,12 @@ class Host(Protocol):
         """What has become of a node that is lost, which ends the run."""
         ...
 
-    def check_shared(self, folder: str) -> None:
-        """Raise UserError unless all nodes have the same folder there."""
+    def check_shared(self, folder: str, key: str) -> None:
+        """See :meth:`~embodied_rl.runtime.worker.Backend.check_shared`."""
+        ...
+
+    def loads(self) -> list[Load]:
+        """Of each node."""
         ...
 
     def close(self) -> None:
@@ -133,14 +137,14 @@ class LocalHost:
 
     def __init__(self) -> None:
         self._context = mp.get_context("spawn")
-        self._scratch = tempfile.mkdtemp(prefix="embodied_rl-")
+        self._scratch = Scratch("embodied_rl-")
 
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int]) -> Channel:
         del readers  # all are here
         return SharedMemoryChannel(name, keys, capacity, self._context)
 
     def rendezvous(self, spec: GroupSpec) -> str:
-        return os.path.join(self._scratch, f"{spec.name}.rendezvous")
+        return str(self._scratch.path / f"{spec.name}.rendezvous")
 
     def start(self, context: WorkerContext, spec: GroupSpec) -> tuple[WorkerProcess, Connection]:
         ours, theirs = self._context.Pipe()
@@ -152,11 +156,14 @@ class LocalHost:
     def look(self) -> str | None:
         return None
 
-    def check_shared(self, folder: str) -> None:
+    def check_shared(self, folder: str, key: str) -> None:
         pass
 
+    def loads(self) -> list[Load]:
+        return [Load.here()]
+
     def close(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.close()
 
 
 def start_process(

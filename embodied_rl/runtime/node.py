@@ -27,6 +27,7 @@ from embodied_rl.channel import wire
 from embodied_rl.channel.network import LANE, Gate, NetworkChannel, Route, serve_lane
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.runtime.host import LocalProcess, start_process
+from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.placement import count_accelerators
 from embodied_rl.runtime.worker import WorkerContext
 
@@ -50,6 +51,8 @@ class NodeFacts:
     """Hash of this package's source."""
     python: str
     torch: str
+    folder: str
+    """Where relative paths start."""
     cores: int
     accelerators: int
     memory: int
@@ -62,6 +65,7 @@ class NodeFacts:
             code=_hash_of_code(),
             python=".".join(map(str, sys.version_info[:3])),
             torch=torch.__version__,
+            folder=os.getcwd(),
             cores=len(os.sched_getaffinity(0)),
             accelerators=count_accelerators(),
             memory=psutil.virtual_memory().total,
@@ -182,6 +186,9 @@ class Agent:
 
     def do_resident(self, number: int) -> int:
         return self._workers[number].resident() if number in self._workers else 0
+
+    def do_load(self) -> Load:
+        return Load.here()
 
     def do_close(self, number: int, error: str | None) -> None:
         self._told.add(number)

@@ -20,6 +20,7 @@ from embodied_rl.channel import base
 from embodied_rl.channel.base import Channel, run_blocking
 from embodied_rl.runtime import signals
 from embodied_rl.runtime.host import Host, LocalHost, WorkerProcess
+from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.memory import GIB, MemoryWatch
 from embodied_rl.runtime.trace import Trace, TracePlan
 from embodied_rl.runtime.worker import (
@@ -457,8 +458,11 @@ class ProcessBackend:
         )
         raise self._failure
 
-    def check_shared(self, folder: str) -> None:
-        self._host.check_shared(folder)
+    def check_shared(self, folder: str, key: str) -> None:
+        self._host.check_shared(folder, key)
+
+    def loads(self) -> list[Load]:
+        return self._host.loads()
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)

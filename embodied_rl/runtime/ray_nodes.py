@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +17,7 @@ import psutil
 from embodied_rl.channel import wire
 from embodied_rl.errors import UserError
 from embodied_rl.extras import imported
+from embodied_rl.files import Scratch
 from embodied_rl.runtime.node import Agent, NodeFacts
 from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.schema.runner import NodeGroupConfig
@@ -29,6 +28,8 @@ _AUTHENTICATION: Final = (
     ". A Ray that was started where there was a token (~/.ray/auth_token) needs it on all machines; one that was "
     "started without needs RAY_AUTH_MODE=disabled"
 )
+_REACHED_S: Final = 10.0
+"""Time for the cluster's head to accept a connection."""
 _ENDED_S: Final = 20.0
 """Time for agents to end."""
 _OBJECT_STORE: Final = 80 * 2**20
@@ -38,7 +39,9 @@ _OBJECT_STORE: Final = 80 * 2**20
 class RayAgent:
     """A Ray actor: this node's agent."""
 
-    def __init__(self, token: bytes, interface: str | None) -> None:
+    def __init__(self, token: bytes, interface: str | None, folder: str) -> None:
+        with contextlib.suppress(OSError):  # the driver compares
+            os.chdir(folder)
         self._agent = Agent(_address_of(interface), token)
 
     def describe(self) -> tuple[wire.Address, NodeFacts]:
@@ -56,7 +59,7 @@ class RayNodes:
     Args:
         address: ``local``: a Ray of this run's own on this machine, with its own folder for temporary files, which ends
             with the run; ``auto`` or ``host:port``: the cluster that is there, which is left as it was.
-        groups: the nodes that are needed, in the order in which ranks count through them.
+        groups: the nodes that are needed, in the order in which ranks count through them; None: all that are there.
         wait: seconds for Ray to find them.
 
     Raises:
@@ -64,20 +67,21 @@ class RayNodes:
         WorkerError: an agent did not start on its node.
     """
 
-    def __init__(self, address: str, groups: Mapping[str, NodeGroupConfig], wait: float) -> None:
+    def __init__(self, address: str, groups: Mapping[str, NodeGroupConfig] | None, wait: float) -> None:
         _settle_environment()
         self._ray: Any = imported("ray", "cluster=ray", "ray")
         if self._ray.is_initialized():
             raise UserError("cluster=ray: this process has joined a Ray cluster already; call ray.shutdown() before")
         self.token = secrets.token_bytes(32)
-        self._folder = tempfile.mkdtemp(prefix="er-", dir="/tmp") if address == "local" else None  # a short path
+        self._folder = Scratch("er-", "/tmp") if address == "local" else None  # a short path
         self._serving: list[Any] = []
         self._agents: list[Any] = []
         self._group: Any = None
         try:
             with _own_signals():
                 self._join(address)
-            self._start([group for group in groups.values() for _ in range(group.nodes)], wait)
+            asked = groups.values() if groups is not None else [self._whole()]
+            self._start([group for group in asked for _ in range(group.nodes)], wait)
         except BaseException:
             self.close()
             raise
@@ -95,21 +99,33 @@ class RayNodes:
         self._serving, self._agents, self._group = [], [], None
         ray.shutdown()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
     def _join(self, address: str) -> None:
         own: dict[str, Any] = {}
         if self._folder is not None:
-            own = {"_temp_dir": self._folder, "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+            own = {
+                "_temp_dir": str(self._folder.path),
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE,
+            }
         try:
+            host, colon, port = address.rpartition(":")
+            if colon:  # Ray would try for many minutes
+                socket.create_connection((host, int(port)), _REACHED_S).close()
             self._ray.init(
                 address=address, namespace=f"embodied_rl-{self.token.hex()[:8]}", logging_level="warning", **own
             )
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"cluster.address={address}: {error}; give host:port of a Ray that runs (`ray start --head` on one "
                 f"machine, `ray start --address=...` on the others), or local for one on this machine{_AUTHENTICATION}"
             ) from error
+
+    def _whole(self) -> NodeGroupConfig:
+        """All nodes that have a core; agents that take no GPU see those that there are."""
+        alive = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        return NodeGroupConfig(nodes=len(alive), env={"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"})
 
     def _start(self, wanted: Sequence[NodeGroupConfig], wait: float) -> None:
         ray = self._ray
@@ -132,7 +148,7 @@ class RayNodes:
                     resources=group.resources,
                     scheduling_strategy=strategy,
                     runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **group.env}},
-                ).remote(self.token, group.interface)
+                ).remote(self.token, group.interface, os.getcwd())
             )
         try:
             described = ray.get([agent.describe.remote() for agent in self._agents], timeout=_STARTED_S)

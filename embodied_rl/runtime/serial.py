@@ -14,6 +14,7 @@ import torch
 
 from embodied_rl.channel.base import Channel
 from embodied_rl.channel.in_process import InProcessChannel, Scheduler, Task
+from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.trace import Trace, TracePlan
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup, WorkerProgress
 
@@ -112,8 +113,11 @@ class SerialBackend:
         if self._callback is not None:
             self._callback(WorkerProgress(worker=worker, what=what, done=done, total=total, fraction=fraction))
 
-    def check_shared(self, folder: str) -> None:
+    def check_shared(self, folder: str, key: str) -> None:
         pass
+
+    def loads(self) -> list[Load]:
+        return [Load.here()]
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all of it, last line first, whatever raises

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from embodied_rl.errors import UserError
+from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.trace import Trace
 
 if TYPE_CHECKING:  # channels import torch; a worker's process reads this before it may
@@ -187,8 +188,16 @@ class Backend(Protocol):
         """
         ...
 
-    def check_shared(self, folder: str) -> None:
-        """Raise UserError unless all nodes of the run have the same folder there."""
+    def check_shared(self, folder: str, key: str) -> None:
+        """Raise UserError unless all nodes of the run have the same folder there.
+
+        Args:
+            key: the setting that it comes from.
+        """
+        ...
+
+    def loads(self) -> list[Load]:
+        """How busy each node of the run is."""
         ...
 
     def shutdown(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from embodied_rl.errors import listed
 from embodied_rl.evaluation.eval_file import evaluations_of
 from embodied_rl.plan import RunPlan
+from embodied_rl.runtime.load import utilisation
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, MathConfig
 from embodied_rl.tasks.reporting import actor_metrics
@@ -41,7 +42,7 @@ class TrainingLoop(Generic[C]):
         self.rollout, self.actor = rollout, actor
         self.run_dir, self.logger = context.run_dir, context.logger
         self.progress, self.say, self.hooks = context.progress, context.say, context.hooks
-        self.trace = context.trace
+        self.trace, self.loads = context.trace, context.loads
         self._ahead: Lookahead[Any] = Lookahead(
             max_staleness=self.max_staleness,
             first=self.first_step,
@@ -86,7 +87,9 @@ class TrainingLoop(Generic[C]):
             if self.hooks.stopping:
                 self.say(f"step {step}: a callback asked for the end; {self.saver.save_at_termination()}")
                 break
+            loads = self.loads()
             metrics = self.train_step(step)
+            metrics |= utilisation(loads, self.loads())
             done = step + 1
             self.trace.merge(done)
             last = done == cfg.max_steps

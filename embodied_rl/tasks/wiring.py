@@ -14,6 +14,7 @@ from embodied_rl.models.base import PolicySpec
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.plan import Channels, RunPlan
+from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.trace import DRIVER, Trace
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
 from embodied_rl.schema import Config
@@ -39,6 +40,8 @@ class RunContext:
     console: Console
     hooks: Hooks = field(default_factory=Hooks)
     trace: Trace = field(default_factory=lambda: Trace(DRIVER))
+    loads: Callable[[], list[Load]] = list
+    """How busy each node is."""
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line, which the console does not break."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import signal
 import socket
@@ -9,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from embodied_rl.channel.base import Channel, ChannelClosed, ChannelTimeout
 from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.dummy import DummyEnv
 from embodied_rl.errors import UserError
-from embodied_rl.runtime.cluster import ClusterHost
+from embodied_rl.runtime.cluster import ClusterHost, Node
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerError, WorkerGroup
 from embodied_rl.schema import Config, EmbodiedConfig
@@ -193,6 +196,32 @@ def test_other_code_is_refused(nodes: LocalNodes) -> None:
     with pytest.raises(UserError, match=r"differ from the driver[^$]*node 2 .*: code other"):
         ClusterHost(nodes, NODE_OF)
     assert all(process.exitcode is not None for process in nodes.processes), "none waits for a driver"
+
+
+def test_another_working_directory_is_refused(nodes: LocalNodes) -> None:
+    nodes.facts[1] = replace(nodes.facts[1], folder="/elsewhere")
+    with pytest.raises(UserError, match=rf"node 1 .*: folder /elsewhere, here {os.getcwd()}"):
+        ClusterHost(nodes, NODE_OF)
+
+
+@pytest.mark.parametrize("key", ["runner.output_dir", "env.eval.video_cfg.video_base_dir"])
+def test_a_folder_that_a_node_does_not_see_is_refused_before_workers_start(
+    tmp_path: Path, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr(launch, "_cluster", lambda config: ClusterHost(nodes, launch.placement_of(config).node_of()))
+    elsewhere = tmp_path / "elsewhere"
+    videos = "env.eval.video_cfg.save_video=true", f"env.eval.video_cfg.video_base_dir={tmp_path / 'videos'}"
+    config = tiny_run(tmp_path, *SPREAD, *videos, f"{key}={elsewhere}")
+    ask = Node.ask
+
+    def blind(self: Node, method: str, *arguments: Any) -> Any:
+        hidden = self.number == 2 and method == "see" and str(elsewhere) in arguments[0]
+        return False if hidden else ask(self, method, *arguments)
+
+    monkeypatch.setattr(Node, "ask", blind)
+    with pytest.raises(UserError, match=rf"{key}: {elsewhere}\S* is not the same folder on node 2 "):
+        launch.run(config)
+    assert not list(elsewhere.rglob(".shared-*"))
 
 
 SPREAD = (
@@ -390,5 +419,11 @@ def test_a_run_over_three_nodes_equals_one_in_processes(
         runs.append(only_run(config))
     assert metrics_of(runs[0]) == metrics_of(runs[1])
     assert_equal(*[saved_tensors(r / "checkpoints/global_step_2") for r in runs])
+    rows = [json.loads(line) for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "time/step" in row]
+    assert len(steps) == 2
+    for row, number in itertools.product(steps, range(3)):
+        assert 0 < row[f"node{number}/cpu"] <= 1
+        assert row[f"node{number}/memory_gb"] > 0.1
     assert "(sim, no accelerator), ranks 0-0: env 0" in launch.placement_of(configs[1]).drawn()
     assert not list(runs[1].glob(".shared-*"))

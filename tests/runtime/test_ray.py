@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from embodied_rl import launch
+from embodied_rl.commands import doctor
 from embodied_rl.errors import UserError
 from embodied_rl.runtime import ray_nodes
 from tests.checkpoints.saved import saved_tensors
@@ -90,6 +91,23 @@ def test_a_ray_of_the_runs_own_ends_with_it(tmp_path: Path) -> None:
     while alive() and time.monotonic() < deadline:
         time.sleep(0.5)
     assert not alive()
+
+
+def test_the_doctor_looks_at_every_node_and_leaves_the_cluster_as_it_was(
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert doctor.main([f"cluster.address={address}", f"runner.output_dir={tmp_path}"]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("ok")]
+        assert [row[1:3] for row in rows] == [
+            ["node", "0"],
+            ["node", "1"],
+            ["node", "2"],
+            ["agents", "answer"],
+            ["shared", "folder"],
+        ]
+    with pytest.raises(UserError, match=r"cluster\.address=127\.0\.0\.1:1: .*give host:port of a Ray that runs"):
+        doctor.main(["cluster.address=127.0.0.1:1"])
 
 
 def test_nodes_that_are_not_there_are_refused_with_a_table(tmp_path: Path) -> None:
