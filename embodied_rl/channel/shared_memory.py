@@ -11,12 +11,17 @@ A slot that was never used is taken only when no used one is free, so a lane tak
 waited in it at once, however many may.
 
 So a lane needs no lock, producers and consumers copy at the same time, and the queue ``filled`` is the order of the
-messages. Everything is anonymous: nothing is left behind, whichever process is killed. A process that is killed while
-it copies takes its slot's token with it, so whoever notices its death closes the channel.
+messages. A message for several lanes is written once, into one of ``capacity`` slots that belong to no lane: each
+lane's token then stands for a slot of its own, which stays empty and bounds the lane, and says which shared slot to
+read. The last reader frees that one.
+
+Everything is anonymous: nothing is left behind, whichever process is killed. A process that is killed while it copies
+takes its slot's token with it, so whoever notices its death closes the channel.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -29,7 +34,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing import reduction
 from multiprocessing.context import BaseContext, get_spawning_popen
@@ -47,6 +52,9 @@ T = TypeVar("T")
 _TOKEN = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<Q")
 _PAGE = mmap.PAGESIZE
+_LOCKED_BYTE = 1
+_SHARED_SHIFT = 32
+"""A token's bits above are the number of the shared slot that has the message; 0: its own has."""
 _QUIET_S = 1.0
 """Seconds of waiting of which nobody is told."""
 
@@ -157,6 +165,61 @@ def _libc() -> Any:
     return libc
 
 
+class SharedSlots:
+    """Slots for messages that several lanes get: which are free, and who has yet to read the others.
+
+    Args:
+        free: their queue.
+        memory: that has them.
+        first: the number of the first.
+        count: how many there are.
+        lanes: that may read.
+    """
+
+    def __init__(self, free: TokenQueue, memory: SlotMemory, first: int, count: int, lanes: int) -> None:
+        self.free = free
+        self._memory, self._first, self._shape = memory, first, (count, lanes)
+        self._threads = threading.Lock()
+
+    @functools.cached_property
+    def _readers(self) -> Bytes:
+        """[slots, lanes]: 1 where a lane will read a slot. Behind the slots, and mapped when it is needed."""
+        count, lanes = self._shape
+        return self._memory.window(self._first + count, count * lanes)[: count * lanes].reshape(count, lanes)
+
+    def mark(self, slot: int, readers: Sequence[int]) -> None:
+        """These lanes will read the slot, which was taken from the queue."""
+        with self._locked():
+            self._readers[slot - self._first, list(readers)] = 1
+
+    def release(self, slot: int, readers: Sequence[int]) -> None:
+        """These lanes will not read the slot any more."""
+        with self._locked():
+            row = self._readers[slot - self._first]
+            row[list(readers)] = 0
+            if not row.any():
+                self.free.push(slot, 0)
+
+    def forget(self, readers: Sequence[int]) -> None:
+        """These lanes read nothing any more of what there is, and nobody takes a slot meanwhile."""
+        with self._locked():
+            while self.free.pop() is not None:
+                pass
+            self._readers[:, list(readers)] = 0
+            for number in np.flatnonzero(~self._readers.any(1)):
+                self.free.push(self._first + int(number), 0)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # As in ClosedFlag, with a byte of the file that is not its.
+        with self._threads:
+            fcntl.lockf(self._memory.fd, fcntl.LOCK_EX, 1, _LOCKED_BYTE)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._memory.fd, fcntl.LOCK_UN, 1, _LOCKED_BYTE)
+
+
 class ClosedFlag:
     """Whether, and because of which error, a channel is closed: a slot for the text, an event to wait on."""
 
@@ -181,14 +244,14 @@ class ClosedFlag:
         text = (error or "").encode()[16 - self.TEXT_BYTES :]
         # A file lock is the process's, so threads need their own; the kernel releases it if the process is killed.
         with self._threads:
-            fcntl.lockf(self._memory_fd, fcntl.LOCK_EX)
+            fcntl.lockf(self._memory_fd, fcntl.LOCK_EX, 1)
             try:
                 if not self:
                     _LENGTH.pack_into(self._window, 8, len(text))
                     self._window[16 : 16 + len(text)] = text
                     self._window[0] = 1
             finally:
-                fcntl.lockf(self._memory_fd, fcntl.LOCK_UN)
+                fcntl.lockf(self._memory_fd, fcntl.LOCK_UN, 1)
         os.eventfd_write(self.event_fd, 1)
 
 
@@ -215,8 +278,8 @@ class SharedMemoryChannel:
     """Lanes in anonymous shared memory, for any number of producers and consumers in processes and threads.
 
     Made by one process and handed to others as an argument of ``Process`` (or inside one). Its coroutines never
-    suspend: they block the calling thread, asleep. Linux only. Each process has two file descriptors of it and six more
-    a key.
+    suspend: they block the calling thread, asleep. Linux only. Each process has four file descriptors of it and six
+    more a key.
     """
 
     MAX_CAPACITY = TokenQueue.MAX_LIMIT
@@ -245,32 +308,38 @@ class SharedMemoryChannel:
             )
         fds: list[int] = []
         try:
-            fds.append(SlotMemory.create_fd(name, slots=1 + len(keys) * capacity))
+            fds.append(SlotMemory.create_fd(name, slots=2 + (len(keys) + 1) * capacity))
             fds.append(os.eventfd(0))
-            for _ in range(_QUEUES * len(keys)):
+            for _ in range(1 + _QUEUES * len(keys)):
                 fds += TokenQueue.create_fds(capacity)
         except OSError as error:
             _close_all(fds)
-            needed = f"{2 + 2 * _QUEUES * len(keys)} file descriptors for {len(keys)} keys"
+            needed = f"{4 + 2 * _QUEUES * len(keys)} file descriptors for {len(keys)} keys"
             raise OSError(
                 error.errno,
                 f"channel {name!r} needs {needed}, got {error.strerror!r}: raise ulimit -n or use fewer keys"
                 + (f"; pipes for {capacity} messages may need a larger fs.pipe-max-size" if capacity > 1024 else ""),
             ) from error
-        self._assemble(name, keys, fds)
-        self._capacity = capacity
+        self._assemble(name, keys, capacity, fds)
         # Slot 0 is the closed flag's.
         for index, lane in enumerate(self._lanes.values()):
             for slot in range(capacity):
                 lane.unused.push(1 + index * capacity + slot, 0)
+        for slot in range(capacity):
+            self._shared.free.push(1 + len(keys) * capacity + slot, 0)
 
-    def _assemble(self, name: str, keys: Sequence[Hashable], fds: list[int]) -> None:
-        memory_fd, event_fd, *queue_fds = fds
+    def _assemble(self, name: str, keys: Sequence[Hashable], capacity: int, fds: list[int]) -> None:
+        memory_fd, event_fd, *shared_fds = fds[:4]
+        queue_fds = fds[4:]
         queues = [TokenQueue(*queue_fds[i : i + 2]) for i in range(0, len(queue_fds), 2)]
-        self.name = name
+        self.name, self._capacity = name, capacity
+        self._numbers = {key: number for number, key in enumerate(keys)}
         self._lanes = {key: _Lane(*queues[_QUEUES * i : _QUEUES * (i + 1)]) for i, key in enumerate(keys)}
         self._memory = SlotMemory(memory_fd)
         self._closed = ClosedFlag(self._memory, slot=0, event_fd=event_fd)
+        self._shared = SharedSlots(
+            TokenQueue(*shared_fds), self._memory, 1 + len(keys) * capacity, count=capacity, lanes=len(keys)
+        )
         # Taken by a get_batch that ran out of time.
         self._kept: dict[Hashable, deque[Any]] = {key: deque() for key in keys}
         self._fds = fds
@@ -281,10 +350,11 @@ class SharedMemoryChannel:
         self._put(encode(item), key, timeout)
 
     async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None:
+        if len(keys) == 1:
+            return await self.put(item, key=keys[0], timeout=timeout)
         if keys:
-            encoded = encode(item)
-            for key in keys:
-                self._put(encoded, key, timeout)
+            self._share(encode(item), keys, timeout)
+        return None
 
     def _put(self, encoded: Encoded, key: Hashable, timeout: float | None) -> None:
         lane = self._lane(key)
@@ -296,6 +366,26 @@ class SharedMemoryChannel:
             raise
         lane.filled.push(slot, encoded.nbytes)
 
+    def _share(self, encoded: Encoded, keys: Sequence[Hashable], timeout: float | None) -> None:
+        started, own = time.monotonic(), dict[Hashable, int]()
+        readers, shared = list[int](), None
+        try:
+            for key in keys:
+                lane = self._lane(key)
+                own[key], _ = self._take(lane.free, key, timeout, started, spare=lane.unused)
+            readers += [self._numbers[key] for key in keys]
+            shared, _ = self._take(self._shared.free, keys[0], timeout, started)
+            self._shared.mark(shared, readers)
+            encoded.write(self._memory.window(shared, encoded.nbytes))
+        except BaseException:
+            for key, slot in own.items():
+                self._lanes[key].free.push(slot, 0)
+            if shared is not None:
+                self._shared.release(shared, readers)
+            raise
+        for key, slot in own.items():
+            self._lanes[key].filled.push(slot | shared << _SHARED_SHIFT, encoded.nbytes)
+
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
         return self._receive(key, timeout, time.monotonic())
 
@@ -303,11 +393,11 @@ class SharedMemoryChannel:
         lane, started = self._lane(key), time.monotonic()
         if self._kept[key]:
             return use(self._receive(key, timeout, started))
-        slot, nbytes = self._take(lane.filled, key, timeout, started)
+        token, nbytes = self._take(lane.filled, key, timeout, started)
         try:
-            return use(decode(self._memory.window(slot, nbytes), borrow=True))
+            return use(decode(self._holding(token, nbytes), borrow=True))
         finally:
-            lane.free.push(slot, 0)
+            self._free(key, token)
 
     async def get_batch(self, n: int, *, key: Hashable = 0, timeout: float | None = None) -> list[Any]:
         check_count(self.name, n)
@@ -327,13 +417,13 @@ class SharedMemoryChannel:
     def reset(self, keys: Sequence[Hashable], but: Collection[int] = ()) -> None:
         """Empty these lanes, and find the slots again that killed processes took along, ``but`` those. For the process
         that made the channel, while nobody uses the lanes."""
-        order = list(self._lanes)
+        self._shared.forget([self._numbers[key] for key in keys])
         for key in keys:
             lane = self._lanes[key]
             for queue in (lane.free, lane.filled, lane.unused):
                 while queue.pop() is not None:
                     pass
-            first = 1 + order.index(key) * self._capacity
+            first = 1 + self._numbers[key] * self._capacity
             for slot in range(first, first + self._capacity):
                 if slot not in but:
                     lane.unused.push(slot, 0)
@@ -385,11 +475,21 @@ class SharedMemoryChannel:
         if self._kept[key]:
             self.check_open()
             return self._kept[key].popleft()
-        slot, nbytes = self._take(lane.filled, key, timeout, started)
+        token, nbytes = self._take(lane.filled, key, timeout, started)
         try:
-            return decode(self._memory.window(slot, nbytes))
+            return decode(self._holding(token, nbytes))
         finally:
-            lane.free.push(slot, 0)
+            self._free(key, token)
+
+    def _holding(self, token: int, nbytes: int) -> Bytes:
+        """The memory of the message that a token of a lane's ``filled`` stands for."""
+        return self._memory.window(token >> _SHARED_SHIFT or token, nbytes)
+
+    def _free(self, key: Hashable, token: int) -> None:
+        """The lane has read that message."""
+        if shared := token >> _SHARED_SHIFT:
+            self._shared.release(shared, [self._numbers[key]])
+        self._lanes[key].free.push(token & (1 << _SHARED_SHIFT) - 1, 0)
 
     def _take(
         self,
@@ -455,17 +555,18 @@ class SharedMemoryChannel:
                 f"channel {self.name!r} can only be pickled while a process is being spawned: pass it in the args of "
                 "multiprocessing.get_context('spawn').Process, not through a queue, a pipe or a pool"
             )
-        return _reassemble, (type(self), self.name, tuple(self._lanes), [reduction.DupFd(fd) for fd in self._fds])
+        fds = [reduction.DupFd(fd) for fd in self._fds]
+        return _reassemble, (type(self), self.name, tuple(self._lanes), self._capacity, fds)
 
 
 def _reassemble(
-    cls: type[SharedMemoryChannel], name: str, keys: tuple[Hashable, ...], inherited: list[Any]
+    cls: type[SharedMemoryChannel], name: str, keys: tuple[Hashable, ...], capacity: int, inherited: list[Any]
 ) -> SharedMemoryChannel:
     fds = [fd.detach() for fd in inherited]
     for fd in fds:
         os.set_inheritable(fd, False)
     channel = cls.__new__(cls)
-    channel._assemble(name, keys, fds)
+    channel._assemble(name, keys, capacity, fds)
     return channel
 
 

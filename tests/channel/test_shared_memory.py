@@ -8,7 +8,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -260,7 +260,7 @@ def test_a_channel_frees_its_descriptors_and_memory() -> None:
     fds, mapped = os.listdir("/proc/self/fd"), len(shared_mappings())
     messages = channel(keys=tuple(range(10)))
     put(messages, torch.zeros(1_000_000))
-    assert len(os.listdir("/proc/self/fd")) == len(fds) + 2 + 6 * 10 and len(shared_mappings()) == mapped + 2
+    assert len(os.listdir("/proc/self/fd")) == len(fds) + 4 + 6 * 10 and len(shared_mappings()) == mapped + 2
     del messages
     assert len(os.listdir("/proc/self/fd")) == len(fds) and len(shared_mappings()) == mapped
 
@@ -278,7 +278,7 @@ def test_a_lane_of_many_messages_is_full_at_its_capacity_and_not_before(capacity
         with pytest.raises(ChannelTimeout):
             put(messages, count, timeout=0.01)
     assert get_batch(messages, count) == list(range(count))
-    assert len(os.listdir("/proc/self/fd")) == fds + 2 + 6, "however many slots were used"
+    assert len(os.listdir("/proc/self/fd")) == fds + 4 + 6, "however many slots were used"
     del messages
     assert len(shared_mappings()) == mapped
 
@@ -293,6 +293,111 @@ def test_memory_is_that_of_the_messages_that_waited_at_once() -> None:
         assert get(messages)[0] == number
         assert get(messages) == -number
     assert len(shared_mappings()) == mapped + 1 + 2, "the closed flag and two slots"
+
+
+def put_all(channel: SharedMemoryChannel, item: Any, keys: Sequence[Any], timeout: float = PATIENCE) -> None:
+    run_blocking(channel.put_all(item, keys=keys, timeout=timeout))
+
+
+def test_a_message_for_all_is_written_once() -> None:
+    gc.collect()
+    mapped = len(shared_mappings())
+    messages = channel(keys=tuple(range(8)), capacity=2)
+    for number in range(5):
+        put_all(messages, torch.full((100_000,), number), range(8))
+        put_all(messages, {"and": number}, [3, 5])
+        assert messages.depth() == {key: 2 if key in (3, 5) else 1 for key in range(8)}
+        for key in (*range(8),):
+            seen = run_blocking(messages.read(lambda message: float(message.sum()), key=key))
+            assert seen == 100_000 * number
+        assert [get(messages, key=key) for key in (3, 5)] == [{"and": number}] * 2
+    assert len(shared_mappings()) <= mapped + 4, "the closed flag, two slots, and who reads which"
+
+
+def test_a_message_for_all_waits_for_the_slowest() -> None:
+    messages = channel(keys=("a", "b", "c"), capacity=2)
+    for number in range(2):
+        put_all(messages, number, ["a", "b"])
+    assert get_batch(messages, 2, key="a") == [0, 1]
+    with pytest.raises(ChannelTimeout, match="room for a message with key 'b'"):
+        put_all(messages, 2, ["a", "b"], timeout=0.05)
+    assert get_batch(messages, 2, key="b") == [0, 1]
+    put_all(messages, "not b's", ["c", "a"], timeout=0.05)
+    put_all(messages, 3, ["b", "a"], timeout=0.05)
+    assert get_batch(messages, 2, key="a") == ["not b's", 3]
+    assert get(messages, key="b") == 3
+    assert get(messages, key="c") == "not b's"
+    for number in range(10):  # nothing was lost
+        put_all(messages, number, ["a", "b", "c"], timeout=0.05)
+        assert [get(messages, key=key) for key in "abc"] == [number] * 3
+
+
+def test_a_message_for_all_that_cannot_be_sent_takes_no_room() -> None:
+    messages = channel(keys=(0, 1), capacity=1)
+    with pytest.raises(TypeError, match="cannot be sent"):
+        put_all(messages, lambda: None, [0, 1])
+    with pytest.raises(KeyError, match="got key 2"):
+        put_all(messages, "nobody's", [0, 1, 2])
+    put_all(messages, "fine", [0, 1], timeout=0.05)
+    assert [get(messages, key=key) for key in (0, 1)] == ["fine", "fine"]
+
+
+def tell_all(messages: SharedMemoryChannel, rank: int, count: int) -> None:
+    for i in range(count):
+        put_all(messages, {"id": (rank, i), "x": torch.full((3000 * (1 + i % 4),), 1000 * rank + i)}, ["a", "b", "c"])
+        put(messages, {"id": (rank, -i), "x": torch.full((10,), i)}, key="b")
+
+
+def listen(messages: SharedMemoryChannel, key: str, results: SharedMemoryChannel, count: int) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def look(message: Any) -> None:
+        assert (message["x"] == message["x"][0]).all()
+        rank, i = message["id"]
+        assert int(message["x"][0]) == 1000 * rank + i or key == "b"
+        seen.append(message["id"])
+
+    for _ in range(count):
+        run_blocking(messages.read(look, key=key, timeout=PATIENCE))
+    put(results, (key, seen))
+
+
+def test_what_several_tell_all_comes_whole_and_in_order() -> None:
+    count, ranks = 60, 2
+    messages, results = channel(keys=("a", "b", "c"), capacity=3), channel("results", capacity=3)
+    tellers = [(tell_all, (messages, rank, count)) for rank in range(ranks)]
+    listeners = [
+        (listen, (messages, key, results, count * ranks * (2 if key == "b" else 1))) for key in ("a", "b", "c")
+    ]
+    with processes(*tellers, *listeners):
+        received = dict(get_batch(results, 3))
+    for rank in range(ranks):
+        told = [(rank, i) for i in range(count)]
+        assert [seen for seen in received["a"] if seen[0] == rank] == told
+        assert [seen for seen in received["c"] if seen[0] == rank] == told
+        both = [each for i in range(count) for each in ((rank, i), (rank, -i))]
+        assert [seen for seen in received["b"] if seen[0] == rank] == both
+
+
+def die_reading(messages: SharedMemoryChannel) -> None:
+    run_blocking(messages.read(lambda _: os.kill(os.getpid(), signal.SIGKILL), key="b", timeout=PATIENCE))
+
+
+def test_a_reset_finds_what_a_killed_reader_shared() -> None:
+    messages = channel(keys=("a", "b"), capacity=2)
+    put_all(messages, torch.ones(100_000), ["a", "b"])
+    with processes((die_reading, (messages,))) as (process,):
+        process.join(PATIENCE)
+        assert get(messages, key="a").sum() == 100_000
+        put_all(messages, "before", ["a", "b"], timeout=0.05)
+        with pytest.raises(ChannelTimeout):
+            put_all(messages, "no room", ["a", "b"], timeout=0.05)
+        messages.reset(["b"])
+        assert get(messages, key="a") == "before", "it was a's, too"
+        for number in range(5):
+            for part in range(2):
+                put_all(messages, (number, part), ["a", "b"], timeout=0.05)
+            assert get_batch(messages, 2, key="a") == get_batch(messages, 2, key="b") == [(number, 0), (number, 1)]
 
 
 def test_undeclared_keys_are_listed() -> None:
@@ -328,7 +433,7 @@ def test_a_failed_creation_says_what_it_needed_and_keeps_no_descriptors() -> Non
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, hard))
     try:
         with pytest.raises(
-            OSError, match="channel 'messages' needs 602 file descriptors for 100 keys, got 'Too many open"
+            OSError, match="channel 'messages' needs 604 file descriptors for 100 keys, got 'Too many open"
         ):
             channel(keys=tuple(range(100)))
     finally:
