@@ -69,7 +69,7 @@ def check(monkeypatch: pytest.MonkeyPatch, directory: Path, configure: Callable[
     expected = metrics_of(configure(directory / "cpu"))
     with stand_in_accelerator(), monkeypatch.context() as patch:
         patch.setattr(Placement, "device", lambda *_: DEVICE)
-        patch.setattr(actor, "shard", lambda policy, *_: sharded(policy))
+        patch.setattr(actor, "shard", lambda policy, *_: sharded(policy.to(DEVICE)))
         found = metrics_of(configure(directory / "accelerator"))
     assert found == pytest.approx(expected, rel=1e-2, abs=1e-4)
     assert found["actor/grad_norm"] > 1e-4

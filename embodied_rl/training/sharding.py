@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.host import release_memory
+from embodied_rl.models.weights.stored import settle, wanted
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.schema import FSDPConfig
 
@@ -60,7 +61,9 @@ def _meet(rank: int, world_size: int, rendezvous: str) -> Store:
 
 
 def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
-    """Shard the policy in place: each of its blocks on its own, then what is left as the root.
+    """Shard the policy in place: each of its blocks on its own, then what is left as the root. Each is moved to the
+    mesh's device, and takes the type that is wanted of it, just before: a policy that is as its files have it
+    (:mod:`embodied_rl.models.weights.stored`) is never there as a whole.
 
     A CPU alone keeps a float32 policy as it is: there is nobody to share with and nothing to cast, and FSDP2's hooks
     take longer than a small network.
@@ -78,8 +81,9 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
         )
     precision = config.mixed_precision
     types = {precision.param_dtype or "float32", precision.reduce_dtype}
-    float32 = types == {"float32"} and all(parameter.dtype == torch.float32 for parameter in policy.parameters())
+    float32 = types == {"float32"} and all(wanted(parameter) == torch.float32 for parameter in policy.parameters())
     if float32 and mesh.device_type == "cpu" and mesh.size() == 1:
+        settle(policy)
         return
     blocks = MixedPrecisionPolicy(
         param_dtype=None if precision.param_dtype is None else getattr(torch, precision.param_dtype),
@@ -95,7 +99,9 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
     offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
     reshard = config.reshard_after_forward and config.sharding_strategy != "no_shard"
     for block in policy.shard_units():
+        settle(block)
         fully_shard(block, mesh=replicas, reshard_after_forward=reshard, mp_policy=blocks, offload_policy=offload)
+    settle(policy)
     fully_shard(policy, mesh=replicas, reshard_after_forward=reshard, mp_policy=root, offload_policy=offload)
 
 

@@ -24,6 +24,7 @@ from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import require_accelerator
+from embodied_rl.models.weights.stored import as_stored
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
@@ -135,7 +136,8 @@ class ActorWorker(Worker):
         return parameters
 
     def _initial_policy(self, spec: PolicySpec) -> Policy:
-        """The policy that training starts from: every rank makes the same whole one, to keep its shards of it."""
+        """The policy that training starts from: every rank makes the same whole one, to keep its shards of it.
+        Weights of ``model.path`` are as stored until then."""
         torch.manual_seed(self._config.seed)
         initial = self._initial
         with_adapters = initial is not None and checkpoint.has_adapters(initial)
@@ -144,12 +146,16 @@ class ActorWorker(Worker):
             if initial is not None:
                 checkpoint.load_weights(policy, initial)
 
-        policy = policy_of(self._model_config, spec, None if with_adapters else load, params=self._plan.model_params)
+        # A checkpoint's weights are written over the file's, so they need memory of their own.
+        with as_stored() if initial is None else contextlib.nullcontext():
+            policy = policy_of(
+                self._model_config, spec, None if with_adapters else load, params=self._plan.model_params
+            )
         if self._action_statistics is not None and initial is None and self._model_config.path is None:
             policy.set_action_statistics(self._action_statistics)
         if with_adapters:
             load(policy)
-        return policy.to(self.context.device)
+        return policy
 
     def _demonstrated(self, training: Training, spec: PolicySpec) -> Demonstrated | None:
         path = self._algorithm.bc_path

@@ -14,6 +14,7 @@ from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.models.weights.precision import hold_in
+from embodied_rl.models.weights.stored import as_stored, settle
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
@@ -63,9 +64,12 @@ class RolloutWorker(Worker):
 
     def setup(self, spec: PolicySpec) -> None:
         """Build the policy; its weights come with the first :meth:`load_weights`."""
-        policy = policy_of(self._plan.config.model, spec, params=self._plan.model_params)
+        with as_stored():
+            policy = policy_of(self._plan.config.model, spec, params=self._plan.model_params)
         self._policy = policy.eval().requires_grad_(False)
-        if self._dtype is not None:
+        if self._dtype is None:
+            settle(policy)
+        else:
             hold_in(policy, getattr(torch, self._dtype))
         if self._enable_offload:
             require_accelerator("rollout.enable_offload", self.context.device)

@@ -51,6 +51,7 @@ from embodied_rl.models.flow.lerobot_folder import (
 )
 from embodied_rl.models.flow.prefix import Prefix, resize_with_padding
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
+from embodied_rl.models.weights.stored import assign
 
 NOISE_HEAD_FILE = "noise_head.safetensors"
 _VALUE_WIDTHS = (512, 256, 128)
@@ -151,9 +152,10 @@ class FlowPolicy(Policy):
         own = cls.own_weights(without_statistics(weights), path)
         check_fit(policy.model.state_dict(), own, f"model.path={path}")
         dtype = getattr(torch, params.dtype)
-        policy.model.load_state_dict({name: tensor.to(dtype) for name, tensor in own.items()}, assign=True)
+        assign(policy.model, own, dtype)
         for file, head in policy._heads():
             load_head(head, directory / file)
+            head.to(dtype)  # FSDP2 trains one type alone
         return policy
 
     def save_pretrained(self, directory: Path) -> None:

@@ -19,6 +19,7 @@ from transformers import Cache, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.models.weights.stored import assign
 
 NUM_ACTION_TOKENS = 256
 RESIDUAL_BLOCKS = 2
@@ -80,8 +81,8 @@ class OpenVlaNetwork(nn.Module):
         self.first_action_token: int = text.vocab_size - config["pad_to_multiple_of"] - NUM_ACTION_TOKENS
 
     def materialize(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        """Take the weights as they are, without a copy where the type allows; the network may be on the meta device."""
-        self.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()}, assign=True)
+        """Take the weights, as :func:`~embodied_rl.models.weights.stored.assign` does."""
+        assign(self, weights, dtype)
         # Not in the weights.
         self.language_model.model.rotary_emb = LlamaRotaryEmbedding(self.language_model.config)
 

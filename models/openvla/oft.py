@@ -63,7 +63,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
         super().__init__(spec, params, folder, params.cameras)
         assert folder is not None  # else the base class would have said so
         self.num_slots = spec.num_action_chunks * spec.action_dim
-        width, dtype = self.network.width, self.network.dtype
+        width = self.network.width
         self.proprio_projector: Mlp | None = None
         if _wanted(params.use_proprio, folder, "proprio_projector"):
             if self.codec.state_dim != spec.state_dim:
@@ -81,7 +81,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
             state = read_part(folder, name)
             check_fit(part.state_dict(), state, f"model.path={folder}: {name}")
             part.load_state_dict(state)
-            part.to(dtype)
+            part.to(self.dtype)
 
     @classmethod
     def write_tiny(cls, directory: Path, *, with_l1_head: bool = False) -> None:

@@ -108,7 +108,8 @@ class OpenVlaBase(Policy):
             self.network = OpenVlaNetwork(files.config)
         weights = read_weights(folder)
         check_fit(self.network.state_dict(), weights, f"model.path={folder}")
-        self.network.materialize(weights, getattr(torch, params.dtype))
+        self.dtype: torch.dtype = getattr(torch, params.dtype)
+        self.network.materialize(weights, self.dtype)
         key = choose_statistics(
             files.norm_stats, unnorm_key=params.unnorm_key, suite=params.suite, setup=params.policy_setup
         )
@@ -132,7 +133,7 @@ class OpenVlaBase(Policy):
         if spec.values_per_chunk:
             self.value_head = ValueHead(self.network.width, spec.values_per_chunk)
             load_head(self.value_head, folder / VALUE_HEAD_FILE)
-            self.value_head.to(self.network.dtype)
+            self.value_head.to(self.dtype)
 
     @classmethod
     def from_pretrained(cls, path: str, spec: PolicySpec, params: Any) -> Self:

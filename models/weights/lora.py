@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
@@ -25,9 +26,12 @@ from embodied_rl.errors import UserError, listed
 from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, read_tensors, write_tensors
 from embodied_rl.models.weights.look import read_json
+from embodied_rl.models.weights.stored import settle, wanted
 from embodied_rl.schema import LoraSettings
 
 ADAPTER: Final = "default"
+_OF_THE_BASE: Final = ("pissa", "olora")
+"""Initialisations that are computed from the weights under the adapters, and change those."""
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 KEY: Final = "model.lora.path"
@@ -93,7 +97,8 @@ class AdapterFolder:
 def add_adapters(policy: Policy, settings: LoraSettings) -> None:
     """Put adapters into the policy's linear layers; they, the value head and ``modules_to_save`` stay trainable.
 
-    What nothing reads stays as it is: adapters of ``path`` that are of such layers are left out.
+    What nothing reads stays as it is: adapters of ``path`` that are of such layers are left out. Adapters and value
+    head are float32 whatever the base is, unless ``modules_to_save`` trains parts of it: FSDP2 trains one type alone.
 
     Raises:
         UserError: ``target_modules`` or ``modules_to_save`` name nothing in this model, or nothing that is read, or the
@@ -108,7 +113,8 @@ def add_adapters(policy: Policy, settings: LoraSettings) -> None:
     policy.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")  # the head is no target
-        inject_adapter_in_model(_peft_config(settings, targets), root, adapter_name=ADAPTER)
+        with _typed(policy, root, settings, targets):
+            inject_adapter_in_model(_peft_config(settings, targets), root, adapter_name=ADAPTER)
     for parameter in [*policy.value_parameters(), *_saved_whole(policy, root, settings.modules_to_save)]:
         parameter.requires_grad_(True)
     if folder is not None:
@@ -220,6 +226,30 @@ def write_folder(
     write_tensors(directory / WEIGHTS_FILE, {f"{_PREFIX}{name}.weight": tensor for name, tensor in weights.items()})
     if value_head:
         write_tensors(directory / VALUE_HEAD_FILE, value_head)
+
+
+@contextlib.contextmanager
+def _typed(policy: Policy, root: nn.Module, settings: LoraSettings, targets: Iterable[str]) -> Iterator[None]:
+    """Within, adapters are made. peft gives them the type of the weights under them, rounded from float32."""
+    weights = [root.get_parameter(f"{name}.weight") for name in targets]
+    if settings.init_lora_weights in _OF_THE_BASE:
+        settle(root)
+        held = []
+    else:
+        held = [(weight, weight.data) for weight in weights]
+    for weight, data in held:
+        # Of the right shape and type, and without memory.
+        dtype = wanted(weight) if settings.modules_to_save else torch.float32
+        weight.data = torch.empty(1, dtype=dtype, device=data.device).expand(data.shape)
+    try:
+        yield
+    finally:
+        for weight, data in held:
+            weight.data = data
+    if not settings.modules_to_save:
+        adapters = [parameter for name, parameter in root.named_parameters() if ".lora_" in name]
+        for parameter in [*adapters, *policy.value_parameters()]:
+            parameter.data = parameter.data.float()
 
 
 def _own_name(name: str, path: Path) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.models.base import Policy
+from embodied_rl.models.weights.stored import settle, want, wanted
 
 
 def hold_in(policy: Policy, dtype: torch.dtype) -> None:
@@ -19,8 +20,9 @@ def hold_in(policy: Policy, dtype: torch.dtype) -> None:
     units = policy.shard_units()
     inside = {parameter for unit in units for parameter in unit.parameters()}
     for parameter in policy.parameters():
-        if parameter.dtype == torch.float32 and (parameter in inside or not policy.float32_root):
-            parameter.data = parameter.data.to(dtype)
+        if wanted(parameter) == torch.float32 and (parameter in inside or not policy.float32_root):
+            want([parameter], dtype)
+    settle(policy)
     for unit in units:
         unit.register_forward_pre_hook(lambda _, args, kwargs: _cast(args, kwargs, dtype), with_kwargs=True)
 
