@@ -161,7 +161,7 @@ def trains(folder: Path, checkout: Path, options: list[str]) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as place:
         command = [
             *(sys.executable, "train.py", "env=libero_10", "model=openvla_oft", f"model.path={folder}"),
-            *("algorithm=grpo", "algorithm.sampling_params.temperature=1.6", "model.lora.rank=32"),
+            *("algorithm=ppo", "algorithm.sampling_params.temperature=1.6", "model.lora.rank=32"),
             *("env.task_ids=[0]", "env.train.total_num_envs=4", "algorithm.group_size=2"),
             *("env.train.max_episode_steps=16", "env.eval.total_num_envs=2", "env.eval.max_episode_steps=16"),
             *("env.eval.episodes_per_task=1", "runner.max_steps=1", "runner.save_interval=1"),
@@ -181,7 +181,7 @@ def trains(folder: Path, checkout: Path, options: list[str]) -> dict[str, int]:
                         most[name] = max(most.get(name, 0), memory.rss)
                         together += memory.pss
                 most["all"] = max(most.get("all", 0), together)
-            time.sleep(0.1)
+            time.sleep(0.3)
         if run.returncode:
             raise SystemExit(f"the training step failed with {run.returncode}")
         return most

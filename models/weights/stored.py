@@ -9,6 +9,7 @@ each before the next is read.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from itertools import chain
@@ -57,7 +58,12 @@ def wanted(tensor: Tensor) -> torch.dtype:
 
 def settle(module: nn.Module) -> None:
     """Give a module's parameters and buffers the type that is wanted of them, in place."""
-    for tensor in chain(module.parameters(), module.buffers()):
-        if hasattr(tensor, _WANTED):
-            tensor.data = tensor.data.to(wanted(tensor))
-            delattr(tensor, _WANTED)
+    changing = [tensor for tensor in chain(module.parameters(), module.buffers()) if hasattr(tensor, _WANTED)]
+    if changing:
+        # What an earlier module's were copied to before they were sharded lies between its shards, in pieces.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+        if trim is not None:
+            trim(0)
+    for tensor in changing:
+        tensor.data = tensor.data.to(wanted(tensor))
+        delattr(tensor, _WANTED)

@@ -10,7 +10,7 @@ from benchmarks.start_memory import starts, write_random
 @pytest.mark.slow
 def test_a_rank_never_has_more_than_its_shards_and_a_unit(tmp_path: Path) -> None:
     encoders = ["vit_tiny_test_dinov2", "vit_tiny_test_siglip"]
-    parameters = write_random(tmp_path, hidden=512, layers=12, encoders=encoders, image_size=56)
+    parameters = write_random(tmp_path, hidden=512, layers=32, encoders=encoders, image_size=56)
     most, own, unit, _ = starts(tmp_path, 2, stored=True)
     assert own == pytest.approx(4 * parameters / 2, rel=0.01)
     assert most < 1.1 * (own + unit)
