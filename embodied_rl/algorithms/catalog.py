@@ -225,9 +225,12 @@ POLICY_LOSSES: Final = Catalog(
         ),
         "decoupled_ppo": Entry(
             function="embodied_rl.algorithms.losses:decoupled_ppo_policy_loss",
-            options=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "importance_sampling_level"),
+            options=(
+                *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "importance_sampling_level"),
+                *("behav_imp_weight_cap", "behav_imp_weight_mode"),
+            ),
             weighs_by_advantage=True,
-            sections=PROXIMAL,
+            sections=("prox_logp_method", "m2_threshold"),
         ),
         "aipo": Entry(
             function="embodied_rl.algorithms.losses:aipo_policy_loss",

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
 from embodied_rl.algorithms.statistics import Diagnostics
-from embodied_rl.schema.types import RatioLevel
+from embodied_rl.schema.types import RatioLevel, WeightCap
 
 LOG_RATIO_LIMIT = 20.0
 """|log r| is cut here, so that a ratio is finite (e^20 = 4.9e8) and its product with a zero advantage is 0."""
@@ -70,19 +70,23 @@ def decoupled_ppo_policy_loss(
     clip_ratio_high: float | None = None,
     clip_ratio_c: float | None = None,
     importance_sampling_level: RatioLevel = "token",
+    behav_imp_weight_cap: float | None = None,
+    behav_imp_weight_mode: WeightCap = "mask",
 ) -> tuple[Tensor, Diagnostics]:
     """PPO whose clip is about a proximal policy that is newer than the behaviour policy (Hilton et al. 2022,
-    arXiv:2110.00641, section 3; AReaL, arXiv:2505.24298, eq. 5).
+    arXiv:2110.00641, section 3; AReaL, arXiv:2505.24298, eq. 5), or as new but computed otherwise.
 
     ``L = w · L_PPO(r)`` with ``r = π / π_proximal`` and ``w = π_proximal / π_behaviour``, which has no gradient. With
     equal policies it is :func:`ppo_policy_loss`.
 
     Args:
         proximal_logprobs: without gradient.
+        behav_imp_weight_mode: ``truncate`` takes ``min(w, behav_imp_weight_cap)`` for w (truncated importance sampling,
+            Ionides 2008; IMPALA, arXiv:1802.01561, section 4.1); with ``mask`` units above are left out by ``mask``.
 
     Returns:
         As :func:`ppo_policy_loss`, its ratios being those to the proximal policy, and ``behaviour_weight``,
-        ``behaviour_weight_max``.
+        ``behaviour_weight_max`` before they are cut; with ``truncate`` also ``behaviour_capped``, the share that is.
     """
     _check_shapes(
         mask,
@@ -94,9 +98,12 @@ def decoupled_ppo_policy_loss(
     log_ratio = log_ratios(logprobs, proximal_logprobs, mask, importance_sampling_level)
     weight = log_ratios(proximal_logprobs.detach(), old_logprobs, mask, importance_sampling_level).exp()
     clipped, diagnostics = _clipped(log_ratio, advantages, mask, clip_ratio_low, clip_ratio_high, clip_ratio_c)
-    units = weight * clipped
     diagnostics.add_mean("behaviour_weight", weight, mask)
     diagnostics.add_max("behaviour_weight_max", weight, mask)
+    if behav_imp_weight_cap is not None and behav_imp_weight_mode == "truncate":
+        diagnostics.add_mean("behaviour_capped", weight > behav_imp_weight_cap, mask)
+        weight = weight.clamp(max=behav_imp_weight_cap)
+    units = weight * clipped
     diagnostics.add_mean("policy_loss", units, mask, zeroed=True)
     return units, diagnostics
 

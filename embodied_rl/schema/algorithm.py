@@ -20,6 +20,7 @@ from embodied_rl.schema.types import (
     RatioLevel,
     RewardLevel,
     Section,
+    WeightCap,
 )
 
 
@@ -122,7 +123,10 @@ class AlgorithmConfig(Section):
     """decoupled_ppo: the proximal policy's log-probabilities from a forward pass before the update, or interpolated by
     staleness without one. metrics: recompute, and log how far the interpolation is off."""
     behav_imp_weight_cap: PositiveFloat | None
-    """decoupled_ppo: units whose π_proximal/π_behaviour is above do not count. null: all count."""
+    """decoupled_ppo: largest weight π_proximal/π_behaviour of a unit. null: there is none."""
+    behav_imp_weight_mode: WeightCap
+    """decoupled_ppo: units above the cap do not count, or count with the cap as their weight (truncated importance
+    sampling)."""
     m2_threshold: PositiveFloat | None
     """decoupled_ppo: units farthest off the policy do not count, until the mean of (log π_behaviour - log π_proximal)²
     is below (M2PO). null: all count."""

@@ -37,6 +37,8 @@ NormLevel = Literal["none", "group", "task", "batch"]
 """The samples that a mean or a deviation is taken over; see ``algorithms.statistics.normalize``."""
 RatioLevel = Literal["token", "sequence"]
 """``algorithm.importance_sampling_level``: a ratio a unit, or the geometric mean of a sample's."""
+WeightCap = Literal["mask", "truncate"]
+"""``algorithm.behav_imp_weight_mode``."""
 LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """``algorithm.loss_agg_func``; see ``algorithms/units.py``."""
 KLType = Literal["k1", "abs", "k2", "k3", "full"]

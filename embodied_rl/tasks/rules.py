@@ -148,8 +148,11 @@ def _loss_problems(c: Config, loss: Entry) -> Iterator[str]:
             f"actor.recompute_logprobs: loss_type={a.loss_type} weighs by the rollout's own log-probabilities; set it "
             "to false"
         )
-    for key in ("behav_imp_weight_cap", "m2_threshold"):
-        if a.prox_logp_method == "loglinear" and getattr(a, key) is not None:
+    masking = {"m2_threshold": a.m2_threshold}
+    if a.behav_imp_weight_mode == "mask":
+        masking["behav_imp_weight_cap"] = a.behav_imp_weight_cap
+    for key, value in masking.items():
+        if a.prox_logp_method == "loglinear" and value is not None:
             yield (
                 f"algorithm.{key}: chooses units before the update by the proximal log-probabilities, and "
                 "prox_logp_method=loglinear has them only during it; set it to null, or use recompute"

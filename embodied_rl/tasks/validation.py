@@ -284,6 +284,11 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.adv_norm", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
     ("algorithm.adv_norm", lambda c: not c.algorithm.normalize_advantages, "normalize_advantages is false"),
     ("algorithm.loss_scale_factor", lambda c: not c.algorithm.loss_agg_func.endswith("-norm"), "of loss_agg_func"),
+    (
+        "algorithm.behav_imp_weight_mode",
+        lambda c: c.algorithm.behav_imp_weight_cap is None,
+        "algorithm.behav_imp_weight_cap is null",
+    ),
     ("algorithm.bc_path", lambda c: c.algorithm.bc_coef == 0, "algorithm.bc_coef is 0"),
     ("algorithm.bc_batch_size", lambda c: c.algorithm.bc_coef == 0, "algorithm.bc_coef is 0"),
     ("algorithm.kl_penalty_type", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),

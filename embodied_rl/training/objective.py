@@ -71,7 +71,7 @@ class Objective:
         algorithm, mask, proximal = self._algorithm, batch.loss_mask, batch.proximal_logprobs
         if not self._decoupled or proximal is None:
             return batch
-        if algorithm.behav_imp_weight_cap is not None:
+        if algorithm.behav_imp_weight_cap is not None and algorithm.behav_imp_weight_mode == "mask":
             cap, level = algorithm.behav_imp_weight_cap, algorithm.importance_sampling_level
             kept = behaviour_filter(batch.logprobs, proximal, mask, cap=cap, level=level)
             diagnostics.add_mean("behaviour_capped", ~kept, mask)

@@ -191,6 +191,38 @@ def test_units_above_the_behaviour_cap_leave_sum_and_count() -> None:
     assert diagnostics.result()["behaviour_weight_max"] == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("weight", "expected"), [(0.5, -1.0), (2.0, -4.0), (10.0, -6.0)])
+def test_truncated_weights_by_hand(weight: float, expected: float) -> None:
+    """r = 1 and A = 2, so that L = -2 min(w, 3); the gradient is cut with it."""
+    logprobs = torch.tensor([math.log(weight)], dtype=torch.float64, requires_grad=True)
+    units, diagnostics = decoupled_ppo_policy_loss(
+        logprobs=logprobs, old_logprobs=torch.zeros(1), proximal_logprobs=logprobs.detach(),
+        advantages=torch.tensor([2.0]), mask=ONE, clip_ratio_low=0.2, behav_imp_weight_cap=3.0,
+        behav_imp_weight_mode="truncate",
+    )  # fmt: skip
+    units.backward()
+    assert logprobs.grad is not None
+    assert [units.item(), logprobs.grad.item()] == pytest.approx([expected, expected])
+    found = diagnostics.result()
+    assert found["behaviour_capped"] == float(weight > 3.0)
+    assert found["behaviour_weight"] == pytest.approx(weight), "as it is, not as it counts"
+
+
+def test_a_sequence_has_one_truncated_weight() -> None:
+    """Log weights .2 and 1.4 are .8 each in the mean, e^.8 = 2.23, which 2 cuts; alone, only e^1.4 is cut."""
+    proximal = torch.tensor([[0.2, 1.4]])
+    losses = {
+        level: decoupled_ppo_policy_loss(
+            logprobs=proximal, old_logprobs=torch.zeros(1, 2), proximal_logprobs=proximal,
+            advantages=torch.ones(1, 2), mask=torch.ones(1, 2, dtype=torch.bool), clip_ratio_low=0.2,
+            importance_sampling_level=level, behav_imp_weight_cap=2.0, behav_imp_weight_mode="truncate",
+        )[0].tolist()[0]
+        for level in ("token", "sequence")
+    }  # fmt: skip
+    assert losses["sequence"] == pytest.approx([-2.0, -2.0])
+    assert losses["token"] == pytest.approx([-math.exp(0.2), -2.0])
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "expected", "gradient"),
     [(0.1, 2.0, -0.2, -0.2), (4.0, 2.0, -8.0, -8.0), (10.0, 2.0, -10.0, 0.0), (10.0, -1.0, 5.0, 0.0)],

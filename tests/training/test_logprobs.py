@@ -219,3 +219,20 @@ def test_units_far_off_the_policy_leave_sums_and_counts(mesh: DeviceMesh, key: s
     other = learner_of(mesh, "decoupled_ppo", UNCAPPED)
     other.update(replace(other.batch(two_epochs(other.config)), loss_mask=kept), step=0)
     assert same(learner.weights(), other.weights())
+
+
+@pytest.mark.parametrize("method", ["recompute", "loglinear"])
+def test_truncated_weights_keep_every_unit(mesh: DeviceMesh, method: str) -> None:
+    """A cap that nothing reaches changes nothing; a lower one trains otherwise than leaving out what is above."""
+    cap = "algorithm.behav_imp_weight_cap"
+    recipe, truncate = f"algorithm.prox_logp_method={method}", "algorithm.behav_imp_weight_mode=truncate"
+    uncapped, _ = after_update(learner_of(mesh, "decoupled_ppo", UNCAPPED, recipe))
+    reached, metrics = after_update(learner_of(mesh, "decoupled_ppo", f"{cap}=1.05", recipe, truncate))
+    unreached, none = after_update(learner_of(mesh, "decoupled_ppo", f"{cap}=1e6", recipe, truncate))
+    assert same(unreached, uncapped)
+    assert none["behaviour_capped"] == 0 < metrics["behaviour_capped"] < 1
+    assert not same(reached, uncapped)
+    if method == "recompute":
+        masked, share = after_update(learner_of(mesh, "decoupled_ppo", f"{cap}=1.05"))
+        assert not same(reached, masked)
+        assert share["behaviour_capped"] == pytest.approx(metrics["behaviour_capped"], abs=1e-6)

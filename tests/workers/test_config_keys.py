@@ -122,6 +122,7 @@ ELSEWHERE = {
         [
             "algorithm.prox_logp_method",
             "algorithm.behav_imp_weight_cap",
+            "algorithm.behav_imp_weight_mode",
             "algorithm.m2_threshold",
             "algorithm.kl_in",
             "algorithm.kl_ctrl.type",
