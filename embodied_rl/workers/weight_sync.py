@@ -64,12 +64,9 @@ class WeightSender:
 
     async def send(self, version: int) -> int:
         """Give every receiver this version (a collective); returns the bytes that each of them got."""
-        # Not at the top: it takes a second to import, which receivers need not wait for.
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        state = _tensors(get_model_state_dict(self._policy))
-        trained = get_model_state_dict(self._policy, options=StateDictOptions(ignore_frozen_params=True))
-        frozen = frozenset(state.keys() - trained.keys())
+        state = _tensors(self._policy.state_dict())
+        parameters = self._policy.named_parameters(remove_duplicate=False)
+        frozen = frozenset(name for name, parameter in parameters if not parameter.requires_grad)
         # What was not frozen at the last version may have been trained since.
         unchanged = self._frozen & frozen if self._last is not None else frozenset[str]()
         layouts = {name: self._layout(tensor) for name, tensor in state.items() if name not in unchanged}
@@ -294,10 +291,13 @@ def _tensors(state: Mapping[str, object]) -> dict[str, Tensor]:
 
 def _gather(tensor: Tensor) -> Tensor:
     """The whole tensor, from all ranks. With one rank it is the parameter itself."""
-    from torch.distributed.tensor import DTensor  # as in send
+    # Not at the top: it takes a second to import, which receivers need not wait for.
+    from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
         return tensor
+    if tensor.device_mesh.size() == 1:  # some microseconds of bookkeeping less for each tensor
+        return tensor.to_local()
     mesh_device = tensor.device_mesh.device_type
     if tensor.device.type != mesh_device:  # offloaded
         tensor = tensor.to(mesh_device)
