@@ -115,6 +115,9 @@ class ActorConfig(Section):
     """Samples per optimiser step over all ranks. Give this or ``algorithm.n_minibatches``."""
     sync_bucket_mb: PositiveInt
     """MiB of weights that travel to a rollout worker at once: bounds memory."""
+    sync_backend: Literal["channel", "collective"]
+    """Way of the weights to the rollout workers. channel: host memory, shared by the workers of a node and sent once to
+    each other node; collective: torch's broadcast, NCCL between accelerators (gloo between CPUs, which is slower)."""
     sync_dtype: Literal["bfloat16", "float16"] | None
     """Type that floating-point weights are rounded to on their way to the rollout workers; null: not at all."""
     verify_weight_sync: bool

@@ -265,6 +265,27 @@ def staleness_problems(c: Config) -> Iterator[str]:
             )
 
 
+def weight_sync_problems(c: Config, placement: Placement | None) -> Iterator[str]:
+    """Each problem of the weights' way: what was got, why it cannot be, and what to do."""
+    if c.actor.sync_backend == "channel" or not isinstance(c, EmbodiedConfig | MathConfig):
+        return
+    got = f"actor.sync_backend: got {c.actor.sync_backend}"
+    if c.cluster.backend == "serial":
+        yield f"{got}, but with cluster=serial there is one process; use channel, or cluster=process"
+    if placement is None:
+        return
+    sender = placement.slots["actor"][0]
+    slots = {component: placement.slots[component] for component in ("actor", "rollout")}
+    on = {component: [placement.device(component, rank) for rank in range(len(s))] for component, s in slots.items()}
+    if on["actor"][0] != "cpu" and sender in slots["rollout"]:
+        yield (
+            f"{got}, but NCCL joins no two workers of one accelerator, and actor and rollout share slot {sender}; use "
+            "channel, or place them apart"
+        )
+    if "cpu" in {on["actor"][0], *on["rollout"]} != {"cpu"}:
+        yield f"{got}, but some of actor and rollout have an accelerator and some have none; use channel"
+
+
 def precision_problems(c: Config) -> Iterator[str]:
     """Each problem of what policies act with: what was got, why it cannot be, and what to do."""
     if not isinstance(c, EmbodiedConfig | MathConfig) or c.rollout.dtype is None:

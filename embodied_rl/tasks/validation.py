@@ -37,6 +37,7 @@ from embodied_rl.tasks.rules import (
     replaces_env_workers,
     runner_problems,
     staleness_problems,
+    weight_sync_problems,
 )
 from embodied_rl.tasks.secrets import secret_problems
 from embodied_rl.tasks.table import TASKS
@@ -175,6 +176,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         yield from runner_problems(c)
         yield from staleness_problems(c)
         yield from precision_problems(c)
+        yield from weight_sync_problems(c, placement)
         yield from algorithm_problems(c)
     yield from task.rules(c, placement)
 

@@ -22,6 +22,7 @@ from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.trajectory import split_by_rank
+from embodied_rl.workers.weight_broadcast import receiving_end
 from embodied_rl.workers.weight_sync import WeightReceiver
 
 
@@ -70,7 +71,10 @@ class GenerationWorker(Worker):
         self._data, self._reward_config = config.data, config.reward
         self._sampling, self._group_size = config.algorithm.sampling_params, config.algorithm.group_size
         self._seed, self._actor_ranks = config.actor.seed, plan.world_size("actor")
-        self._trajectories, self._channel = Channels.need(channels.trajectories), Channels.need(channels.weights)
+        self._trajectories, self._channel = (
+            Channels.need(channels.trajectories),
+            receiving_end(channels.weights, config, context),
+        )
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._interruptions = 0
         self._open = ExitStack()

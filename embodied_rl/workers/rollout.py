@@ -21,6 +21,7 @@ from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
+from embodied_rl.workers.weight_broadcast import receiving_end
 from embodied_rl.workers.weight_sync import WeightReceiver
 
 Mode = Literal["train", "eval"]
@@ -55,7 +56,10 @@ class RolloutWorker(Worker):
         self._resident: HostWeights | None = None
         self._stages = plan.lanes.served_by(context.rank, context.world_size)
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
-        self._trajectories, self._channel = Channels.need(channels.trajectories), Channels.need(channels.weights)
+        self._trajectories, self._channel = (
+            Channels.need(channels.trajectories),
+            receiving_end(channels.weights, config, context),
+        )
         self._actor_ranks = plan.world_size("actor")
         self._recording: dict[Lane, TrajectoryBuilder] = {}
         self._timer = PhaseTimer(ended=context.trace.phase)

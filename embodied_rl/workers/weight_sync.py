@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import TensorLayout, WeightBucket, WeightPiece, WeightsBegin, WeightsEnd
 from embodied_rl.errors import WeightSyncError, listed
 from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.folder import misfits
+
+T = TypeVar("T")
 
 Message = WeightsBegin | WeightBucket | WeightsEnd
 
@@ -30,6 +32,22 @@ _SHOWN = 8
 """Tensors that a message lists."""
 
 
+class SendsWeights(Protocol):
+    """What a sender needs of a channel."""
+
+    async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None: ...
+
+
+class ReceivesWeights(Protocol):
+    """What a receiver needs of a channel."""
+
+    async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any: ...
+
+    async def read(self, use: Callable[[Any], T], *, key: Hashable = 0, timeout: float | None = None) -> T: ...
+
+    def depth(self) -> Mapping[Hashable, int]: ...
+
+
 class WeightSender:
     """The actor's side: all its ranks have one and call it together.
 
@@ -37,6 +55,7 @@ class WeightSender:
         receivers: keys of those who get each version; none on ranks other than 0.
         bucket_bytes: how much travels at once.
         dtype: what floating-point tensors are converted to on the way; None leaves them as they are.
+        device: where a bucket is put together.
         verify: send checksums of the whole state with every version.
         report_progress: told how many tensors have been sent.
     """
@@ -44,16 +63,17 @@ class WeightSender:
     def __init__(
         self,
         policy: Policy,
-        channel: Channel,
+        channel: SendsWeights,
         receivers: Sequence[Hashable],
         *,
         bucket_bytes: int,
         dtype: torch.dtype | None = None,
+        device: str = "cpu",
         verify: bool = False,
         report_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     ) -> None:
         self._policy, self._channel, self._receivers = policy, channel, tuple(receivers)
-        self._bucket_bytes, self._dtype, self._verify = bucket_bytes, dtype, verify
+        self._bucket_bytes, self._dtype, self._device, self._verify = bucket_bytes, dtype, device, verify
         self._report_progress = report_progress
         self._last: int | None = None
         self._frozen: frozenset[str] = frozenset()
@@ -80,9 +100,9 @@ class WeightSender:
             whole = _gather(tensor)
             if not self._receivers:
                 continue
-            values = whole.to("cpu", self._layout(tensor).dtype).contiguous().view(-1)
+            values = whole.to(self._device, self._layout(tensor).dtype).contiguous().view(-1)
             if self._verify:
-                checksums[name] = _checksum(values)
+                checksums[name] = _checksum(values.cpu())
             if name not in unchanged:
                 for bucket in packer.add(name, values):
                     await self._put(bucket)
@@ -147,7 +167,7 @@ class WeightReceiver:
         WeightSyncError: a tensor is not contiguous.
     """
 
-    def __init__(self, target: Mapping[str, Tensor], channel: Channel, key: Hashable) -> None:
+    def __init__(self, target: Mapping[str, Tensor], channel: ReceivesWeights, key: Hashable) -> None:
         self._target, self._channel, self._key = _tensors(target), channel, key
         self._dtypes: dict[str, torch.dtype] = {}
         """In which each tensor travelled last."""
