@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.flow.lerobot_folder import ACTION, ARCHITECTURE, STATE, features, tiny_features
 from embodied_rl.models.flow.policy import FlowPolicy
-from embodied_rl.models.flow.prefix import AfterPrefix, Prefix, run_prefix
+from embodied_rl.models.flow.prefix import Prefix, run_after_prefix, run_prefix
 from embodied_rl.models.weights.look import read_json
 
 _GEMMA = {"num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}
@@ -40,15 +40,14 @@ CAMERAS = ("image", "image2")
 """Cameras of transformers' folders, which name none."""
 _SETTINGS = ("chunk_size", "max_state_dim", "max_action_dim", "num_inference_steps", "min_period", "max_period")
 
-_TO_TRANSFORMERS = (
+TOWERS = (
     (r"^model\.(?=paligemma_with_expert|state_proj|action_|time_mlp)", ""),
-    (r"^time_mlp_", "action_time_mlp_"),
     (r"^paligemma_with_expert\.paligemma\.model\.", "model.vlm."),
     (r"^paligemma_with_expert\.gemma_expert\.model\.", "model.dit."),
     (r"\.vision_tower\.vision_model\.", ".vision_tower."),
     (r"\.language_model\.model\.", ".language_model."),
-    (r"^(?=state_proj|action_in_proj|action_time_mlp)", "embed_action_time."),
 )
+"""lerobot's names of weights -> ours: patterns and replacements, one after the other."""
 _TO_LEROBOT = (
     (r"^embed_action_time\.", ""),
     (r"^model\.vlm\.vision_tower\.", "paligemma_with_expert.paligemma.model.vision_tower.vision_model."),
@@ -70,8 +69,14 @@ class Pi0Policy(FlowPolicy):
     example = "lerobot/pi0_libero_finetuned"
     tokenizer_name = "google/paligemma-3b-pt-224"
     tiny_tokens = ("<bos>", "<eos>", "<pad>")
-    new_line_step = "pi0_new_line_processor"
+    prompt_step = "pi0_new_line_processor"
     centered_images = True
+    own_names: ClassVar[Sequence[tuple[str, str]]] = (
+        *TOWERS,
+        (r"^time_mlp_", "action_time_mlp_"),
+        (r"^(?=state_proj|action_in_proj|action_time_mlp)", "embed_action_time."),
+    )
+    """lerobot's names of weights -> transformers'."""
 
     @classmethod
     def read_config(cls, directory: Path, spec: PolicySpec) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -84,9 +89,9 @@ class Pi0Policy(FlowPolicy):
 
     @classmethod
     def network_config(cls, config: Mapping[str, Any], path: str) -> Any:
-        if config.get("type") != "pi0" and config.get("model_type") != "pi0":
+        if cls.name not in (config.get("type"), config.get("model_type")):
             got = config.get("type", config.get("model_type"))
-            raise UserError(f"model.path={path}: its config.json is of type {got!r}, expected 'pi0'")
+            raise UserError(f"model.path={path}: its config.json is of type {got!r}, expected {cls.name!r}")
         if "vlm_config" in config:
             result: Any = PI0Config.from_dict(dict(config))
         else:
@@ -116,7 +121,7 @@ class Pi0Policy(FlowPolicy):
         gemma = {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
         siglip = {"num_hidden_layers": 2, "num_attention_heads": 4}
         config = {
-            "type": "pi0",
+            "type": cls.name,
             "paligemma_variant": "gemma_2b",
             "action_expert_variant": "gemma_300m",
             "image_resolution": [56, 56],
@@ -128,7 +133,7 @@ class Pi0Policy(FlowPolicy):
                 "vocab_size": vocabulary,
             },
         }
-        return lerobot_config(cls.network_config(config, "tiny"), tiny_features())
+        return lerobot_config(cls.network_config(config, "tiny"), tiny_features(), cls.name)
 
     @classmethod
     def build_network(cls, config: Any) -> nn.Module:
@@ -149,7 +154,7 @@ class Pi0Policy(FlowPolicy):
         result: dict[str, Tensor] = {}
         head: Tensor | None = None
         for name, tensor in weights.items():
-            new = _renamed(name, _TO_TRANSFORMERS)
+            new = _renamed(name, cls.own_names)
             if new == _VLM_HEAD:
                 head = tensor
             elif new not in (_EXPERT_HEAD, EXPERT_WORDS):
@@ -165,9 +170,9 @@ class Pi0Policy(FlowPolicy):
     @classmethod
     def published_weights(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         result = {_renamed(name, _TO_LEROBOT): tensor for name, tensor in weights.items()}
-        words, norm = weights[_WORDS], weights["model.dit.norm.weight"]
+        words, width = weights[_WORDS], weights["action_out_proj.weight"].shape[1]
         # lerobot's class has this layer, reads it and uses it for nothing.
-        result[f"model.{_EXPERT_HEAD}"] = torch.zeros(len(words), len(norm), dtype=words.dtype)
+        result[f"model.{_EXPERT_HEAD}"] = torch.zeros(len(words), width, dtype=words.dtype)
         return result
 
     @property
@@ -191,17 +196,11 @@ class Pi0Policy(FlowPolicy):
     def features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
         expert: Any = self.model.model.dit
         embedded = self.model.embed_action_time(prefix.state.to(self._dtype), x.to(self._dtype), t) + prefix.zero
-        count, length = embedded.shape[:2]
-        # The state does not look at the actions; all look at the prefix.
+        length = embedded.shape[1]
+        # The state does not look at the actions.
         own = torch.ones(length, length, dtype=torch.bool, device=x.device)
         own[0, 1:] = False
-        mask = torch.cat((prefix.seen[:, None].expand(-1, length, -1), own.expand(count, -1, -1)), 2)[:, None]
-        positions = prefix.seen.sum(1, keepdim=True) + torch.arange(length, device=x.device)
-        rotary = expert.rotary_emb(embedded, position_ids=positions)
-        cache, hidden = AfterPrefix(prefix.cache), embedded
-        for layer in expert.layers:
-            hidden = layer(hidden, attention_mask=mask, past_key_values=cache, position_embeddings=rotary)
-        return expert.norm(hidden)[:, 1:]
+        return expert.norm(run_after_prefix(expert, embedded, prefix, own))[:, 1:]
 
     def adapter_root(self) -> nn.Module:
         return self.model.model.dit if self.params.train_expert_only else self.model
@@ -211,15 +210,16 @@ class Pi0Policy(FlowPolicy):
         return [*model.vlm.vision_tower.encoder.layers, *model.vlm.language_model.layers, *model.dit.layers]
 
 
-def lerobot_config(config: Any, features: Mapping[str, Any]) -> dict[str, Any]:
+def lerobot_config(config: Any, features: Mapping[str, Any], kind: str = "pi0") -> dict[str, Any]:
     """``config.json`` as lerobot writes it, from transformers' ``PI0Config``.
 
     Args:
         features: of :func:`~embodied_rl.models.flow.lerobot_folder.features`.
+        kind: lerobot's name of the policy.
     """
     text, vision = config.vlm_config.text_config, config.vlm_config.vision_config
     result: dict[str, Any] = {
-        "type": "pi0",
+        "type": kind,
         **features,
         "paligemma_variant": "gemma_2b",
         "action_expert_variant": "gemma_300m",

@@ -22,6 +22,7 @@ MODELS: Final = Registry(
         "openvla": "embodied_rl.models.openvla.policy:OpenVlaPolicy",
         "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",
         "pi0": "embodied_rl.models.pi0:Pi0Policy",
+        "pi05": "embodied_rl.models.pi05:Pi05Policy",
         "smolvla": "embodied_rl.models.smolvla:SmolVlaPolicy",
         "tiny_vla": "embodied_rl.models.tiny_vla:TinyVlaPolicy",
     },

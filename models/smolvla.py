@@ -22,6 +22,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.flow.lerobot_folder import ARCHITECTURE, tiny_features
 from embodied_rl.models.flow.policy import FlowPolicy
 from embodied_rl.models.flow.prefix import AfterPrefix, Prefix, run_prefix
+from embodied_rl.models.flow.sde import time_embedding
 
 VLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
@@ -86,7 +87,7 @@ class SmolVlaPolicy(FlowPolicy):
     example = "HuggingFaceVLA/smolvla_libero"
     tokenizer_name = VLM_NAME
     tiny_tokens = (None, "<end_of_utterance>", "<|im_end|>")
-    new_line_step = "smolvla_new_line_processor"
+    prompt_step = "smolvla_new_line_processor"
     centered_images = False
 
     @classmethod
@@ -341,14 +342,6 @@ class _VlmWithExpert(nn.Module):
         for index, layer in enumerate(self.lm_expert.layers):
             if every <= 0 or index % every:
                 layer.self_attn = CrossAttention(sizes.expert, index)
-
-
-def time_embedding(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
-    """[N] -> [N,width], float64: sines and cosines of periods in geometric progression."""
-    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=t.device)
-    period = min_period * (max_period / min_period) ** fraction
-    angle = 2 * math.pi * t.double()[:, None] / period
-    return torch.cat((angle.sin(), angle.cos()), 1)
 
 
 def _mlp_width(width: int) -> int:

@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "openvla": (*PPO, "model.num_action_chunks=1"),
     "openvla_oft": GRPO,
     "pi0": (*PPO, *ONE_CAMERA, "++model.params.noise_method=flow_noise"),
+    "pi05": (*PPO, *ONE_CAMERA, "++model.params.stochastic_steps=all", "++model.params.train_expert_only=false"),
     "smolvla": (*GRPO, *ONE_CAMERA, "++model.params.train_expert_only=false"),
     "causal_lm": (),
 }
@@ -62,7 +63,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
                 if (path / name).exists():  # its statistics are of LIBERO's states and actions
                     text = (path / name).read_text()
-                    (path / name).write_text(text.replace("MEAN_STD", "IDENTITY"))
+                    (path / name).write_text(text.replace("MEAN_STD", "IDENTITY").replace("QUANTILES", "IDENTITY"))
         return path
 
     return find
@@ -149,7 +150,7 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("variant", ["full", "lora"])
-@pytest.mark.parametrize("model", ["openvla_oft", "pi0", "smolvla"])
+@pytest.mark.parametrize("model", ["openvla_oft", "pi0", "pi05", "smolvla"])
 def test_imitation_resumes(
     model: str,
     variant: str,

@@ -70,7 +70,7 @@ def layout_of(folder: Path, config: Mapping[str, Any]) -> Layout | None:
         return Layout(title="OpenVLA-OFT", models=models, files=_OPENVLA_FILES, wanted=_OPENVLA_OFT_WANTED)
     if kind == "openvla":
         return Layout(title="OpenVLA", models=("openvla", "openvla_oft"), files=_OPENVLA_FILES)
-    if lerobot in ("pi0", "smolvla"):
+    if lerobot in ("pi0", "pi05", "smolvla"):
         return Layout(title=f"{lerobot} of lerobot", models=(lerobot,), wanted=_LEROBOT_WANTED)
     if kind == "pi0":
         return Layout(title="π0 of transformers", models=("pi0",), wanted={_TOKENIZER: "no tokenizer"})
@@ -233,7 +233,7 @@ def _statistics(folder: Path, config: Mapping[str, Any], layout: Layout) -> Iter
         else:
             advice = "without them nobody knows what its actions mean; take the fine-tuned checkpoint's file"
             yield problem("statistics", "neither dataset_statistics.json nor norm_stats", advice)
-    elif set(layout.models) & {"pi0", "smolvla"}:
+    elif set(layout.models) & {"pi0", "pi05", "smolvla"}:
         yield from _lerobot_statistics(folder)
 
 

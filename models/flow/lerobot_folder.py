@@ -39,13 +39,19 @@ ARCHITECTURE = "architecture"
 CAMERA_NAMES = {"image": "agentview", "image2": "wrist", "wrist_image": "wrist"}
 """LIBERO's cameras in lerobot's data sets -> ours."""
 EMPTY_CAMERA = "empty_camera_"
+STATE_PROMPT_STEP = "pi05_prepare_state_tokenizer_processor_step"
+"""lerobot's step that writes the normalised state into the prompt."""
 _EPS = 1e-8
+_RELATIVE_STEPS = ("relative_actions_processor", "absolute_actions_processor")
+"""Folders of lerobot 0.5 and later have them, disabled where actions are not relative to the state."""
 _KNOWN_STEPS = frozenset(
     {
         "rename_observations_processor",
         "to_batch_processor",
         "pi0_new_line_processor",
         "smolvla_new_line_processor",
+        STATE_PROMPT_STEP,
+        *_RELATIVE_STEPS,
         "tokenizer_processor",
         "device_processor",
         "normalizer_processor",
@@ -63,6 +69,13 @@ TINY_STATISTICS = {
     "action.std": (0.3, 0.35, 0.4, 0.04, 0.06, 0.08, 1.0),
 }
 """Statistics near those of LIBERO's demonstrations."""
+TINY_QUANTILES = {
+    "observation.state.q01": (-0.4, -0.27, 0.5, 1.6, -3.0, -1.4, 0.001, -0.04),
+    "observation.state.q99": (0.13, 0.33, 1.3, 3.6, 1.7, 0.5, 0.04, -0.001),
+    "action.q01": (-0.75, -0.8, -0.94, -0.11, -0.17, -0.24, -1.0),
+    "action.q99": (0.94, 0.86, 0.94, 0.14, 0.18, 0.27, 1.0),
+}
+"""The same as quantiles."""
 _TINY_SENTENCES = (
     "put both the alphabet soup and the tomato sauce in the basket",
     "turn on the stove and put the moka pot on it",
@@ -230,6 +243,11 @@ def read_folder(
                     f"model.path={directory}: {file}.json has a step {kind!r}, which is not done here; expected some "
                     f"of {', '.join(sorted(_KNOWN_STEPS))}"
                 )
+            if kind in _RELATIVE_STEPS and options.get("enabled"):
+                raise UserError(
+                    f"model.path={directory}: {file}.json has {kind!r} enabled: actions relative to the state are not "
+                    "done here; expected a policy of absolute ones"
+                )
             if kind == "tokenizer_processor":
                 name, max_length = options.get("tokenizer_name") or name, int(options.get("max_length", max_length))
             if kind in ("normalizer_processor", "unnormalizer_processor"):
@@ -249,11 +267,11 @@ def read_folder(
     )
 
 
-def write_folder(folder: LerobotFolder, weights: Mapping[str, Tensor], directory: Path, new_line_step: str) -> None:
+def write_folder(folder: LerobotFolder, weights: Mapping[str, Tensor], directory: Path, prompt_step: str) -> None:
     """Write a folder that lerobot and :func:`read_folder` read.
 
     Args:
-        new_line_step: lerobot's name of the step that ends the prompt with a new line.
+        prompt_step: lerobot's name of the step that writes the prompt.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = {key: value for key, value in folder.config.items() if key != ARCHITECTURE}
@@ -274,16 +292,20 @@ def write_folder(folder: LerobotFolder, weights: Mapping[str, Tensor], directory
         "tokenizer_name": folder.tokenizer_name,
     }
     device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
+    normalize = _normalizer_step("normalizer_processor", features, norm_map)
+    # A state that the prompt holds is normalised before.
+    first, last = ([normalize], []) if prompt_step == STATE_PROMPT_STEP else ([], [normalize])
     _write_pipeline(
         directory,
         PREPROCESSOR,
         [
             {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
             {"registry_name": "to_batch_processor", "config": {}},
-            {"registry_name": new_line_step, "config": {}},
+            *first,
+            {"registry_name": prompt_step, "config": {}},
             {"registry_name": "tokenizer_processor", "config": tokenizer},
             device,
-            _normalizer_step("normalizer_processor", features, norm_map),
+            *last,
         ],
         folder.statistics,
     )
@@ -299,27 +321,30 @@ def without_statistics(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if not name.startswith(_OLD_STATISTICS)}
 
 
-def prompt_tokens(folder: LerobotFolder, instruction: str) -> list[int]:
-    """Ids of ``instruction`` and a new line, with the tokenizer's start token where it has one.
+def prompt_tokens(folder: LerobotFolder, prompt: str) -> list[int]:
+    """Ids of ``prompt``, with the tokenizer's start token where it has one.
 
     Raises:
         UserError: there are more than the policy was trained with.
     """
-    text = instruction if instruction.endswith("\n") else f"{instruction}\n"
-    ids: list[int] = folder.tokenizer(text)["input_ids"]
+    ids: list[int] = folder.tokenizer(prompt)["input_ids"]
     if len(ids) > folder.max_prompt_length:
         raise UserError(
-            f"model.path={folder.path}: the instruction {instruction!r} has {len(ids)} tokens and the policy takes "
+            f"model.path={folder.path}: the prompt {prompt!r} has {len(ids)} tokens and the policy takes "
             f"{folder.max_prompt_length} (tokenizer_max_length)"
         )
     return ids
 
 
-def features(cameras: Mapping[str, int], state_dim: int, action_dim: int) -> dict[str, Any]:
+def features(
+    cameras: Mapping[str, int], state_dim: int, action_dim: int, mode: str = "MEAN_STD", max_length: int = 48
+) -> dict[str, Any]:
     """The part of ``config.json`` that says what goes in and comes out.
 
     Args:
         cameras: name, without ``observation.images.``, and size of the square pictures.
+        mode: of state and actions, as in :class:`LerobotFolder`.
+        max_length: tokens of the prompt.
     """
     visual = {
         f"observation.images.{name}": {"type": "VISUAL", "shape": [3, size, size]} for name, size in cameras.items()
@@ -328,26 +353,28 @@ def features(cameras: Mapping[str, int], state_dim: int, action_dim: int) -> dic
         "n_obs_steps": 1,
         "input_features": {**visual, STATE: {"type": "STATE", "shape": [state_dim]}},
         "output_features": {ACTION: {"type": "ACTION", "shape": [action_dim]}},
-        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
-        "tokenizer_max_length": 48,
+        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode},
+        "tokenizer_max_length": max_length,
     }
 
 
-def tiny_features() -> dict[str, Any]:
+def tiny_features(**options: Any) -> dict[str, Any]:
     """:func:`features` of a small folder for LIBERO."""
     sizes = {name: len(TINY_STATISTICS[f"{name}.mean"]) for name in (STATE, ACTION)}
-    return features(TINY_CAMERAS, sizes[STATE], sizes[ACTION])
+    return features(TINY_CAMERAS, sizes[STATE], sizes[ACTION], **options)
 
 
 def tiny_folder(
     directory: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, tokenizer_name: str
 ) -> LerobotFolder:
-    """A small folder for LIBERO."""
+    """A small folder for LIBERO; ``config`` says how it normalises: by MEAN_STD or QUANTILES."""
+    modes = {kind: config["normalization_mapping"][kind] for kind in ("STATE", "ACTION")}
+    statistics = TINY_QUANTILES if "QUANTILES" in modes.values() else TINY_STATISTICS
     return LerobotFolder(
         path=str(directory),
         config=config,
-        modes={"STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
-        statistics={name: torch.tensor(numbers) for name, numbers in TINY_STATISTICS.items()},
+        modes=modes,
+        statistics={name: torch.tensor(numbers) for name, numbers in statistics.items()},
         tokenizer=tokenizer,
         tokenizer_name=tokenizer_name,
         max_prompt_length=config["tokenizer_max_length"],

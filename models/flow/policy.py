@@ -94,8 +94,8 @@ class FlowPolicy(Policy):
     """Published tokenizer."""
     tiny_tokens: ClassVar[tuple[str | None, str, str]]
     """Start, end and padding of the small folder's tokenizer."""
-    new_line_step: ClassVar[str]
-    """lerobot's name of the step that ends the prompt with a new line."""
+    prompt_step: ClassVar[str]
+    """lerobot's name of the step that writes the prompt."""
     centered_images: ClassVar[bool]
     """Half of the black is on each side of a picture; else all of it at the left and the top."""
     model: Any
@@ -140,7 +140,6 @@ class FlowPolicy(Policy):
         self.noise_head = (
             _mlp((width, *_NOISE_WIDTHS, self.max_action_dim), nn.Tanh) if params.noise_method == "flow_noise" else None
         )
-        self._prompts: dict[str, list[int]] = {}
 
     @classmethod
     def from_pretrained(cls, path: str, spec: PolicySpec, params: Any) -> Self:
@@ -159,7 +158,7 @@ class FlowPolicy(Policy):
         return policy
 
     def save_pretrained(self, directory: Path) -> None:
-        write_folder(self.folder, self.published_weights(self.model.state_dict()), directory, self.new_line_step)
+        write_folder(self.folder, self.published_weights(self.model.state_dict()), directory, self.prompt_step)
         for file, head in self._heads():
             write_tensors(directory / file, head.state_dict())
 
@@ -173,7 +172,7 @@ class FlowPolicy(Policy):
             torch.manual_seed(0)
             network = cls.build_network(cls.network_config(config, str(directory)))
         folder = tiny_folder(directory, config, tokenizer, cls.tokenizer_name)
-        write_folder(folder, cls.published_weights(network.state_dict()), directory, cls.new_line_step)
+        write_folder(folder, cls.published_weights(network.state_dict()), directory, cls.prompt_step)
 
     @classmethod
     def read_config(cls, directory: Path, spec: PolicySpec) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -238,6 +237,10 @@ class FlowPolicy(Policy):
     def features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
         """The expert's outputs [N,H,W] for noisy actions [N,H,D] at times [N]."""
         raise NotImplementedError
+
+    def prompts(self, obs: EnvObs) -> list[str]:
+        """What the language model reads, for each observation: the instruction and a new line."""
+        return [text if text.endswith("\n") else f"{text}\n" for text in obs.instructions]
 
     def velocity(self, features: Tensor) -> Tensor:
         """[N,H,D]."""
@@ -375,19 +378,17 @@ class FlowPolicy(Policy):
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
         """Inputs of the network, as they are recorded."""
-        inputs = {"state": obs.state, "tokens": self._tokens(obs.instructions)}
+        inputs = {"state": obs.state, "tokens": self._tokens(self.prompts(obs))}
         for camera in self.cameras.values():
             if camera is not None:
                 inputs[f"images/{camera}"] = obs.images[camera]
         return inputs
 
-    def _tokens(self, instructions: tuple[str, ...]) -> Tensor:
-        tokens = torch.full((len(instructions), self.folder.max_prompt_length), _NO_TOKEN)
-        for row, instruction in enumerate(instructions):
-            if instruction not in self._prompts:
-                self._prompts[instruction] = prompt_tokens(self.folder, instruction)
-            ids = self._prompts[instruction]
-            tokens[row, : len(ids)] = torch.tensor(ids)
+    def _tokens(self, prompts: list[str]) -> Tensor:
+        tokens = torch.full((len(prompts), self.folder.max_prompt_length), _NO_TOKEN)
+        known = {prompt: prompt_tokens(self.folder, prompt) for prompt in set(prompts)}
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(known[prompt])] = torch.tensor(known[prompt])
         return tokens
 
     def _draw_device(self, generator: torch.Generator | None) -> torch.device:

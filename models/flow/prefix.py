@@ -69,6 +69,23 @@ def run_prefix(decoder: Any, x: Tensor, seen: Tensor, state: Tensor, mask: Tenso
     return Prefix(cache=cache, zero=decoder.norm(x)[:, :1, :1] * 0.0, seen=seen, state=state)
 
 
+def run_after_prefix(decoder: Any, x: Tensor, prefix: Prefix, own: Tensor, **inputs: Any) -> Tensor:
+    """Gemma's layers over ``x`` [N,L,W], without the last norm; all look at the prefix, and positions follow its.
+
+    Args:
+        own: bool [L,L], true where a token may look at another of ``x``.
+        inputs: what the layers take beside that.
+    """
+    count, length = x.shape[:2]
+    mask = torch.cat((prefix.seen[:, None].expand(-1, length, -1), own.expand(count, -1, -1)), 2)[:, None]
+    positions = prefix.seen.sum(1, keepdim=True) + torch.arange(length, device=x.device)
+    rotary = decoder.rotary_emb(x, position_ids=positions)
+    cache = AfterPrefix(prefix.cache)
+    for layer in decoder.layers:
+        x = layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotary, **inputs)
+    return x
+
+
 def resize_with_padding(images: Tensor, size: tuple[int, int], *, centered: bool) -> Tensor:
     """uint8 [N,H,W,3] -> float32 [N,3,*size] in [-1, 1]: the whole picture, black (-1) beside it.
 

@@ -175,6 +175,14 @@ def draw_time(count: int, generator: torch.Generator | None, device: torch.devic
     return TIME_OFFSET + TIME_SCALE * beta
 
 
+def time_embedding(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
+    """[N] -> [N,width], float64: sines and cosines of periods in geometric progression."""
+    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=t.device)
+    period = min_period * (max_period / min_period) ** fraction
+    angle = 2 * math.pi * t.double()[:, None] / period
+    return torch.cat((angle.sin(), angle.cos()), 1)
+
+
 def _step(
     velocity: Velocity, x: Tensor, index: Tensor, params: FlowParams, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,6 +22,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "openvla": "openvla",
     "openvla_oft": "openvla",
     "pi0": "pi0",
+    "pi05": "pi05",
     "smolvla": "smolvla",
     "tiny_vla": "TinyVlaPolicy",
 }

@@ -58,6 +58,7 @@ def run(tiny: Path, temporary: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.policies.factory import make_pre_post_processors
     from lerobot.policies.pi0.configuration_pi0 import PI0Config
+    from lerobot.policies.pi05.configuration_pi05 import PI05Config
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 
@@ -97,7 +98,7 @@ def run(tiny: Path, temporary: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         )
         chunk = policy.predict_action_chunk(batch, noise=noise)
         keep(chunk=chunk[0], actions=after(chunk)[0])
-    kinds = {"smolvla": SmolVLAConfig, "pi0": PI0Config}
+    kinds = {"smolvla": SmolVLAConfig, "pi0": PI0Config, "pi05": PI05Config}
     keys = {name: sorted(field.name for field in dataclasses.fields(kind)) for name, kind in kinds.items()}
     return {"layout": shapes, "config_keys": keys}, {name: np.stack(values) for name, values in found.items()}
 

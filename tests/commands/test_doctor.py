@@ -136,7 +136,7 @@ def test_models_of_others_are_a_problem(config: dict[str, str], text: str, tmp_p
     assert text in problem.text
 
 
-@pytest.mark.parametrize("model", ["causal_lm", "openvla", "openvla_oft", "pi0", "smolvla"])
+@pytest.mark.parametrize("model", ["causal_lm", "openvla", "openvla_oft", "pi0", "pi05", "smolvla"])
 def test_every_tiny_folder_is_whole(model: str, tmp_path: Path) -> None:
     make_tiny(model, tmp_path / "tiny")
     assert not problems(tmp_path / "tiny")

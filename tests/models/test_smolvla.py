@@ -13,7 +13,7 @@ from torch.nn import functional
 from embodied_rl.errors import UserError
 from embodied_rl.models.flow.lerobot_folder import read_config
 from embodied_rl.models.registry import build_policy
-from embodied_rl.models.smolvla import SmolVlaNetwork, SmolVlaPolicy, time_embedding
+from embodied_rl.models.smolvla import SmolVlaNetwork, SmolVlaPolicy
 from tests.models.flow.flow_models import N, decide, flow_policy, flow_spec, look
 
 ROOT = "model.vlm_with_expert"
@@ -161,12 +161,3 @@ def test_cross_attention_is_that_of_its_definition(tiny: Path) -> None:
             heads.append(scores.softmax(-1) @ values[:, :, head // 2])
         expected = project("o_proj", torch.cat(heads, -1))
     assert torch.allclose(output, expected, atol=1e-9)
-
-
-def test_time_embedding_by_hand() -> None:
-    """Periods .004 and 4 at width 4."""
-    t = 0.3
-    expected = [math.sin(2 * math.pi * t / 0.004), math.sin(2 * math.pi * t / 4.0)]
-    expected += [math.cos(2 * math.pi * t / 0.004), math.cos(2 * math.pi * t / 4.0)]
-    got = time_embedding(torch.tensor([t], dtype=torch.float64), 4, 0.004, 4.0)
-    assert got[0].tolist() == pytest.approx(expected, abs=1e-9)

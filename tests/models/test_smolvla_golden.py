@@ -18,6 +18,7 @@ from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.flow.policy import resize_with_padding
 from embodied_rl.models.pi0 import Pi0Policy
+from embodied_rl.models.pi05 import Pi05Policy
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.smolvla import SmolVlaPolicy
 from tests.models.openvla import golden_inputs as given
@@ -57,7 +58,7 @@ def test_names_and_shapes(tmp_path: Path) -> None:
     assert {name: list(tensor.shape) for name, tensor in weights.items()} == LAYOUT
 
 
-@pytest.mark.parametrize("kind", [SmolVlaPolicy, Pi0Policy])
+@pytest.mark.parametrize("kind", [SmolVlaPolicy, Pi0Policy, Pi05Policy])
 def test_lerobot_knows_every_key(kind: type[SmolVlaPolicy | Pi0Policy], tmp_path: Path) -> None:
     """It refuses a config.json with others."""
     kind.write_tiny(tmp_path)

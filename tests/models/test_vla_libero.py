@@ -39,6 +39,7 @@ MODELS = {
     "openvla": [],
     "openvla_oft": [],
     "pi0": ["model.params.num_steps=2", "model.params.noise_method=flow_noise"],
+    "pi05": ["model.params.num_steps=2", "model.params.noise_method=flow_noise"],
     "smolvla": ["model.params.num_steps=2", "model.params.noise_method=flow_noise"],
 }
 PPO = ("algorithm=ppo", "algorithm.group_size=1", "algorithm.n_minibatches=1", "algorithm.update_epoch=1")

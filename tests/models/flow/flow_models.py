@@ -11,11 +11,16 @@ from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import PolicyOutput, PolicySpec
 from embodied_rl.models.flow.policy import FlowPolicy
 from embodied_rl.models.pi0 import Pi0Policy
+from embodied_rl.models.pi05 import Pi05Policy
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.smolvla import SmolVlaPolicy
 
 N, C, A, S = 4, 3, 7, 8
-POLICIES: dict[str, type[Pi0Policy] | type[SmolVlaPolicy]] = {"pi0": Pi0Policy, "smolvla": SmolVlaPolicy}
+POLICIES: dict[str, type[Pi0Policy] | type[SmolVlaPolicy]] = {
+    "pi0": Pi0Policy,
+    "pi05": Pi05Policy,
+    "smolvla": SmolVlaPolicy,
+}
 SIZES = {"agentview": (40, 32), "wrist": (32, 32)}
 TEXTS = ("open the drawer", "put the black bowl in the bottom drawer of the cabinet and close it")
 

@@ -3,7 +3,7 @@
 ::
 
     lerobot_policies.py act <folder> <given.safetensors> <instruction> <out.safetensors>
-    lerobot_policies.py shapes <out.json>
+    lerobot_policies.py shapes <pi0 or pi05> <out.json>
 
 lerobot has no settings for a small network's sizes, which are in our ``architecture.json``, and takes SmolVLM's
 configuration and processor from the hub. So the sizes are put in their place here, and so is the processor, of which
@@ -26,6 +26,7 @@ import torch
 from lerobot.configs.policies import PreTrainedConfig  # type: ignore[import-not-found]
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors  # type: ignore[import-not-found]
 from lerobot.policies.pi0 import modeling_pi0  # type: ignore[import-not-found]
+from lerobot.policies.pi05 import modeling_pi05  # type: ignore[import-not-found]
 from safetensors.torch import load_file, save_file
 
 
@@ -52,17 +53,18 @@ def act(folder: Path, given: Path, instruction: str, out: Path) -> None:
     save_file({"actions": after(chunk)[0].contiguous()}, out)
 
 
-def shapes(out: Path) -> None:
-    """Names and shapes of π0's weights at its published size."""
-    from lerobot.policies.pi0.configuration_pi0 import PI0Config  # type: ignore[import-not-found]
-
+def shapes(kind: str, out: Path) -> None:
+    """Names and shapes of the weights of π0 or π0.5 at its published size."""
     with torch.device("meta"):
-        network = modeling_pi0.PI0Pytorch(PI0Config(device="cpu"))
+        if kind == "pi0":
+            network: Any = modeling_pi0.PI0Pytorch(modeling_pi0.PI0Config(device="cpu"))
+        else:
+            network = modeling_pi05.PI05Pytorch(modeling_pi05.PI05Config(device="cpu"))
     out.write_text(json.dumps({f"model.{name}": list(t.shape) for name, t in network.state_dict().items()}))
 
 
 TIED = {"model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"}
-"""Of π0; one with the output layer."""
+"""Of π0 and π0.5; one with the output layer."""
 
 
 @contextlib.contextmanager
@@ -84,11 +86,12 @@ def _small_smolvla(config: Any, sizes: dict[str, Any], temporary: Path) -> Itera
 
 
 @contextlib.contextmanager
-def _small_pi0(config: Any, sizes: dict[str, Any], temporary: Path) -> Iterator[None]:
-    del config, temporary
+def _small_pi(config: Any, sizes: dict[str, Any], temporary: Path) -> Iterator[None]:
+    del temporary
+    module: Any = {"pi0": modeling_pi0, "pi05": modeling_pi05}[config.type]
     parts = {"gemma_2b": sizes["paligemma"], "gemma_300m": sizes["expert"]}
-    published, build_vlm = modeling_pi0.get_gemma_config, modeling_pi0.PaliGemmaForConditionalGenerationWithPiGemma
-    build_expert = modeling_pi0.PiGemmaForCausalLM
+    published, build_vlm = module.get_gemma_config, module.PaliGemmaForConditionalGenerationWithPiGemma
+    build_expert = module.PiGemmaForCausalLM
     names = {"hidden_size": "width", "num_hidden_layers": "depth", "intermediate_size": "mlp_dim"}
     names |= {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
 
@@ -110,14 +113,14 @@ def _small_pi0(config: Any, sizes: dict[str, Any], temporary: Path) -> Iterator[
         return build_expert(config=config)
 
     with (
-        mock.patch.object(modeling_pi0, "get_gemma_config", variant),
-        mock.patch.object(modeling_pi0, "PaliGemmaForConditionalGenerationWithPiGemma", vlm),
-        mock.patch.object(modeling_pi0, "PiGemmaForCausalLM", expert),
+        mock.patch.object(module, "get_gemma_config", variant),
+        mock.patch.object(module, "PaliGemmaForConditionalGenerationWithPiGemma", vlm),
+        mock.patch.object(module, "PiGemmaForCausalLM", expert),
     ):
         yield
 
 
-SMALL = {"smolvla": _small_smolvla, "pi0": _small_pi0}
+SMALL = {"smolvla": _small_smolvla, "pi0": _small_pi, "pi05": _small_pi}
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
@@ -125,4 +128,4 @@ if __name__ == "__main__":
         folder, given, instruction, out = arguments
         act(Path(folder), Path(given), instruction, Path(out))
     else:
-        shapes(Path(arguments[0]))
+        shapes(arguments[0], Path(arguments[1]))

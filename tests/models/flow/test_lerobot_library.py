@@ -18,6 +18,7 @@ from embodied_rl.launch import run
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.flow.policy import FlowPolicy
 from embodied_rl.models.pi0 import Pi0Policy
+from embodied_rl.models.pi05 import Pi05Policy
 from embodied_rl.models.registry import build_policy, policy_class
 from tests.configs import tiny_run
 
@@ -51,7 +52,8 @@ def exported(model: str, directory: Path) -> Path:
     """After a training step in an env whose states and actions are not LIBERO's."""
     folder = tiny(model, directory)
     for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
-        (folder / name).write_text((folder / name).read_text().replace("MEAN_STD", "IDENTITY"))
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace("MEAN_STD", "IDENTITY").replace("QUANTILES", "IDENTITY"))
     config = tiny_run(
         directory,
         "cluster=serial",
@@ -77,7 +79,7 @@ def exported(model: str, directory: Path) -> Path:
     return directory / "exported"
 
 
-@pytest.mark.parametrize("model", ["pi0", "smolvla"])
+@pytest.mark.parametrize("model", ["pi0", "pi05", "smolvla"])
 @pytest.mark.parametrize("written_by", [tiny, exported])
 def test_a_folder_acts_in_lerobot_as_it_does_here(
     model: str, written_by: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,18 +129,19 @@ def test_a_folder_acts_in_lerobot_as_it_does_here(
     assert files == {path: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_published_pi0_has_the_same_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Pi0Policy, Pi05Policy])
+def test_a_published_one_has_the_same_tensors(kind: type[Pi0Policy], tmp_path: Path) -> None:
     config = {
-        "type": "pi0",
+        "type": kind.name,
         "paligemma_variant": "gemma_2b",
         "action_expert_variant": "gemma_300m",
         "image_resolution": [224, 224],
         "chunk_size": 50,
     }
     with torch.device("meta"):
-        network = Pi0Policy.build_network(Pi0Policy.network_config(config, "published"))
-        ours = {name: list(t.shape) for name, t in Pi0Policy.published_weights(network.state_dict()).items()}
-    lerobot(tmp_path, "shapes", tmp_path / "shapes.json")
+        network = kind.build_network(kind.network_config(config, "published"))
+        ours = {name: list(t.shape) for name, t in kind.published_weights(network.state_dict()).items()}
+    lerobot(tmp_path, "shapes", kind.name, tmp_path / "shapes.json")
     theirs = json.loads((tmp_path / "shapes.json").read_text())
     assert {name: shape for name, shape in theirs.items() if name in ours} == ours
     assert [name.rsplit(".", 2)[-2] for name in theirs.keys() - ours.keys()] in ([], ["embed_tokens"])

@@ -1,4 +1,4 @@
-"""What ``pi0`` and ``smolvla`` promise alike."""
+"""What ``pi0``, ``pi05`` and ``smolvla`` promise alike."""
 
 from __future__ import annotations
 
@@ -216,8 +216,11 @@ def test_demonstrations_are_scored_by_their_velocity_error(tiny: dict[str, Path]
     other = policy.demonstration(obs, actions, torch.Generator().manual_seed(7))
     assert not torch.equal(other["time"], inputs["time"])
 
-    mean, std = policy.folder.statistics["action.mean"], policy.folder.statistics["action.std"]
-    normalized = (actions - mean) / std
+    statistics = {name.removeprefix("action."): tensor for name, tensor in policy.folder.statistics.items()}
+    if model == "pi05":
+        normalized = 2 * (actions - statistics["q01"]) / (statistics["q99"] - statistics["q01"]) - 1
+    else:
+        normalized = (actions - statistics["mean"]) / statistics["std"]
     assert torch.allclose(inputs["targets"][:, :C, :A], normalized, atol=1e-4)
     assert torch.equal(inputs["targets"][:, C:], inputs["targets"][:, C - 1 : C].expand_as(inputs["targets"][:, C:]))
     evaluation = policy(inputs, temperature=1.0)
@@ -264,15 +267,16 @@ def test_refusals_say_what_to_do(tiny: dict[str, Path], model: str) -> None:
         build_policy(model, flow_spec(), {})
     with pytest.raises(UserError, match=r"num_action_chunks=17.*predicts 16"):
         build_policy(model, flow_spec(chunks=17), {}, str(tiny[model]))
-    other = "smolvla" if model == "pi0" else "pi0"
+    other = {"pi0": "pi05", "pi05": "smolvla", "smolvla": "pi0"}[model]
     with pytest.raises(UserError, match=f"is of type '{other}', expected '{model}'"):
         build_policy(model, flow_spec(), {}, str(tiny[other]))
     for field, value in (("state_dim", 5), ("action_dim", 6)):
         with pytest.raises(UserError, match=f"dimensions and the env's {value}"):
             build_policy(model, dataclasses.replace(flow_spec(), **{field: value}), {}, str(tiny[model]))
     policy = flow_policy(model, tiny[model])
-    long = dataclasses.replace(rows(look(), slice(1)), instructions=("drawer " * 60,))
-    with pytest.raises(UserError, match=r"tokens and the policy takes 48"):
+    room = {"pi0": 48, "pi05": 200, "smolvla": 48}[model]
+    long = dataclasses.replace(rows(look(), slice(1)), instructions=("drawer " * room,))
+    with pytest.raises(UserError, match=f"tokens and the policy takes {room}"):
         decide(policy, long)
 
 

@@ -227,3 +227,12 @@ def test_drawn_times_are_those_of_the_published_distribution() -> None:
 def test_a_temperature_is_above_zero() -> None:
     with pytest.raises(ValueError, match="greedy=True takes the mode"):
         draw(SAMPLERS["sde"], temperature=0.0)
+
+
+def test_time_embedding_by_hand() -> None:
+    """Periods .004 and 4 at width 4."""
+    t = 0.3
+    expected = [math.sin(2 * math.pi * t / 0.004), math.sin(2 * math.pi * t / 4.0)]
+    expected += [math.cos(2 * math.pi * t / 0.004), math.cos(2 * math.pi * t / 4.0)]
+    got = flow.time_embedding(torch.tensor([t], dtype=torch.float64), 4, 0.004, 4.0)
+    assert got[0].tolist() == pytest.approx(expected, abs=1e-9)

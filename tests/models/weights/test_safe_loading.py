@@ -81,7 +81,7 @@ def test_a_language_model_with_code_of_its_own(
 
 
 @pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("model", ["openvla", "pi0", "smolvla"])
+@pytest.mark.parametrize("model", ["openvla", "pi0", "pi05", "smolvla"])
 def test_a_vision_language_action_model_of_pickles(model: str, plain: bool, tmp_path: Path, marker: Path) -> None:
     folder = tmp_path / "vla"
     make_tiny(model, folder)

@@ -25,7 +25,7 @@ from tests.models.small import settings
 from tests.training.learner import training_config
 from tests.training.ranks import Ranks
 
-MODELS = ("openvla", "openvla_oft", "pi0", "smolvla")
+MODELS = ("openvla", "openvla_oft", "pi0", "pi05", "smolvla")
 DTYPES = (("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("float32", "bfloat16"))
 """Of the file, and of the policy."""
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "default": {"rank": 2},
     "of the base": {"rank": 2, "init_lora_weights": "pissa"},
 }
-PARTS = {"openvla": "lm_head", "openvla_oft": "lm_head", "pi0": "norm", "smolvla": "norm"}
+PARTS = {"openvla": "lm_head", "openvla_oft": "lm_head", "pi0": "norm", "pi05": "norm", "smolvla": "norm"}
 """A part that can be trained beside adapters."""
 SIZES = {"agentview": (64, 64), "wrist": (64, 64)}
 
@@ -172,6 +172,8 @@ def sharded(
         ("smolvla", ("float32", "float32"), "none"),
         ("smolvla", ("bfloat16", "bfloat16"), "none"),
         ("pi0", ("float32", "bfloat16"), "part"),
+        ("pi05", ("bfloat16", "float32"), "none"),
+        ("pi05", ("float32", "bfloat16"), "part"),
     ],
 )
 def test_two_ranks_have_the_weights_and_gradients_of_one(

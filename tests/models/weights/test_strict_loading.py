@@ -174,6 +174,16 @@ FAMILIES = {
             "model.state_proj.bias": "state_proj.bias",
         },
     ),
+    "pi05": Family(
+        write=lambda path: make_tiny("pi05", path),
+        read=read_flow("pi05"),
+        tensors={
+            f"model.{_EXPERT}": "model.dit.layers.1.mlp.up_proj.weight",
+            "model.paligemma_with_expert.gemma_expert.model.norm.dense.bias": "model.dit.norm.dense.bias",
+            "model.paligemma_with_expert.paligemma.lm_head.weight": "language_model.embed_tokens.weight",
+            "model.time_mlp_in.weight": "time_mlp_in.weight",
+        },
+    ),
     "pi0_noise_head": Family(
         write=with_flow_heads, read=read_flow("pi0"), file="noise_head.safetensors", tensors=same("0.weight")
     ),
@@ -316,7 +326,7 @@ def test_a_tied_head_that_differs_is_refused(folder: Callable[[str], Path]) -> N
 
 # Shards.
 
-SHARDED = ("causal_lm", "openvla", "reward_model", "pi0", "smolvla")
+SHARDED = ("causal_lm", "openvla", "reward_model", "pi0", "pi05", "smolvla")
 
 
 def split(path: Path, *, unnamed: str | None = None, without: str | None = None) -> Path:
