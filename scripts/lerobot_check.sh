@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Has the package lerobot open our data sets and our folders of π0 and SmolVLA, in an environment that is made if it is
+# Has the package lerobot open our data sets and our folders of π0, π0.5 and SmolVLA, in an environment that is made if it is
 # not there; the variables are those of scripts/lerobot_env.sh. Nothing may be skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -84,6 +84,7 @@ TESTED_WITH = {
     "openvla_oft.md": ("transformers", "torch"),
     "own_simulator.md": ("gymnasium", "torch"),
     "pi0.md": ("transformers", "torch"),
+    "pi05.md": ("transformers", "torch"),
     "python.md": ("nbclient", "ipykernel"),
     "reasoning_gym.md": ("reasoning-gym",),
     "report.md": ("Jinja2", "playwright"),
