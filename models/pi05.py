@@ -18,7 +18,7 @@ from transformers.models.gemma.modeling_gemma import GemmaAttention, GemmaMLP
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models.flow.lerobot_folder import STATE_PROMPT_STEP, tiny_features
+from embodied_rl.models.flow.lerobot_folder import STATE_PROMPT_STEP, prompt_tokens, tiny_features
 from embodied_rl.models.flow.policy import FlowPolicyParams
 from embodied_rl.models.flow.prefix import Prefix, run_after_prefix
 from embodied_rl.models.flow.sde import time_embedding
@@ -77,10 +77,16 @@ class Pi05Policy(Pi0Policy):
         return model
 
     def prompts(self, obs: EnvObs) -> list[str]:
-        """Instruction and state. The expert has no other input of the state."""
+        """Instruction and state, which the network reads nowhere else.
+
+        Raises:
+            UserError: an instruction leaves no room for the longest state.
+        """
         state = self.state_normalizer.normalize(obs.state.to(self.device).float())
         if self.params.padded_state:
             state = functional.pad(state, (0, self.max_state_dim - state.shape[1]))
+        for text in set(obs.instructions):  # at once, not when a state happens to have more digits
+            prompt_tokens(self.folder, prompt(text, [BINS - 1] * state.shape[1]))
         return [prompt(text, bins) for text, bins in zip(obs.instructions, state_bins(state).tolist(), strict=True)]
 
     def features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.flow.lerobot_folder import TINY_QUANTILES
+from embodied_rl.models.flow.lerobot_folder import TINY_QUANTILES, prompt_tokens
 from embodied_rl.models.flow.prefix import resize_with_padding
 from embodied_rl.models.pi05 import AdaptiveLayer, AdaptiveNorm, Pi05Policy, prompt, state_bins
 from embodied_rl.models.registry import build_policy
@@ -98,7 +99,7 @@ def published(tmp_path: Path, tiny: Path) -> Path:
             {"registry_name": "relative_actions_processor", "config": {"enabled": False, "exclude_joints": []}},
             {"registry_name": "normalizer_processor", "config": {"norm_map": modes}, "state_file": before},
             {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {}},
-            {"registry_name": "tokenizer_processor", "config": {"max_length": 150}},
+            {"registry_name": "tokenizer_processor", "config": {"max_length": 180}},
         ],
         "policy_postprocessor": [
             {"registry_name": "unnormalizer_processor", "config": {"norm_map": modes}, "state_file": after},
@@ -132,7 +133,7 @@ def test_a_published_folder_is_read_whole(published: Path) -> None:
     }.items():
         assert torch.equal(own[ours], weights[theirs])
     assert policy.cameras == {"image": "agentview", "image2": "wrist", "empty_camera_0": None}
-    assert policy.folder.max_prompt_length == 150
+    assert policy.folder.max_prompt_length == 180
     decided = decide(policy, look())
     assert torch.isfinite(decided.logprobs).all()
 
@@ -203,6 +204,17 @@ def test_prompts_by_hand(published: Path) -> None:
     padded = f"Task: open the drawer, State: {numbers}{' 128' * 24};\nAction: "
     assert build(published, padded_state=True).prompts(obs) == [padded]
     assert prompt(" open_the\ndrawer\n", [7]) == "Task: open the drawer, State: 7;\nAction: "
+
+
+def test_an_instruction_must_leave_room_for_the_longest_state(published: Path) -> None:
+    policy, obs = build(published), look(1)
+    obs.state[0] = STATISTICS["observation.state.q01"]  # eight times 0
+    [text] = policy.prompts(obs)
+    policy.folder = replace(policy.folder, max_prompt_length=len(prompt_tokens(policy.folder, text)) + 15)
+    with pytest.raises(UserError, match=r"State: 255 255 255 255 255 255 255 255;.*tokens and the policy takes"):
+        policy.prompts(obs)
+    policy.folder = replace(policy.folder, max_prompt_length=policy.folder.max_prompt_length + 1)
+    policy.prompts(obs)
 
 
 @pytest.mark.parametrize("padded", [False, True])
