@@ -34,6 +34,7 @@ from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.registry import load_class
 from embodied_rl.report.recording import recorded
 from embodied_rl.runtime.host import Host
+from embodied_rl.runtime.numerics import Numerics
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
 from embodied_rl.runtime.signals import Terminated, terminable
@@ -178,10 +179,12 @@ def _written_to(config: Config, run_dir: Path) -> Iterator[tuple[str, Path]]:
 
 def make_backend(config: Config, trace: TracePlan | None = None) -> Backend:
     """The backend that ``cluster.backend`` names."""
-    if config.cluster.backend == "serial":
-        return SerialBackend(trace)
-    host = _cluster(config) if config.cluster.backend == "ray" else None
-    return ProcessBackend(config.cluster.stall_timeout, trace, config.cluster.memory_limit, host)
+    cluster = config.cluster
+    numerics = Numerics(matmul_precision=cluster.matmul_precision, cudnn_tf32=cluster.cudnn_tf32)
+    if cluster.backend == "serial":
+        return SerialBackend(trace, numerics)
+    host = _cluster(config) if cluster.backend == "ray" else None
+    return ProcessBackend(cluster.stall_timeout, trace, cluster.memory_limit, host, numerics)
 
 
 def _cluster(config: Config) -> Host:

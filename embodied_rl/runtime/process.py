@@ -22,6 +22,7 @@ from embodied_rl.runtime import signals
 from embodied_rl.runtime.host import Host, LocalHost, WorkerProcess
 from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.memory import GIB, MemoryWatch
+from embodied_rl.runtime.numerics import Numerics
 from embodied_rl.runtime.trace import Trace, TracePlan
 from embodied_rl.runtime.worker import (
     Abandoned,
@@ -144,6 +145,7 @@ class ProcessBackend:
         trace: what the workers trace.
         memory_limit: GiB that the run's processes may hold together; None: any number.
         host: where the workers run; None: here. The backend closes it.
+        numerics: how torch calculates in each worker.
     """
 
     def __init__(
@@ -152,8 +154,9 @@ class ProcessBackend:
         trace: TracePlan | None = None,
         memory_limit: float | None = None,
         host: Host | None = None,
+        numerics: Numerics | None = None,
     ) -> None:
-        self._trace = trace
+        self._trace, self._numerics = trace, numerics or Numerics()
         self._memory = MemoryWatch(memory_limit)
         self._host = host or LocalHost()
         self._stall_timeout = stall_timeout
@@ -196,6 +199,7 @@ class ProcessBackend:
             num_threads=spec.num_threads,
             rendezvous=rendezvous,
             trace=Trace(f"{spec.name}[{rank}]", self._trace),
+            numerics=self._numerics,
         )
 
     def spawn(self, spec: GroupSpec, context: WorkerContext) -> _Process:

@@ -26,6 +26,7 @@ from embodied_rl.channel import base
 from embodied_rl.channel.base import run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime import signals
+from embodied_rl.runtime.numerics import Numerics
 from embodied_rl.runtime.worker import ReportProgress, Worker, WorkerContext
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -127,6 +128,8 @@ def _build(context: WorkerContext, pickled: bytes, driver: _Driver, channels: by
     worker_class, arguments = pickle.loads(pickled)
     if torch := sys.modules.get("torch"):  # the user's main module may have brought it in before the variables were set
         torch.set_num_threads(context.num_threads)
+    if torch or context.numerics != Numerics():  # after the worker's modules, which may have settings of their own
+        context.numerics.apply()
 
     def report_progress(what: str, done: int, total: int, fraction: float | None = None) -> None:
         driver.send("progress", what, done, total, fraction)

@@ -15,6 +15,7 @@ import torch
 from embodied_rl.channel.base import Channel
 from embodied_rl.channel.in_process import InProcessChannel, Scheduler, Task
 from embodied_rl.runtime.load import Load
+from embodied_rl.runtime.numerics import Numerics
 from embodied_rl.runtime.trace import Trace, TracePlan
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup, WorkerProgress
 
@@ -65,15 +66,15 @@ async def _run(worker: Worker, method: str, args: tuple[Any, ...], kwargs: dict[
 
 class SerialBackend:
     """See :class:`embodied_rl.runtime.worker.Backend`. A worker's exception reaches the caller as it is, so that a
-    debugger stops where it was raised."""
+    debugger stops where it was raised. Until :meth:`shutdown` the process calculates as its workers are to."""
 
-    def __init__(self, trace: TracePlan | None = None) -> None:
-        self._trace = trace
+    def __init__(self, trace: TracePlan | None = None, numerics: Numerics | None = None) -> None:
+        self._trace, self._numerics = trace, numerics or Numerics()
         self._scheduler = Scheduler()
         self._channels: list[InProcessChannel] = []
         self._workers: list[Worker] = []
         self._callback: Callable[[WorkerProgress], None] | None = None
-        self._threads = torch.get_num_threads()
+        self._threads, self._before = torch.get_num_threads(), Numerics.current()
 
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int] = ()) -> Channel:
         del keys, readers  # lanes appear as they are used
@@ -83,6 +84,7 @@ class SerialBackend:
 
     def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
         groups: list[WorkerGroup] = []
+        self._numerics.apply()
         for spec in specs:
             workers: list[Worker] = []
             for rank, device in enumerate(spec.devices):
@@ -96,6 +98,7 @@ class SerialBackend:
                     rendezvous=os.path.join(tempfile.gettempdir(), "unused: one rank"),
                     trace=trace,
                     report_progress=trace.reporting(functools.partial(self._report, f"{spec.name}[{rank}]")),
+                    numerics=self._numerics,
                 )
                 workers.append(spec.worker(context, **spec.arguments))
                 self._workers.append(workers[-1])
@@ -122,6 +125,7 @@ class SerialBackend:
     def shutdown(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all of it, last line first, whatever raises
             stack.callback(torch.set_num_threads, self._threads)
+            stack.callback(self._before.apply)
             while self._workers:
                 stack.callback(self._workers.pop(0).close)
             for channel in self._channels:

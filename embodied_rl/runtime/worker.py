@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.load import Load
+from embodied_rl.runtime.numerics import Numerics
 from embodied_rl.runtime.trace import Trace
 
 if TYPE_CHECKING:  # channels import torch; a worker's process reads this before it may
@@ -70,6 +71,7 @@ class WorkerContext:
     """A file that the group's ranks share, or ``tcp://host:port`` of rank 0's node: for ``torch.distributed``."""
     trace: Trace = field(default_factory=lambda: Trace(""))
     report_progress: ReportProgress = field(default=_ignore_progress)
+    numerics: Numerics = field(default_factory=Numerics)
 
     @property
     def name(self) -> str:

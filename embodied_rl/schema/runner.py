@@ -123,6 +123,12 @@ class ClusterConfig(Section):
     a machine without one. Components may share a line: ``actor,rollout: 0-3``."""
     num_threads: dict[str, ThreadCount]
     """Component -> CPU threads of torch in each of its workers."""
+    matmul_precision: Literal["highest", "high", "medium"]
+    """Precision of float32 matrix products in every worker, as in ``torch.set_float32_matmul_precision``. highest:
+    float32; high: inputs rounded to TF32, or to two bfloat16 numbers; medium: to bfloat16. Hardware without such units
+    goes on with float32."""
+    cudnn_tf32: bool
+    """Let convolutions in float32 round their inputs to TF32 on an accelerator that has it, as torch does by itself."""
     stall_timeout: PositiveFloat
     """Seconds without a sign of life from any worker after which the run stops and prints every worker's stack."""
     memory_limit: PositiveFloat | None

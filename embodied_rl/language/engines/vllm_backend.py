@@ -195,6 +195,7 @@ class _Answers:
 
 def _import_vllm() -> None:
     os.environ.update(_ENVIRONMENT)
+    os.environ["VLLM_FLOAT32_MATMUL_PRECISION"] = torch.get_float32_matmul_precision()  # it would set its own
     for name, value in _DEFAULT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it misses Triton, on a CPU
