@@ -180,7 +180,11 @@ def _written_to(config: Config, run_dir: Path) -> Iterator[tuple[str, Path]]:
 def make_backend(config: Config, trace: TracePlan | None = None) -> Backend:
     """The backend that ``cluster.backend`` names."""
     cluster = config.cluster
-    numerics = Numerics(matmul_precision=cluster.matmul_precision, cudnn_tf32=cluster.cudnn_tf32)
+    numerics = Numerics(
+        matmul_precision=cluster.matmul_precision,
+        cudnn_tf32=cluster.cudnn_tf32,
+        deterministic=config.runner.deterministic,
+    )
     if cluster.backend == "serial":
         return SerialBackend(trace, numerics)
     host = _cluster(config) if cluster.backend == "ray" else None

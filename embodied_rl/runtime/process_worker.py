@@ -95,6 +95,7 @@ def main(context: WorkerContext, pickled: bytes, pipe: Connection, parent_pid: i
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(context.num_threads)))
     # Where workers share cores, a thread that spins until its siblings are done takes the core that they need.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.update(context.numerics.environment)
     driver = _Driver(pipe)
     worker: Worker | None = None
     try:
@@ -140,7 +141,7 @@ def _build(context: WorkerContext, pickled: bytes, driver: _Driver, channels: by
 
 def _answer(worker: Worker, driver: _Driver) -> None:
     ticket, method, args, kwargs, base.epoch = driver.receive()
-    with worker.context.trace.call(method, kwargs.get("step")):
+    with worker.context.trace.call(method, kwargs.get("step")), worker.context.numerics.explained():
         result = getattr(worker, method)(*args, **kwargs)
         if inspect.iscoroutine(result):  # its channels block, so it never suspends
             result = run_blocking(result)

@@ -59,7 +59,7 @@ class SerialGroup:
 
 
 async def _run(worker: Worker, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with worker.context.trace.call(method, kwargs.get("step")):
+    with worker.context.trace.call(method, kwargs.get("step")), worker.context.numerics.explained():
         result = getattr(worker, method)(*args, **kwargs)
         return await result if inspect.iscoroutine(result) else result
 
@@ -74,7 +74,7 @@ class SerialBackend:
         self._channels: list[InProcessChannel] = []
         self._workers: list[Worker] = []
         self._callback: Callable[[WorkerProgress], None] | None = None
-        self._threads, self._before = torch.get_num_threads(), Numerics.current()
+        self._threads, self._applied = torch.get_num_threads(), contextlib.ExitStack()
 
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int] = ()) -> Channel:
         del keys, readers  # lanes appear as they are used
@@ -84,7 +84,7 @@ class SerialBackend:
 
     def launch(self, specs: Sequence[GroupSpec]) -> list[WorkerGroup]:
         groups: list[WorkerGroup] = []
-        self._numerics.apply()
+        self._applied.enter_context(self._numerics.applied())
         for spec in specs:
             workers: list[Worker] = []
             for rank, device in enumerate(spec.devices):
@@ -125,7 +125,7 @@ class SerialBackend:
     def shutdown(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all of it, last line first, whatever raises
             stack.callback(torch.set_num_threads, self._threads)
-            stack.callback(self._before.apply)
+            stack.callback(self._applied.close)
             while self._workers:
                 stack.callback(self._workers.pop(0).close)
             for channel in self._channels:

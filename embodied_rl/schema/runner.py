@@ -64,6 +64,9 @@ class RunnerConfig(Section):
     """Training steps between two versions of the weights that rollouts are made with."""
     max_keep: PositiveInt | None
     """Keep only the newest checkpoints; null keeps all."""
+    deterministic: bool
+    """Let torch use only operations that give the same bits each time, in every worker: a run repeats itself on an
+    accelerator, too, if slower. An operation without such an implementation ends the run and is named."""
     trace_steps: list[PositiveInt]
     """Training steps, from 1, of which ``trace.json`` shows what each worker did when (ui.perfetto.dev)."""
     resume_dir: str | None

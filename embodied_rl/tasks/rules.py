@@ -304,6 +304,11 @@ def runner_problems(c: Config) -> Iterator[str]:
     """Each problem: what was got, why it cannot be, and what to do."""
     if late := [step for step in c.runner.trace_steps if step > c.runner.max_steps]:
         yield f"runner.trace_steps: got {late}, expected steps of the run's {c.runner.max_steps}, from 1"
+    if c.runner.deterministic and isinstance(c, EmbodiedConfig | MathConfig) and c.rollout.interruptible:
+        yield (
+            "runner.deterministic: got true with rollout.interruptible=true, but when weights come into a rollout "
+            "depends on time; set one of them to false"
+        )
     contents = c.runner.save_contents
     if "model" not in contents or len(set(contents)) != len(contents):
         yield f"runner.save_contents: got {contents}, expected [model, optimizer], or [model] for weights alone"
