@@ -29,6 +29,8 @@ from embodied_rl.tasks.validation import NO_EVAL_ENV, build_config, foreign_sect
 
 FREE_FORM = (
     "algorithm.params.",
+    "cluster.cpu_affinity.",
+    "cluster.env_vars.",
     "collect.expert_params.",
     "env.init_params.",
     "eval_env.init_params.",
@@ -39,7 +41,7 @@ FREE_FORM = (
     "runner.logger.params.",
     "runner.logger.wandb.",
 )
-"""Sections whose keys belong to an adapter, a data set, a model, ..., and are checked by their owner."""
+"""Sections whose keys belong to a component, an adapter, a data set, a model, ..., and are checked by their owner."""
 
 COMMAND_LINE = "command line"
 """Where a key comes from that no file sets."""

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -178,9 +178,23 @@ def start_process(
         name=context.name,
         daemon=False,  # an env worker may have children of its own
     )
-    with signals.blocked_in_children(), _own_main():
+    with signals.blocked_in_children(), _own_main(), _environment(context.environment):
         process.start()
     return LocalProcess(process)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes started in the block have these variables from their first instruction: loaders and allocators read
+    some before Python runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            os.environ.update({} if value is None else {name: value})
 
 
 @contextlib.contextmanager

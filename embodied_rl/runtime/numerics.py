@@ -98,6 +98,6 @@ class Numerics:
             frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
             what = str(error).split(", but you set")[0].split(". ")[0]
             raise UserError(
-                f"runner.deterministic=true: {what} ({frames[-1].filename}, line {frames[-1].lineno}); set it to false, "
-                "or use a policy or loss without that operation"
+                f"runner.deterministic=true: {what} ({frames[-1].filename}, line {frames[-1].lineno}); set it to "
+                "false, or use a policy or loss without that operation"
             ) from error

@@ -200,6 +200,8 @@ class ProcessBackend:
             rendezvous=rendezvous,
             trace=Trace(f"{spec.name}[{rank}]", self._trace),
             numerics=self._numerics,
+            pinning=spec.pinnings[rank] if spec.pinnings else None,
+            environment=spec.environment,
         )
 
     def spawn(self, spec: GroupSpec, context: WorkerContext) -> _Process:

@@ -26,11 +26,9 @@ from embodied_rl.channel import base
 from embodied_rl.channel.base import run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime import signals
+from embodied_rl.runtime.cores import THREAD_VARIABLES, pin
 from embodied_rl.runtime.numerics import Numerics
 from embodied_rl.runtime.worker import ReportProgress, Worker, WorkerContext
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
 
 is_worker: bool = False
 """This process is a worker of a run."""
@@ -92,7 +90,7 @@ def main(context: WorkerContext, pickled: bytes, pipe: Connection, parent_pid: i
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     # For what is imported from here on.
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(context.num_threads)))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(context.num_threads)))
     # Where workers share cores, a thread that spins until its siblings are done takes the core that they need.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.update(context.numerics.environment)
@@ -125,6 +123,8 @@ def _report(driver: _Driver, by_user: bool, text: str) -> None:
 
 
 def _build(context: WorkerContext, pickled: bytes, driver: _Driver, channels: bytes) -> Worker:
+    if context.pinning is not None:
+        pin(context.pinning)
     base.over_nodes = pickle.loads(channels) or {}
     worker_class, arguments = pickle.loads(pickled)
     if torch := sys.modules.get("torch"):  # the user's main module may have brought it in before the variables were set

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from embodied_rl.errors import UserError
+from embodied_rl.runtime.cores import Pinning
 from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.numerics import Numerics
 from embodied_rl.runtime.trace import Trace
@@ -72,6 +73,10 @@ class WorkerContext:
     trace: Trace = field(default_factory=lambda: Trace(""))
     report_progress: ReportProgress = field(default=_ignore_progress)
     numerics: Numerics = field(default_factory=Numerics)
+    pinning: Pinning | None = None
+    """None: all cores that the run has."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the worker's process beside those of the command."""
 
     @property
     def name(self) -> str:
@@ -104,6 +109,10 @@ class GroupSpec:
     num_threads: int
     slots: Sequence[int] = ()
     """Of each worker, which node it is on; empty: all are here."""
+    pinnings: Sequence[Pinning] = ()
+    """Of each worker; empty: they have all cores."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """As :attr:`WorkerContext.environment`."""
     expendable: bool = False
     """A worker that is lost can be replaced (:meth:`WorkerGroup.replace`): its loss is :class:`WorkersLost`."""
     timeout: float | None = None

@@ -126,6 +126,12 @@ class ClusterConfig(Section):
     a machine without one. Components may share a line: ``actor,rollout: 0-3``."""
     num_threads: dict[str, ThreadCount]
     """Component -> CPU threads of torch in each of its workers."""
+    cpu_affinity: dict[str, str | int]
+    """Component -> CPU cores, ``0-7`` or ``0-3,8``, dealt out evenly over its workers of a machine; or ``numa``: each
+    worker has those of a NUMA node, that of its accelerator where it has one. Others use all cores."""
+    env_vars: dict[str, dict[str, str]]
+    """Component -> environment variables of its workers' processes, beside those of the command. Quote what looks like
+    a number; keys and passwords belong in the environment itself."""
     matmul_precision: Literal["highest", "high", "medium"]
     """Precision of float32 matrix products in every worker, as in ``torch.set_float32_matmul_precision``. highest:
     float32; high: inputs rounded to TF32, or to two bfloat16 numbers; medium: to bfloat16. Hardware without such units

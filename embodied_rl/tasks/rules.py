@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry, check_levels
 from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.language.rewards.functions import PASS_OR_FAIL, parts_of, score_range
 from embodied_rl.models.registry import LANGUAGE_MODELS
 from embodied_rl.params import unknown_key
+from embodied_rl.runtime.cores import THREAD_VARIABLES, cores_of, pinnings
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import AlgorithmConfig, Config, EmbodiedConfig, MathConfig, NormConfig
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWNED: Final = {
+    **dict.fromkeys(THREAD_VARIABLES, "cluster.num_threads"),
+    "CUDA_VISIBLE_DEVICES": "cluster.component_placement",
+}
+"""Environment variable -> the key that decides on it."""
 
 
 def actor_problems(c: Config, placement: Placement | None) -> Iterator[str]:
@@ -54,6 +65,36 @@ def actor_problems(c: Config, placement: Placement | None) -> Iterator[str]:
             f"actor.max_tokens_per_micro_batch: got {c.actor.max_tokens_per_micro_batch}, but the samples of "
             f"model_type={c.model.model_type} are all of one length; use actor.micro_batch_size"
         )
+
+
+def process_problems(c: Config, placement: Placement | None) -> Iterator[str]:
+    """Each problem of the workers' processes: what was got, why it cannot be, and what to do.
+
+    Args:
+        placement: None where it could not be read, which was said already.
+    """
+    cluster = c.cluster
+    for key in ("cpu_affinity", "env_vars"):
+        if cluster.backend == "serial" and (got := getattr(cluster, key)):
+            yield (
+                f"cluster.{key}: got entries for {', '.join(got)}, but with cluster=serial all workers are in one "
+                "process, which has those of the command; leave it out, or use cluster=process"
+            )
+    for component, variables in cluster.env_vars.items():
+        for name in variables:
+            if not _VARIABLE.fullmatch(name):
+                yield f"cluster.env_vars.{component}: got the name {name!r}, expected letters, digits and _"
+            elif owner := _OWNED.get(name):
+                yield f"cluster.env_vars.{component}.{name}: it follows from {owner}; set that"
+    if placement is None or cluster.backend == "serial":
+        return
+    allowed = os.sched_getaffinity(0) if cluster.backend == "process" else None
+    for component in cluster.cpu_affinity.keys() & placement.slots.keys() & cluster.num_threads.keys():
+        try:
+            for pinning in pinnings(cluster, placement, component):
+                cores_of(pinning, allowed)
+        except UserError as error:
+            yield str(error)
 
 
 def algorithm_problems(c: Config) -> Iterator[str]:

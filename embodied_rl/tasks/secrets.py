@@ -14,6 +14,9 @@ _NAMES: Final = re.compile(
     r"(\w*_)?(api_?key|auth_token|access_token|hf_token|hub_token|password|passwd|secret(_key)?)"
 )
 """Of options; wherever users give some of their own."""
+_VARIABLES: Final = re.compile(r"(.*_)?(token|secret|password|passwd|passphrase|key|credentials?)(_.*)?")
+"""Of environment variables, in small letters; ``TOKENIZERS_PARALLELISM`` is none."""
+_ENVIRONMENTS: Final = re.compile(r"cluster\.(env_vars|node_groups\.[^.]+\.env)\.[^.]+.*")
 _VALUES: Final = re.compile(
     r"\b(hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,})\b|://[^/\s:@]+:[^/\s@]+@"
 )
@@ -25,6 +28,7 @@ def secret_problems(config: Config) -> Iterator[str]:
     for key, value in flat(dataclasses.asdict(config)):
         name = key.rpartition(".")[2].lower()
         named = bool(_NAMES.fullmatch(name)) or (name == "key" and key.startswith("runner.logger.wandb."))
+        named = named or bool(_ENVIRONMENTS.fullmatch(key) and _VARIABLES.fullmatch(name))
         if value is not None and (named or (isinstance(value, str) and _VALUES.search(value))):
             yield (
                 f"{key}: looks like a secret, and configurations are stored and shared; leave it out, and give it by "

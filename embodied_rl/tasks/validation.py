@@ -34,6 +34,7 @@ from embodied_rl.tasks.rules import (
     actor_problems,
     algorithm_problems,
     precision_problems,
+    process_problems,
     replaces_env_workers,
     runner_problems,
     staleness_problems,
@@ -166,6 +167,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         placement = placement_of(c)
     except PlacementError as error:
         yield f"cluster.component_placement: {error}"
+    yield from process_problems(c, placement)
     if task.arithmetic is not None:
         if placement and c.cluster.backend == "serial" and placement.world_size("actor") > 1:
             yield (
@@ -223,8 +225,12 @@ def _name_problems(c: Config) -> Iterator[str]:
     components = TASKS[c.runner.task_type].components
     if missing := set(components) - set(c.cluster.num_threads):
         yield f"cluster.num_threads: no entry for {', '.join(sorted(missing))}; add cluster.num_threads.<component>=1"
-    for name in set(c.cluster.num_threads) - set(components):
-        yield f"cluster.num_threads.{name}: no such component.{suggestion(name, components)}"
+    for key in ("num_threads", "cpu_affinity", "env_vars"):
+        for name in set(getattr(c.cluster, key)) - set(components):
+            yield (
+                f"cluster.{key}.{name}: no such component, expected one of {', '.join(components)}."
+                f"{suggestion(name, components)}"
+            )
 
 
 def _estimator(c: Config) -> Entry:

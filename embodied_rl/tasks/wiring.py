@@ -14,6 +14,7 @@ from embodied_rl.models.base import PolicySpec
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.plan import Channels, RunPlan
+from embodied_rl.runtime.cores import pinnings
 from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.trace import DRIVER, Trace
 from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
@@ -97,6 +98,8 @@ class Wiring(Generic[C]):
             devices=[placement.device(component, rank) for rank in range(placement.world_size(component))],
             num_threads=self.config.cluster.num_threads[component],
             slots=placement.slots[component],
+            pinnings=pinnings(self.config.cluster, placement, component),
+            environment=self.config.cluster.env_vars.get(component, {}),
         )
 
     def make_channels(self, *, lanes: bool = False) -> None:
