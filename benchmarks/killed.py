@@ -23,7 +23,16 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-_UNLIKE: Final = ("time/", "node", "eval/seconds", "eval/wait_seconds", "rollout/env_steps_per_s", "env/restarts")
+_UNLIKE: Final = (
+    "time/",
+    "node",
+    "perf/",
+    "memory/",
+    "eval/seconds",
+    "eval/wait_seconds",
+    "rollout/env_steps_per_s",
+    "env/restarts",
+)
 """Beginnings of metrics that depend on the clock, or count the kills."""
 
 

@@ -213,6 +213,11 @@ class Policy(nn.Module):
         where all samples cost the same."""
         return None
 
+    def sample_of(self, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+        """``replay_inputs`` of one sample whose parts have these lengths, whatever is in it. Only of a policy that has
+        :meth:`sample_lengths`."""
+        raise NotImplementedError
+
     def value_parameters(self) -> list[nn.Parameter]:
         """Parameters of the value head alone: they train at ``actor.optim.value_lr``."""
         return [p for name, p in self.named_parameters() if name.startswith("value_head.")]

@@ -139,19 +139,18 @@ class CausalLMPolicy(Policy):
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
         device = self.model.device
-        inputs = {key: tensor.to(device) for key, tensor in replay_inputs.items()}
-        full = inputs["response_ids"].shape[1]
-        prompt = int(inputs["prompt_lengths"].max())
-        response = max(int(inputs["response_lengths"].max()), 1)
-        prompt_ids = inputs["prompt_ids"][:, inputs["prompt_ids"].shape[1] - prompt :]
-        response_ids = inputs["response_ids"][:, :response]
+        full = replay_inputs["response_ids"].shape[1]
+        before, after = replay_inputs["prompt_lengths"], replay_inputs["response_lengths"]
+        prompt, response = int(before.max()), max(int(after.max()), 1)
+        prompt_ids = replay_inputs["prompt_ids"][:, replay_inputs["prompt_ids"].shape[1] - prompt :].to(device)
+        response_ids = replay_inputs["response_ids"][:, :response].to(device)
         mask = torch.cat(
             [
-                torch.arange(prompt, device=device) >= prompt - inputs["prompt_lengths"][:, None],
-                torch.arange(response, device=device) < inputs["response_lengths"][:, None],
+                torch.arange(prompt, device=before.device) >= prompt - before[:, None],
+                torch.arange(response, device=after.device) < after[:, None],
             ],
             dim=1,
-        )
+        ).to(device)
         output = self.model(
             input_ids=torch.cat([prompt_ids, response_ids], 1),
             attention_mask=mask.long(),
@@ -165,11 +164,11 @@ class CausalLMPolicy(Policy):
         entropy = -(log_probabilities.exp() * log_probabilities).sum(-1, keepdim=True)
         values = None
         if self.value_head is not None:
-            before = output.hidden_states[-1][:, prompt - 1 : -1].to(self.value_head.weight.dtype)
+            states = output.hidden_states[-1][:, prompt - 1 : -1].to(self.value_head.weight.dtype)
             if self.spec.values_per_chunk == 1:
-                values = self.value_head(before[:, 0]).float()
+                values = self.value_head(states[:, 0]).float()
             else:
-                values = _pad(self.value_head(before).float(), full).squeeze(-1).clone()  # FSDP warns of views
+                values = _pad(self.value_head(states).float(), full).squeeze(-1).clone()  # FSDP warns of views
         distribution = None
         if with_distribution:
             logits = _pad(log_probabilities, full)
@@ -183,6 +182,15 @@ class CausalLMPolicy(Policy):
 
     def sample_lengths(self, replay_inputs: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([replay_inputs["prompt_lengths"], replay_inputs["response_lengths"]], 1)
+
+    def sample_of(self, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+        prompt, response = lengths
+        return {
+            "prompt_ids": torch.zeros(1, prompt, dtype=torch.int64),
+            "prompt_lengths": torch.tensor([prompt]),
+            "response_ids": torch.zeros(1, response, dtype=torch.int64),
+            "response_lengths": torch.tensor([response]),
+        }
 
     def head_parameters(self) -> list[nn.Parameter]:
         head = self.model.get_output_embeddings()

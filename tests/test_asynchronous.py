@@ -14,7 +14,16 @@ from tests.test_end_to_end import only_run
 
 pytestmark = pytest.mark.slow
 
-TIMED = ("time/", "node", "eval/seconds", "eval/wait_seconds", "rollout/tokens_per_s", "rollout/env_steps_per_s")
+TIMED = (
+    "time/",
+    "node",
+    "perf/",
+    "memory/",
+    "eval/seconds",
+    "eval/wait_seconds",
+    "rollout/tokens_per_s",
+    "rollout/env_steps_per_s",
+)
 STEPS = 6
 
 

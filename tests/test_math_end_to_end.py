@@ -16,7 +16,7 @@ from tests.checkpoints.saved import saved_weights
 from tests.configs import tiny_math_run
 
 BY_TEXT = "reward.function=tests.language.rewards.scores:by_text"
-TIMED = ("time/", "node", "eval/seconds", "rollout/tokens_per_s")
+TIMED = ("time/", "node", "perf/", "memory/", "eval/seconds", "rollout/tokens_per_s")
 
 
 def run_dir(config: MathConfig) -> Path:

@@ -51,6 +51,9 @@ _SIGNALS: Final[Mapping[str, str]] = {
     "actor/learning_rate": "learning rate",
     "rollout/env_steps_per_s": "env steps a second",
     "rollout/tokens_per_s": "tokens a second",
+    "perf/rollout_tflops": "TFLOP/s of the rollout",
+    "perf/update_tflops": "TFLOP/s of the update",
+    "perf/update_mfu": "model FLOP utilisation of the update, share",
 }
 """Metric -> its chart's title; the order is that of the page."""
 

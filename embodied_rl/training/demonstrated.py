@@ -39,8 +39,9 @@ class Demonstrated:
         self._seed, self._rank, self._world_size = actor.seed, rank, world_size
         self._sum = sum_over_ranks(training.device)
 
-    def backward(self, *, step: int, number: int, scale: float, diagnostics: Diagnostics) -> None:
-        """Add the term's gradient, times ``scale``, to the parameters'. A collective over the actor's ranks.
+    def backward(self, *, step: int, number: int, scale: float, diagnostics: Diagnostics) -> int:
+        """Add the term's gradient, times ``scale``, to the parameters'; returns the number of this rank's frames. A
+        collective over the actor's ranks.
 
         Args:
             number: the optimiser step, within training step ``step``.
@@ -60,6 +61,7 @@ class Demonstrated:
             diagnostics.add_mean("bc_loss", units, mask[rows])
             loss = torch.where(mask[rows], units, 0.0).sum() / count
             (self._coefficient * scale * loss).backward()
+        return len(own)
 
 
 def _moved(obs: EnvObs, device: str) -> EnvObs:

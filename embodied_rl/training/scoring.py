@@ -14,6 +14,8 @@ from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.algorithms.units import mask_at_level, reduce_to_level
 from embodied_rl.contracts import Trajectory
 from embodied_rl.models.base import Evaluation, Policy
+from embodied_rl.models.flops import SampleCost
+from embodied_rl.monitoring.work import Flops
 from embodied_rl.schema import ActorConfig, AlgorithmConfig
 from embodied_rl.training.batch import taken_chunks
 from embodied_rl.training.micro_batch import MicroBatch
@@ -82,6 +84,9 @@ class Scorer:
         actor, algorithm = training.actor, training.algorithm
         self._policy, self._reference = training.policy, training.reference
         self._algorithm, self._recompute = algorithm, actor.recompute_logprobs
+        self.cost: SampleCost | None = None
+        self.flops = Flops()
+        """Of the last call of :meth:`score`; nothing without :attr:`cost`."""
         self._micro_batch = MicroBatch(
             actor.logprob_micro_batch_size or actor.micro_batch_size,
             *training.policies,
@@ -107,6 +112,7 @@ class Scorer:
         own = self._recompute or self._proximal or values or (self._in_reward and self._full)
         # In the loss, the exact divergence needs the distribution under the weights of each optimiser step.
         other = self._reference is not None and (self._in_reward or not self._full)
+        self.flops = Flops()
         if not own and not other:
             return list(trajectories)
         flat = [taken_chunks(t) for t in trajectories]
@@ -121,7 +127,11 @@ class Scorer:
 
         was_training = self._policy.training
         self._policy.eval()
-        found = self._micro_batch.run(count, self._policy.sample_lengths(inputs), passes)
+        lengths = self._policy.sample_lengths(inputs)
+        found = self._micro_batch.run(count, lengths, passes)
+        if self.cost is not None:
+            each = self.cost.inferred(count, lengths)
+            self.flops = each + each if own and other else each
         self._policy.train(was_training)
         sizes = [int(f.sum()) for f in flat]
         parts = {name: tensor.split(sizes) for name, tensor in found.items()}

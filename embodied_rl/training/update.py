@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.contracts import TrainBatch
+from embodied_rl.models.flops import SampleCost
+from embodied_rl.monitoring.work import Flops
 from embodied_rl.training.batch import minibatches
 from embodied_rl.training.demonstrated import Demonstrated
 from embodied_rl.training.micro_batch import MicroBatch
@@ -39,6 +41,9 @@ class Updater:
         self._report_progress = training.report_progress
         self._sum, self._max = sum_over_ranks(training.device), max_over_ranks(training.device)
         self._objective = Objective(training)
+        self.cost: SampleCost | None = None
+        self.flops = Flops()
+        """Of the last update; nothing without :attr:`cost`."""
         self._left_out = self._seen = 0
         """Samples of this update's optimiser steps."""
         self.without_gradient: dict[str, Tensor] = {}
@@ -73,6 +78,7 @@ class Updater:
         count = self._minibatch_count(len(all_ids))
         total = algorithm.update_epoch * min(count, len(all_ids))
         self._left_out = self._seen = 0
+        self.flops = Flops()
         self.without_gradient = {name: p for name, p in self._policy.named_parameters() if p.requires_grad and total}
         norms: list[float] = []
         stopped = False
@@ -129,10 +135,16 @@ class Updater:
         for loss_scale in self._loss_scales():
             accumulate = partial(self._accumulate, batch, index, teaching, terms, context, loss_scale)
             found = self._micro_batch.run(len(teaching), lengths, accumulate)
+            if self.cost is not None:
+                self.flops += self.cost.trained(len(teaching), lengths)
             if self._demonstrated is not None:
                 # FSDP averages gradients over ranks; the loss's denominator is global already.
                 scale = dist.get_world_size() * loss_scale
-                self._demonstrated.backward(step=context.version - 1, number=number, scale=scale, diagnostics=found)
+                frames = self._demonstrated.backward(
+                    step=context.version - 1, number=number, scale=scale, diagnostics=found
+                )
+                if self.cost is not None:
+                    self.flops += self.cost.trained(frames, None)
             if algorithm.early_stop_imp_ratio is not None:
                 total, count = self._sum(found.pair("ratio")).tolist()
                 if count and total / count > algorithm.early_stop_imp_ratio:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,10 +22,12 @@ from embodied_rl.checkpoints.store import Publication, publish, seal
 from embodied_rl.contracts import Delivery, TrainBatch, Trajectory
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
+from embodied_rl.models.flops import SampleCost, if_countable, sample_cost, without_memory
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import require_accelerator
-from embodied_rl.models.weights.stored import as_stored
+from embodied_rl.models.weights.stored import as_stored, wanted
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.monitoring.work import Flops, main_type, peak_of
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig, MathConfig
@@ -58,6 +60,12 @@ class UpdateReport:
     """Phase -> wall seconds."""
     without_gradient: tuple[str, ...] = ()
     """Trainable parameters that no loss of the update reached."""
+    flops: Mapping[str, Flops] = field(default_factory=dict)
+    """Phase -> its operations on this rank, where there were any that can be counted."""
+    peak: float | None = None
+    """FLOP/s of the rank's device; None: nobody knows."""
+    cost: SampleCost | None = None
+    """What a sample's passes take."""
 
 
 class ActorWorker(Worker):
@@ -80,6 +88,9 @@ class ActorWorker(Worker):
         self._writer = AsyncWriter()
         self._written: Path | None = None
         """Directory of the newest checkpoint's contents, perhaps still being written."""
+        self._blank: Policy | None = None
+        """The policy without memory, until its operations are counted."""
+        self._cost: SampleCost | None = None
 
     def setup(self, spec: PolicySpec, *, action_statistics: ActionStatistics | None = None) -> int:
         """Build, shard and equip the policy; returns its number of parameters.
@@ -95,6 +106,8 @@ class ActorWorker(Worker):
         self._policy = self._initial_policy(spec)
         self._record = PolicyRecord.of(self._model_config, spec)
         parameters = sum(p.numel() for p in self._policy.parameters())
+        self._blank = if_countable(lambda: without_memory(self._policy))
+        self._peak = self._device_peak()
         if self._config.torch_compile:
             compile_blocks(self._policy)
         if self._config.gradient_checkpointing:
@@ -252,11 +265,35 @@ class ActorWorker(Worker):
 
     def update(self, *, step: int) -> UpdateReport:
         """Train on what was received."""
+        self._count_operations()
         with self._state.on_device(self._timer) if self._state else contextlib.nullcontext():
             metrics = self._update(step)
+        flops = {"scoring": self._scorer.flops, "update": self._updater.flops}
         return UpdateReport(
-            metrics=metrics, seconds=self._timer.drain(), without_gradient=tuple(self._updater.without_gradient)
+            metrics=metrics,
+            seconds=self._timer.drain(),
+            without_gradient=tuple(self._updater.without_gradient),
+            flops={phase: found for phase, found in flops.items() if found.model},
+            peak=self._peak,
+            cost=self._cost,
         )
+
+    def _count_operations(self) -> None:
+        """Learn of the first sample that comes what its passes take."""
+        blank = self._blank
+        if blank is None or not self._received:
+            return
+        self._blank = None
+        sample = {name: tensor[0, :1] for name, tensor in self._received[0].replay_inputs.items()}
+        recompute = checkpoint_blocks if self._config.gradient_checkpointing else None
+        self._cost = if_countable(lambda: sample_cost(blank, sample, recompute))
+        self._scorer.cost = self._updater.cost = self._cost
+
+    def _device_peak(self) -> float | None:
+        """FLOP/s of this rank's device in the type that the policy computes in."""
+        precision = self._config.fsdp_config.mixed_precision.param_dtype
+        own = main_type(torch.empty(p.shape, dtype=wanted(p), device="meta") for p in self._policy.parameters())
+        return peak_of(self.context.device, own if precision is None else getattr(torch, precision))
 
     def _update(self, step: int) -> dict[str, float]:
         reduce = sum_over_ranks(self.context.device)

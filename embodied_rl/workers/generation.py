@@ -18,6 +18,7 @@ from embodied_rl.language.rewards.functions import overlong_penalty
 from embodied_rl.language.rewards.scoring import Item, Scorer
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.monitoring.work import main_type, peak_of
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import MathConfig
@@ -35,6 +36,10 @@ class GenerationReport:
     """Phase -> wall seconds."""
     interruptions: int = 0
     """Versions of the weights that came in the middle of the rollout."""
+    lengths: tuple[tuple[int, int], ...] = ()
+    """Tokens of prompt and completion, of each completion."""
+    peak: float | None = None
+    """FLOP/s of the worker's device; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,7 @@ class GenerationWorker(Worker):
         self._backend = make(self._model, spec, self._rollout, self.context.device)
         self._open.callback(self._backend.close)
         self._weights = WeightReceiver(self._backend.weights(), self._channel, self.context.rank)
+        self._peak = peak_of(self.context.device, main_type(self._backend.weights().values()))
         if self._rollout.interruptible and not self._backend.interruptible:
             raise UserError(
                 f"rollout.interruptible: got true, but rollout.backend={self._rollout.backend} takes no weights in the "
@@ -317,4 +323,9 @@ class GenerationWorker(Worker):
             )
             for answer, item, score in zip(answers, items, scores, strict=True)
         ]
-        return GenerationReport(records=tuple(records), seconds=self._timer.drain())
+        return GenerationReport(
+            records=tuple(records),
+            seconds=self._timer.drain(),
+            lengths=tuple((len(a.prompt.token_ids), len(a.completion.token_ids)) for a in answers),
+            peak=self._peak,
+        )

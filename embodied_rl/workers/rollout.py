@@ -11,11 +11,13 @@ from torch import Tensor
 
 from embodied_rl.contracts import ActionChunk, ChunkResult, Delivery, EnvObs, RolloutEnd, RolloutStart
 from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
+from embodied_rl.models.flops import ActingCost, acting_cost, if_countable, without_memory
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.models.weights.precision import hold_in
 from embodied_rl.models.weights.stored import as_stored, settle
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.monitoring.work import Flops, Work, main_type, peak_of
 from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig
@@ -38,6 +40,8 @@ class RolloutReport:
     """Forward passes."""
     interruptions: int
     """Versions of the weights that came in the middle."""
+    work: Work | None = None
+    """Of phase ``inference``; None where it cannot be counted."""
 
 
 class RolloutWorker(Worker):
@@ -65,6 +69,10 @@ class RolloutWorker(Worker):
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._policy: Policy | None = None
         self._inferences = 0
+        self._cost: ActingCost | None = None
+        self._blank: Policy | None = None
+        """The policy without memory, until its operations are counted."""
+        self._flops = 0.0
 
     def setup(self, spec: PolicySpec) -> None:
         """Build the policy; its weights come with the first :meth:`load_weights`."""
@@ -80,6 +88,8 @@ class RolloutWorker(Worker):
             self._resident = HostWeights(self._policy, self.context.device)
         else:
             self._policy.to(self.context.device)
+        self._blank = if_countable(lambda: without_memory(policy))
+        self._peak = peak_of(self.context.device, main_type(policy.parameters()))
         self._weights = WeightReceiver(self._policy.state_dict(), self._channel, self.context.rank)
 
     async def load_weights(self, version: int) -> int:
@@ -107,7 +117,27 @@ class RolloutWorker(Worker):
             with self._timer.phase("offload"):
                 self._resident.drop()
         inferences, self._inferences = self._inferences, 0
-        return RolloutReport(seconds=self._timer.drain(), inferences=inferences, interruptions=interruptions)
+        flops, self._flops = Flops(model=self._flops), 0.0
+        return RolloutReport(
+            seconds=self._timer.drain(),
+            inferences=inferences,
+            interruptions=interruptions,
+            work=None if self._cost is None else Work(flops=flops, peak=self._peak),
+        )
+
+    def _count_operations(self, turns: Mapping[Lane, Turn]) -> None:
+        """Learn of the first observation that comes what acting on one takes."""
+        blank, seen = self._blank, next((_obs(turn) for turn in turns.values() if not _ends(turn)), None)
+        if blank is None or seen is None:
+            return
+        self._blank = None
+        one = EnvObs(
+            env_ids=seen.env_ids[:1],
+            images={camera: image[:1] for camera, image in seen.images.items()},
+            state=seen.state[:1],
+            instructions=seen.instructions[:1],
+        )
+        self._cost = if_countable(lambda: acting_cost(blank, one))
 
     async def _answer_all(self, mode: Mode, step: int, first_epoch: int) -> int:
         """Answer until every lane has said that no rollout follows; returns how often weights came in the middle."""
@@ -123,6 +153,7 @@ class RolloutWorker(Worker):
                 for index, stage in enumerate(self._stages):
                     turns = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
                     if turns:
+                        self._count_operations(turns)
                         where = (mode == "eval", step, first_epoch, rounds, index, self.context.rank)
                         seed = derived_seed(self._seed, *where)
                         with self._timer.phase("inference"):
@@ -166,8 +197,11 @@ class RolloutWorker(Worker):
         if not acting:
             return {}
         temperature = self._sampling.temperature if mode == "train" else self._sampling.temperature_eval
+        observed = EnvObs.concatenate(list(acting.values()))
+        if self._cost is not None:
+            self._flops += self._cost.act * len(observed)
         output = self.policy.act(
-            self._move(EnvObs.concatenate(list(acting.values()))),
+            self._move(observed),
             greedy=temperature == 0.0,
             temperature=temperature or 1.0,
             generator=torch.Generator(self.context.device).manual_seed(seed),
@@ -214,7 +248,10 @@ class RolloutWorker(Worker):
         """The values of states on which nobody acts, each [N] float32; none without a value head."""
         if not observations or not self.policy.spec.values_per_chunk:
             return {}
-        values = self.policy.values(self._move(EnvObs.concatenate(list(observations.values())))).cpu()[:, 0]
+        observed = EnvObs.concatenate(list(observations.values()))
+        if self._cost is not None:
+            self._flops += self._cost.values * len(observed)
+        values = self.policy.values(self._move(observed)).cpu()[:, 0]
         self._inferences += 1
         return {name: values[rows] for name, rows in _rows(observations).items()}
 

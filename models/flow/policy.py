@@ -340,9 +340,9 @@ class FlowPolicy(Policy):
         cameras = [camera for camera in self.cameras.values() if camera is not None]
         images = [inputs[f"images/{camera}"].to(self.device) for camera in cameras]
         pixels = [resize_with_padding(image, self.image_size, centered=self.centered_images) for image in images]
-        tokens = inputs["tokens"].to(self.device)
+        tokens = inputs["tokens"]
         # Padding changes nothing; columns that are padding in all samples are left out.
-        tokens = tokens[:, : int((tokens != _NO_TOKEN).sum(1).max())]
+        tokens = tokens[:, : int((tokens != _NO_TOKEN).sum(1).max())].to(self.device)
         state = self.state_normalizer.normalize(inputs["state"].to(self.device).float())
         state = functional.pad(state, (0, self.max_state_dim - state.shape[1]))
         with torch.set_grad_enabled(self._trains_prefix()):

@@ -206,15 +206,13 @@ class OpenVlaBase(Policy):
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
         """Inputs of the network, exact and small enough to be recorded."""
         device = self.network.device
-        images = [
-            self._profile(camera_images(self.name, self.spec, obs, camera).to(device)) for camera in self._cameras
-        ]
-        return {"prompt_ids": self._tokenize(obs.instructions).to(device), "images": torch.stack(images, 1)}
+        images = [self._profile(camera_images(self.name, self.spec, obs, camera)) for camera in self._cameras]
+        return {"prompt_ids": self._tokenize(obs.instructions), "images": torch.stack(images, 1).to(device)}
 
     def _sequence(self, inputs: Mapping[str, Tensor], *, extra: Tensor | None, tail: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`OpenVlaNetwork.sequence` of recorded inputs."""
         device = self.network.device
-        prompts = trim(inputs["prompt_ids"].to(device))
+        prompts = trim(inputs["prompt_ids"]).to(device)
         images = normalize(inputs["images"].to(device), self.means, self.stds)
         return self.network.sequence(images, prompts, prompts != PAD, extra, tail)
 
@@ -233,7 +231,7 @@ class OpenVlaBase(Policy):
 
     def _pick(self, log_probabilities: Tensor, tokens: Tensor) -> Tensor:
         """[...,256] and [...] -> [...]: of the chosen tokens."""
-        return chosen_logprobs(log_probabilities, tokens - self.network.first_action_token)
+        return chosen_logprobs(log_probabilities, tokens.to(log_probabilities.device) - self.network.first_action_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from embodied_rl.evaluation.report import INFO_FILE_NAME, episode_conditions, ep
 from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table, task_name
 from embodied_rl.files import write_json
 from embodied_rl.monitoring.trend import ENV_STEPS
+from embodied_rl.monitoring.work import Flops, Work, perf_metrics
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
 from embodied_rl.workers.env import EnvReport, EvalReport
@@ -95,7 +96,17 @@ def rollout_metrics(
         "rollout/inferences": float(sum(report.inferences for rollout in rollouts for report in rollout.policies)),
         "rollout/interruptions": float(max(r.interruptions for rollout in rollouts for r in rollout.policies)),
     }
-    return metrics
+    # A worker that serves several rollouts is there once.
+    work = [together(worker) for worker in zip(*(rollout.policies for rollout in rollouts), strict=True)]
+    return metrics | perf_metrics("rollout", work, metrics["time/inference"])
+
+
+def together(reports: Sequence[RolloutReport]) -> Work | None:
+    """A worker's work in several rollouts; None where it is not known of each."""
+    work = [report.work for report in reports if report.work is not None]
+    if len(work) < len(reports):
+        return None
+    return Work(flops=sum((part.flops for part in work), Flops()), peak=work[0].peak)
 
 
 def task_metrics(table: SuccessTable) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import pstdev
 from typing import Any
 
+import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +23,8 @@ from embodied_rl.extras import versions
 from embodied_rl.files import write_json
 from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
 from embodied_rl.language.datasets.registry import dataset_params
+from embodied_rl.models.flops import SampleCost
+from embodied_rl.monitoring.work import Flops, Work, perf_metrics
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
 from embodied_rl.workers.generation import GenerationReport
@@ -74,6 +77,21 @@ def rollout_metrics(rounds: Sequence[Sequence[GenerationReport]], *, threshold: 
         "time/policy_load": sum(longest(reports, "load") for reports in rounds),
         "time/policy_offload": sum(longest(reports, "offload") for reports in rounds),
     }
+
+
+def perf(rounds: Sequence[Sequence[GenerationReport]], cost: SampleCost, *, group_size: int) -> dict[str, float]:
+    """Metrics of the work of a training step's completions: a prompt is read once for all of its own.
+
+    Args:
+        cost: of a sample, as the actor found it.
+    """
+    work = []
+    for reports in zip(*rounds, strict=True):  # of each worker
+        lengths = torch.tensor([pair for report in reports for pair in report.lengths]).reshape(-1, 2)
+        again = lengths[[row for row in range(len(lengths)) if row % group_size]] * torch.tensor([1, 0])
+        flops = cost.inferred(len(lengths), lengths).model - cost.inferred(len(again), again).model
+        work.append(Work(flops=Flops(model=flops), peak=reports[0].peak))
+    return perf_metrics("rollout", work, sum(longest(reports, "generate") for reports in rounds))
 
 
 def eval_metrics(evaluation: Evaluation, *, seconds: float) -> dict[str, float]:

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 
 from embodied_rl.contracts import Spaces
 from embodied_rl.language.accuracy import evaluation_of
+from embodied_rl.models.flops import SampleCost
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import MathConfig
@@ -37,13 +38,14 @@ from embodied_rl.tasks.math.reporting import (
     MathReporter,
     all_records,
     eval_metrics,
+    perf,
     rollout_metrics,
     sample_text,
     warning,
 )
 from embodied_rl.tasks.reporting import actor_metrics
 from embodied_rl.tasks.wiring import RunContext, Wiring
-from embodied_rl.workers.actor import ActorWorker
+from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from embodied_rl.workers.generation import GenerationReport, GenerationWorker
 
 
@@ -57,6 +59,8 @@ class MathRunner(TrainingLoop[MathConfig]):
         self, plan: RunPlan[MathConfig], rollout: WorkerGroup, actor: WorkerGroup, context: RunContext
     ) -> None:
         super().__init__(plan, rollout, actor, context)
+        self._cost: SampleCost | None = None
+        """Operations of a sample, from the first update on."""
         self.reporter = MathReporter(
             config=plan.config,
             run_dir=context.run_dir,
@@ -75,8 +79,16 @@ class MathRunner(TrainingLoop[MathConfig]):
         self.reporter.write_samples(path, all_records(report for reports in rounds for report in reports))
         return rounds
 
+    def update(self, step: int) -> list[UpdateReport]:
+        updates = super().update(step)
+        self._cost = next((report.cost for report in updates if report.cost is not None), self._cost)
+        return updates
+
     def rollout_metrics(self, rounds: Sequence[Sequence[GenerationReport]], seconds: float) -> dict[str, float]:
-        return rollout_metrics(rounds, threshold=self.config.reward.success_threshold)
+        metrics = rollout_metrics(rounds, threshold=self.config.reward.success_threshold)
+        if self._cost is not None:
+            metrics |= perf(rounds, self._cost, group_size=self.plan.arithmetic.group_size)
+        return metrics
 
     def evaluate(self, step: int) -> float:
         """Every held-out prompt with the present policy: accuracy, eval.json, samples, metrics."""

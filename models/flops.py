@@ -1,0 +1,166 @@
+"""Floating-point operations of a policy's passes, counted by torch on tensors without memory.
+
+What counts is matrix products, convolutions and attention, 2·m·n·k each (``torch.utils.flop_counter``); of attention
+all pairs of tokens, masked or not (PaLM, arXiv:2204.02311, appendix B). The backward pass is counted as autograd walks
+it: twice the forward pass where all weights are trained, about once where a frozen base has adapters.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx.experimental import _config as symbolic
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from embodied_rl.contracts import EnvObs
+from embodied_rl.errors import first_line
+from embodied_rl.models.base import Policy
+from embodied_rl.models.weights.stored import wanted
+from embodied_rl.monitoring.work import Flops
+
+T = TypeVar("T")
+_DEGREE: Final = 2
+"""Attention is quadratic in the number of tokens, all else linear or constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActingCost:
+    """Operations of an observation."""
+
+    act: float
+    values: float
+    """Of a state on which nobody acts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCost:
+    """Operations of a recorded sample: coefficients of the monomials (:func:`_monomials`) of the lengths of its parts
+    (``Policy.sample_lengths``), a constant alone where it has none."""
+
+    forward: tuple[float, ...]
+    training: tuple[float, ...]
+    """Forward and backward pass."""
+    again: tuple[float, ...]
+    """What checkpointing adds to those."""
+
+    def inferred(self, count: int, lengths: Tensor | None) -> Flops:
+        """Forward passes of ``count`` samples; ``lengths`` as ``Policy.sample_lengths``."""
+        return Flops(model=_total(self.forward, count, lengths))
+
+    def trained(self, count: int, lengths: Tensor | None) -> Flops:
+        """Forward and backward passes of ``count`` samples."""
+        return Flops(model=_total(self.training, count, lengths), again=_total(self.again, count, lengths))
+
+
+def without_memory(policy: Policy) -> Policy:
+    """A copy on the meta device, its parameters of the type that they are to have. Not of a policy that is sharded."""
+    known: dict[int, object] = {}
+    for parameter in policy.parameters():
+        empty = torch.empty_like(parameter, device="meta", dtype=wanted(parameter))
+        known[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in policy.buffers():
+        known[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(policy, known)
+
+
+def acting_cost(policy: Policy, obs: EnvObs) -> ActingCost:
+    """What acting on an observation like ``obs`` takes.
+
+    Args:
+        policy: of :func:`without_memory`.
+        obs: of one env, on the CPU.
+    """
+    return ActingCost(
+        act=_counted(lambda: policy.act(obs, greedy=True, temperature=1.0, generator=None)),
+        values=_counted(lambda: policy.values(obs)) if policy.spec.values_per_chunk else 0.0,
+    )
+
+
+def sample_cost(
+    policy: Policy, inputs: Mapping[str, Tensor], recompute: Callable[[Policy], None] | None = None
+) -> SampleCost:
+    """What passes of samples like that of ``inputs`` take.
+
+    Args:
+        policy: of :func:`without_memory`.
+        inputs: ``replay_inputs`` of one sample, on the CPU.
+        recompute: puts gradient checkpointing into a policy.
+    """
+    lengths = policy.sample_lengths(inputs)
+    if lengths is None:
+        samples, monomials = [inputs], torch.ones(1, 1, dtype=torch.float64)
+    else:
+        # As many points as there are monomials, which they determine: those of a simplex.
+        parts = lengths.shape[1]
+        chosen = list(combinations_with_replacement(range(parts + 1), _DEGREE))
+        points = torch.tensor([[1 + point.count(part) for part in range(parts)] for point in chosen])
+        samples = [policy.sample_of(tuple(point)) for point in points.tolist()]
+        monomials = _monomials(points)
+    bare = torch.tensor([_passes(policy, sample) for sample in samples], dtype=torch.float64)
+    whole = bare[:, 1]
+    if recompute is not None:
+        again = without_memory(policy)
+        recompute(again)
+        whole = torch.tensor([_passes(again, sample)[1] for sample in samples], dtype=torch.float64)
+    forward, training, more = torch.linalg.solve(monomials, torch.stack([*bare.unbind(1), whole - bare[:, 1]], 1)).T
+    return SampleCost(forward=tuple(forward.tolist()), training=tuple(training.tolist()), again=tuple(more.tolist()))
+
+
+def if_countable(count: Callable[[], T]) -> T | None:
+    """What ``count`` gives; None, with a word on why, where a policy from outside needs more than shapes."""
+    try:
+        return count()
+    except Exception as error:  # whatever a policy does
+        print(f"perf/ metrics are left out, the policy's operations cannot be counted: {first_line(error)}", flush=True)
+        return None
+
+
+def _passes(policy: Policy, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Of a forward pass, and of that and the backward pass after it."""
+
+    def train() -> None:
+        found = policy.evaluate(inputs, temperature=1.0)
+        outputs = [found.logprobs, found.entropy, *([] if found.values is None else [found.values])]
+        torch.stack([output.sum() for output in outputs if output.requires_grad]).sum().backward()
+
+    with torch.no_grad():
+        forward = _counted(lambda: policy.evaluate(inputs, temperature=1.0))
+    return forward, _counted(train)
+
+
+def _counted(work: Callable[[], object]) -> int:
+    all_counts: Any = symbolic.patch(meta_nonzero_assume_all_nonzero=True)  # pyright: ignore[reportAttributeAccessIssue]
+    with all_counts, _Granted(), FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+class _Granted(TorchFunctionMode):
+    """What a model asks of numbers that are not there holds: its masks leave nothing out."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__bool__ and args[0].is_meta:
+            return True
+        return func(*args, **(kwargs or {}))
+
+
+def _monomials(lengths: Tensor) -> Tensor:
+    """[N,K] -> [N,M] float64: 1, the lengths, and the products of two of them."""
+    padded = torch.cat([torch.ones(len(lengths), 1), lengths], 1).double()
+    chosen = combinations_with_replacement(range(padded.shape[1]), _DEGREE)
+    return torch.stack([padded[:, list(columns)].prod(1) for columns in chosen], 1)
+
+
+def _total(coefficients: tuple[float, ...], count: int, lengths: Tensor | None) -> float:
+    if lengths is None:
+        return count * coefficients[0]
+    return float((_monomials(lengths.cpu()) @ torch.tensor(coefficients, dtype=torch.float64)).sum())
