@@ -82,3 +82,26 @@ def test_a_language_run_logs_the_operations_of_its_tokens(tmp_path: Path, worker
     again = sum(forward(len(sample["prompt"]), 0) for index, sample in enumerate(samples) if index % 4)
     assert step["perf/rollout_tflops"] * step["time/generate"] == pytest.approx((whole - again) / TERA)
     assert step["perf/update_tflops"] * step["time/update"] == pytest.approx(2 * 3 * whole / TERA)
+
+
+def test_each_group_logs_its_largest_memory(tmp_path: Path) -> None:
+    """A process with torch holds hundreds of MiB; the actor has 4 tensors of each of its 16.8 million weights."""
+    [step] = logged(
+        tiny_run(
+            tmp_path,
+            "algorithm=ppo",
+            "cluster=process",
+            "model=mlp",
+            "model.params.hidden_size=2048",
+            "model.params.num_layers=3",
+            "runner.max_steps=1",
+            "runner.eval_at_end=false",
+            "runner.save_interval=-1",
+        )
+    )
+    memory = {name.removeprefix("memory/"): value for name, value in step.items() if name.startswith("memory/")}
+    assert memory.keys() == {"driver_gb", "env_gb", "rollout_gb", "update_gb"}
+    weights = 2 * 2 * 2048**2 * 4 / 2**30  # of policy and value head
+    assert 0.1 < memory["env_gb"] < 1.0
+    assert memory["rollout_gb"] - memory["env_gb"] > 0.8 * weights
+    assert memory["update_gb"] - memory["env_gb"] > 0.8 * 4 * weights

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from embodied_rl.errors import listed
 from embodied_rl.evaluation.eval_file import evaluations_of
+from embodied_rl.monitoring.peak_memory import PeakMemory, memory_metrics
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.load import utilisation
 from embodied_rl.runtime.worker import Handle, WorkerGroup
@@ -83,13 +84,15 @@ class TrainingLoop(Generic[C]):
             return
         work = self.evaluation_work() if self._evaluations_after(self.first_step) else None
         self.progress.begin_steps(self._evaluations_after)
+        memory = PeakMemory("cpu")
         for step in range(self.first_step, cfg.max_steps):
             if self.hooks.stopping:
                 self.say(f"step {step}: a callback asked for the end; {self.saver.save_at_termination()}")
                 break
             loads = self.loads()
+            memory.begin()
             metrics = self.train_step(step)
-            metrics |= utilisation(loads, self.loads())
+            metrics |= utilisation(loads, self.loads()) | memory_metrics("driver", [memory.end()])
             done = step + 1
             self.trace.merge(done)
             last = done == cfg.max_steps

@@ -16,6 +16,7 @@ from embodied_rl.checkpoints.store import complete_checkpoints
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.comparison import Recipe, check_comparable, compare
 from embodied_rl.evaluation.eval_file import SavedEvaluation, evaluations_of, read_evaluation
+from embodied_rl.monitoring.peak_memory import memory_metrics
 from embodied_rl.monitoring.work import Flops, Work, perf_metrics
 from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
@@ -34,7 +35,7 @@ def longest(reports: Sequence[Timed], phase: str) -> float:
 
 
 def actor_metrics(updates: Sequence[UpdateReport]) -> dict[str, float]:
-    """The actor's metrics of an update, and the seconds and the work of its phases."""
+    """The actor's metrics of an update, its memory, and the seconds and the work of its phases."""
     phases = sorted({name for report in updates for name in report.seconds})
     metrics = {f"actor/{name}": value for name, value in updates[0].metrics.items()}
     metrics |= {f"time/{name}": longest(updates, name) for name in phases}
@@ -42,7 +43,7 @@ def actor_metrics(updates: Sequence[UpdateReport]) -> dict[str, float]:
         # A rank without a sample waited for the others.
         work = [Work(flops=report.flops.get(phase, Flops()), peak=report.peak) for report in updates]
         metrics |= perf_metrics(phase, work, longest(updates, phase))
-    return metrics
+    return metrics | memory_metrics("update", [report.peak_memory for report in updates])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

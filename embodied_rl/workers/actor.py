@@ -26,6 +26,7 @@ from embodied_rl.models.flops import SampleCost, if_countable, sample_cost, with
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import require_accelerator
 from embodied_rl.models.weights.stored import as_stored, wanted
+from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.monitoring.work import Flops, main_type, peak_of
 from embodied_rl.plan import Channels, RunPlan
@@ -66,6 +67,8 @@ class UpdateReport:
     """FLOP/s of the rank's device; None: nobody knows."""
     cost: SampleCost | None = None
     """What a sample's passes take."""
+    peak_memory: Peak = UNKNOWN
+    """Of the process, in the update."""
 
 
 class ActorWorker(Worker):
@@ -80,6 +83,7 @@ class ActorWorker(Worker):
         self._model_config, self._algorithm, self._config = config.model, config.algorithm, config.actor
         self._trajectories, self._weights = Channels.need(channels.trajectories), Channels.need(channels.weights)
         self._timer = PhaseTimer(ended=context.trace.phase)
+        self._peak_memory = PeakMemory(context.device)
         self._received: list[Trajectory] = []
         self._early: list[Delivery] = []
         """For later training steps."""
@@ -265,6 +269,7 @@ class ActorWorker(Worker):
 
     def update(self, *, step: int) -> UpdateReport:
         """Train on what was received."""
+        self._peak_memory.begin()
         self._count_operations()
         with self._state.on_device(self._timer) if self._state else contextlib.nullcontext():
             metrics = self._update(step)
@@ -276,6 +281,7 @@ class ActorWorker(Worker):
             flops={phase: found for phase, found in flops.items() if found.model},
             peak=self._peak,
             cost=self._cost,
+            peak_memory=self._peak_memory.end(),
         )
 
     def _count_operations(self) -> None:

@@ -22,6 +22,7 @@ from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.video import VideoRecorder, filmed_states, video_name
+from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
@@ -40,6 +41,8 @@ class EnvReport:
     videos: list[Path]
     open_episodes: list[OpenEpisode]
     """With auto-reset: where the envs go on in the next rollout."""
+    peak_memory: Peak = UNKNOWN
+    """Of the process, in the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class EnvWorker(Worker):
         self._chunk, self._needs_values = config.model.num_action_chunks, plan.values_per_chunk > 0
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
         self._timer = PhaseTimer(ended=context.trace.phase)
+        self._peak_memory = PeakMemory("cpu")  # simulators that render on an accelerator hold no tensors there
         self._env_steps = 0
         self._train: list[_Stage] = []
         self._eval: list[_Stage] = []
@@ -167,8 +171,10 @@ class EnvWorker(Worker):
         """
         if task_weights is not None:
             self._task_weights = tuple(task_weights.items())
+        self._peak_memory.begin()
         try:
-            return await self._interact(step, first_epoch, video_dir)
+            report = await self._interact(step, first_epoch, video_dir)
+            return replace(report, peak_memory=self._peak_memory.end())
         except GivenUp:
             return self._give_up(self._train)
 

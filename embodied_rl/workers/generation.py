@@ -17,6 +17,7 @@ from embodied_rl.language.engines.sampling import prompt_seed
 from embodied_rl.language.rewards.functions import overlong_penalty
 from embodied_rl.language.rewards.scoring import Item, Scorer
 from embodied_rl.models.base import PolicySpec
+from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.monitoring.work import main_type, peak_of
 from embodied_rl.plan import Channels, RunPlan
@@ -40,6 +41,8 @@ class GenerationReport:
     """Tokens of prompt and completion, of each completion."""
     peak: float | None = None
     """FLOP/s of the worker's device; None: nobody knows."""
+    peak_memory: Peak = UNKNOWN
+    """Of the process, in the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class GenerationWorker(Worker):
             receiving_end(channels.weights, config, context),
         )
         self._timer = PhaseTimer(ended=context.trace.phase)
+        self._peak_memory = PeakMemory(context.device)
         self._interruptions = 0
         self._open = ExitStack()
 
@@ -139,6 +143,7 @@ class GenerationWorker(Worker):
         Args:
             number: which of the step's rounds this is; each has prompts of its own.
         """
+        self._peak_memory.begin()
         count, size = self._data.rollout_batch_size, self._group_size
         with self._timer.phase("prompts"):
             problems = self._dataset.draw(seed=self._data.seed, step=step, count=count, number=number)
@@ -172,7 +177,7 @@ class GenerationWorker(Worker):
             for answer, record in zip(answers, report.records, strict=True)
         ]
         await self._deliver(samples, step, oldest)
-        return replace(report, interruptions=self._interruptions)
+        return replace(report, interruptions=self._interruptions, peak_memory=self._peak_memory.end())
 
     async def demonstrate(self, *, step: int) -> int:
         """Give each actor rank its share of the demonstrations of a training step's prompts; returns their tokens.

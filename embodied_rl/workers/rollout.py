@@ -16,6 +16,7 @@ from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.models.weights.precision import hold_in
 from embodied_rl.models.weights.stored import as_stored, settle
+from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.monitoring.work import Flops, Work, main_type, peak_of
 from embodied_rl.plan import Channels, Lane, RunPlan
@@ -42,6 +43,8 @@ class RolloutReport:
     """Versions of the weights that came in the middle."""
     work: Work | None = None
     """Of phase ``inference``; None where it cannot be counted."""
+    peak_memory: Peak = UNKNOWN
+    """Of the process, in the rollout."""
 
 
 class RolloutWorker(Worker):
@@ -67,6 +70,7 @@ class RolloutWorker(Worker):
         self._actor_ranks = plan.world_size("actor")
         self._recording: dict[Lane, TrajectoryBuilder] = {}
         self._timer = PhaseTimer(ended=context.trace.phase)
+        self._peak_memory = PeakMemory(context.device)
         self._policy: Policy | None = None
         self._inferences = 0
         self._cost: ActingCost | None = None
@@ -105,6 +109,7 @@ class RolloutWorker(Worker):
             mode: which temperature; also part of the sampling seed, as is ``step``.
             first_epoch: the number of the first rollout epoch, where the step has had some already.
         """
+        self._peak_memory.begin()
         if self._resident:
             with self._timer.phase("load"):
                 self._resident.load()
@@ -123,6 +128,7 @@ class RolloutWorker(Worker):
             inferences=inferences,
             interruptions=interruptions,
             work=None if self._cost is None else Work(flops=flops, peak=self._peak),
+            peak_memory=self._peak_memory.end(),
         )
 
     def _count_operations(self, turns: Mapping[Lane, Turn]) -> None:

@@ -14,6 +14,7 @@ from embodied_rl.evaluation.eval_file import FILE_NAME
 from embodied_rl.evaluation.report import INFO_FILE_NAME, episode_conditions, episode_seed, eval_info, eval_report
 from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table, task_name
 from embodied_rl.files import write_json
+from embodied_rl.monitoring.peak_memory import memory_metrics
 from embodied_rl.monitoring.trend import ENV_STEPS
 from embodied_rl.monitoring.work import Flops, Work, perf_metrics
 from embodied_rl.schema import EmbodiedConfig
@@ -98,6 +99,8 @@ def rollout_metrics(
     }
     # A worker that serves several rollouts is there once.
     work = [together(worker) for worker in zip(*(rollout.policies for rollout in rollouts), strict=True)]
+    metrics |= memory_metrics("env", [report.peak_memory for report in envs])
+    metrics |= memory_metrics("rollout", [report.peak_memory for rollout in rollouts for report in rollout.policies])
     return metrics | perf_metrics("rollout", work, metrics["time/inference"])
 
 

@@ -24,6 +24,7 @@ from embodied_rl.files import write_json
 from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation, accuracy_of
 from embodied_rl.language.datasets.registry import dataset_params
 from embodied_rl.models.flops import SampleCost
+from embodied_rl.monitoring.peak_memory import memory_metrics
 from embodied_rl.monitoring.work import Flops, Work, perf_metrics
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
@@ -76,7 +77,7 @@ def rollout_metrics(rounds: Sequence[Sequence[GenerationReport]], *, threshold: 
         "time/reward": sum(longest(reports, "reward") for reports in rounds),
         "time/policy_load": sum(longest(reports, "load") for reports in rounds),
         "time/policy_offload": sum(longest(reports, "offload") for reports in rounds),
-    }
+    } | memory_metrics("rollout", [report.peak_memory for reports in rounds for report in reports])
 
 
 def perf(rounds: Sequence[Sequence[GenerationReport]], cost: SampleCost, *, group_size: int) -> dict[str, float]:
