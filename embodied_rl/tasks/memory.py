@@ -11,8 +11,8 @@ from embodied_rl.tasks.trial import count_parameters
 GIB: Final = 2**30
 PROCESS_BYTES: Final = 0.3 * GIB
 """A worker before it has a model: Python, torch and the project's modules, measured on Linux."""
-STATE_TENSORS: Final = 4
-"""float32 tensors that the actor has of each parameter: weight, gradient and Adam's two moments."""
+STATE_TENSORS: Final = {"float32": 4, "bfloat16": 3}
+"""Type of the moments -> what the actor has of each parameter, in float32 numbers: weight, gradient and two moments."""
 
 
 def worker_bytes(plan: RunPlan[Any], component: str, parameters: int | None) -> float:
@@ -23,7 +23,7 @@ def worker_bytes(plan: RunPlan[Any], component: str, parameters: int | None) -> 
     weights = 4 * parameters
     if component == "actor":
         shards = 1 if plan.config.actor.fsdp_config.sharding_strategy == "no_shard" else plan.world_size("actor")
-        trained = STATE_TENSORS if not plan.config.model.lora.used else 1
+        trained = STATE_TENSORS[plan.config.actor.optim.state_dtype] if not plan.config.model.lora.used else 1
         weights = trained * weights // shards
     return PROCESS_BYTES + weights
 

@@ -106,6 +106,7 @@ CASES = [
     Case("actor.optim.adam_eps", 0.01),
     Case("actor.optim.weight_decay", 0.5),
     Case("actor.optim.clip_grad", 0.01),
+    Case("actor.optim.state_dtype", "bfloat16", given={"algorithm.update_epoch": 3}),
 ]
 
 ELSEWHERE = {
