@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,20 @@ class ActionStatistics:
     q01: tuple[float, ...]
     """The first percentile."""
     q99: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """What draws of action tokens are cut to, at whatever temperature."""
+
+    top_p: float = 1.0
+    """The most likely tokens that together have this probability."""
+    top_k: int | None = None
+    """So many most likely tokens; None: all."""
+
+
+WHOLE: Final = Truncation()
+"""Nothing is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +104,16 @@ def require_values(values: Tensor | None) -> Tensor:
     return values
 
 
+def refuse_truncation(policy: type[Policy], truncation: Truncation) -> None:
+    """Raise UserError where something would be cut, by a policy that draws no action tokens."""
+    if truncation != WHOLE:
+        raise UserError(
+            f"algorithm.sampling_params: got top_p={truncation.top_p} and top_k={truncation.top_k}, but "
+            f"{policy.__name__} draws no action tokens here; leave top_p=1 and top_k=null, or use a model with "
+            "categorical actions, such as openvla or tiny_vla"
+        )
+
+
 def require_cameras(model_type: str, spec: PolicySpec) -> None:
     """Raise UserError where the env gives no images."""
     if not spec.image_shapes:
@@ -126,6 +150,10 @@ class Policy(nn.Module):
     distribution_type: type[Distribution] | None = None
     """Distribution that an action (token) is drawn from, for the exact divergence between two policies. None: it has
     no closed form."""
+    truncates: bool = False
+    """``act`` draws action tokens, and within ``truncation`` alone."""
+    truncation: Truncation = WHOLE
+    """See :meth:`truncate`."""
     float32_root: ClassVar[bool] = False
     """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
     log-probabilities directly."""
@@ -151,6 +179,18 @@ class Policy(nn.Module):
         A family with a published layout writes that one.
         """
         pretrained.write(self, self.params, self.spec, directory)
+
+    def truncate(self, truncation: Truncation) -> None:
+        """From here on :meth:`act` draws from the likeliest action tokens alone.
+
+        Log-probabilities stay those of the whole distribution, in ``act`` as in ``evaluate``; greedy actions stay, too.
+
+        Raises:
+            UserError: there are no action tokens that it draws.
+        """
+        if not self.truncates:
+            refuse_truncation(type(self), truncation)
+        self.truncation = truncation
 
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         """Choose an action chunk for each observation. ``greedy`` leaves nothing to chance: the mode, or

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from embodied_rl.models.base import ActionStatistics, check_temperature
+from embodied_rl.models.base import WHOLE, ActionStatistics, Truncation, check_temperature
 
 NUM_BINS = 256
 _MARGIN = 0.05
@@ -26,6 +26,32 @@ def scaled_log_softmax(logits: Tensor, temperature: float) -> Tensor:
     """Float32 log-probabilities at a temperature: the one way to compute them, in generation and in training."""
     check_temperature(temperature)
     return (logits.float() / temperature).log_softmax(-1)
+
+
+def most_likely(log_probabilities: Tensor, *, top_p: float, top_k: int | None) -> Tensor:
+    """[...,K] float64 probabilities: 0 but for the ``top_k`` most likely (all for None), and of those what together
+    reaches ``top_p``. They add up to less than 1; those that are as likely as the last stay.
+
+    Args:
+        log_probabilities: -inf for what is out of the question; need not be normalised.
+    """
+    weights = log_probabilities.double().softmax(-1)
+    if top_k is not None and top_k < weights.shape[-1]:
+        weights = weights * (weights >= weights.topk(top_k).values[..., -1:])
+    if top_p < 1.0:
+        weights = weights / weights.sum(-1, keepdim=True)
+        ordered, order = weights.sort(-1, descending=True)
+        outside = ordered.cumsum(-1) - ordered >= top_p  # one stays if those before it do not reach top_p
+        weights = weights.masked_fill(outside.gather(-1, order.argsort(-1)), 0.0)
+    return weights
+
+
+def cut(log_probabilities: Tensor, truncation: Truncation) -> Tensor:
+    """[...,K] float32 normalised log-probabilities of what :func:`most_likely` leaves, -inf for the rest."""
+    if truncation == WHOLE:
+        return log_probabilities
+    left = most_likely(log_probabilities, top_p=truncation.top_p, top_k=truncation.top_k)
+    return (left / left.sum(-1, keepdim=True)).log().float()
 
 
 def draw(log_probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -47,7 +73,10 @@ def draw_correlated(log_probabilities: Tensor, correlation: float, generator: to
     normal = partial(torch.randn, generator=generator, device=log_probabilities.device)
     mixed = math.sqrt(correlation) * normal(n, 1, a) + math.sqrt(1.0 - correlation) * normal(n, c, a)
     quantiles = torch.special.ndtr(mixed).unsqueeze(-1)
-    return (log_probabilities.exp().cumsum(-1) < quantiles).sum(-1).clamp(max=k - 1)
+    chosen = (log_probabilities.exp().cumsum(-1) < quantiles).sum(-1)
+    # A sum that rounding leaves below the quantile must not choose what has no probability.
+    last = k - 1 - (log_probabilities > -torch.inf).int().flip(-1).argmax(-1)
+    return torch.minimum(chosen, last)
 
 
 def chosen_logprobs(log_probabilities: Tensor, chosen: Tensor) -> Tensor:

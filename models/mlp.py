@@ -16,8 +16,16 @@ from torch.nn.functional import pad
 
 from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec, check_temperature, require_values
-from embodied_rl.models.categorical import chosen_logprobs, draw, scaled_log_softmax
+from embodied_rl.models.base import (
+    Evaluation,
+    Policy,
+    PolicyOutput,
+    PolicySpec,
+    Truncation,
+    check_temperature,
+    require_values,
+)
+from embodied_rl.models.categorical import chosen_logprobs, cut, draw, scaled_log_softmax
 from embodied_rl.models.normalization import RunningNormalizer
 
 _NO_CHOICE = -1e30
@@ -56,6 +64,7 @@ class MlpPolicy(Policy):
         features = self._build_inputs()
         shape, choices = (spec.num_action_chunks, spec.action_dim), spec.action_choices
         self.distribution_type = Categorical if choices else Normal
+        self.truncates = bool(choices)
         outputs = spec.num_action_chunks * (sum(choices) or spec.action_dim)
         # A small last layer starts the policy near its mean, so that log_std alone sets the first exploration, or with
         # choices that are about as likely.
@@ -89,7 +98,7 @@ class MlpPolicy(Policy):
         inputs = {name: tensor.to(self._device) for name, tensor in self._inputs(obs).items()}
         features = self._features(inputs)
         actions = self._distribution(features, temperature)
-        sample = _mode(actions) if greedy else _sample(actions, generator)
+        sample = _mode(actions) if greedy else _sample(actions, self.truncation, generator)
         choices = bool(self.spec.action_choices)
         return PolicyOutput(
             actions=sample.float() if choices else sample.clamp(-1.0, 1.0),
@@ -163,9 +172,9 @@ def _mode(actions: Normal | Categorical) -> Tensor:
     return actions.loc if isinstance(actions, Normal) else actions.logits.argmax(-1)
 
 
-def _sample(actions: Normal | Categorical, generator: torch.Generator | None) -> Tensor:
+def _sample(actions: Normal | Categorical, truncation: Truncation, generator: torch.Generator | None) -> Tensor:
     if isinstance(actions, Categorical):
-        return draw(actions.logits, generator)
+        return draw(cut(actions.logits, truncation), generator)
     noise = torch.randn(actions.loc.shape, generator=generator, device=actions.loc.device, dtype=actions.loc.dtype)
     return actions.loc + actions.scale * noise
 

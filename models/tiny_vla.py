@@ -45,6 +45,7 @@ from embodied_rl.models.categorical import (
     bin_range,
     bins_to_actions,
     chosen_logprobs,
+    cut,
     draw,
     draw_correlated,
     entropy,
@@ -99,6 +100,7 @@ class TinyVlaPolicy(Policy):
 
     Params = TinyVlaParams
     distribution_type = Categorical
+    truncates = True
     action_low: Tensor
     action_high: Tensor
 
@@ -162,9 +164,10 @@ class TinyVlaPolicy(Policy):
         )
 
     def _drawn(self, log_probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+        left = cut(log_probabilities, self.truncation)
         if not self.params.noise_correlation:
-            return draw(log_probabilities, generator)
-        return draw_correlated(log_probabilities, self.params.noise_correlation, generator)
+            return draw(left, generator)
+        return draw_correlated(left, self.params.noise_correlation, generator)
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:

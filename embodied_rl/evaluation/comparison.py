@@ -18,6 +18,8 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
         "max_episode_steps",
         "ignore_terminations",
         "temperature",
+        "top_p",
+        "top_k",
         "num_action_chunks",
         "cameras",
         "init_params",

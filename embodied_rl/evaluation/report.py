@@ -119,6 +119,10 @@ def episode_conditions(
         task_ids: the tasks that were evaluated.
     """
     env, adapter = config.evaluated, adapter_class(config.evaluated.env_type)
+    sampling, drawn = config.algorithm.sampling_params, {}
+    if sampling.temperature_eval > 0:  # and only what is cut, as reports from before there were these do not say it
+        drawn |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
+        drawn |= {"top_k": sampling.top_k} if sampling.top_k is not None else {}
     return {
         "env": env.name,
         "env_type": env.env_type,
@@ -126,7 +130,8 @@ def episode_conditions(
         "episodes_per_task": env.eval.episodes_per_task,
         "max_episode_steps": env.eval.max_episode_steps,
         "ignore_terminations": env.eval.ignore_terminations,
-        "temperature": config.algorithm.sampling_params.temperature_eval,
+        "temperature": sampling.temperature_eval,
+        **drawn,
         "num_action_chunks": config.model.num_action_chunks,
         "cameras": {name: list(shape) for name, shape in sorted(image_shapes.items())},
         "init_params": jsonable(parse_params(adapter.Params, env.init_params, "env.init_params")),

@@ -30,6 +30,13 @@ class SamplingConfig(Section):
     """Temperature of the sampled actions in training; the same value scales the recomputed log-probabilities."""
     temperature_eval: NonNegativeFloat
     """Temperature of evaluation; 0 takes the most likely action."""
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    """Action tokens are drawn from the most likely that together have this probability, in training and in evaluation;
+    1: from all. The recorded log-probabilities are those of the whole distribution, which the update computes too.
+    task=math has ``rollout.top_p``."""
+    top_k: PositiveInt | None
+    """Action tokens are drawn from so many most likely ones, in training and in evaluation; null: from all. Recorded
+    log-probabilities are as with ``top_p``, which cuts what this leaves. task=math has ``rollout.top_k``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

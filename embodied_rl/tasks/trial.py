@@ -13,11 +13,11 @@ import torch
 from safetensors import safe_open
 
 from embodied_rl.envs.base import known_spaces
-from embodied_rl.models.base import Policy, PolicySpec
-from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_of
+from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_truncation
+from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, policy_of
 from embodied_rl.models.weights.folder import headers_only
 from embodied_rl.plan import RunPlan
-from embodied_rl.schema import ActionModelConfig, CollectConfig
+from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig
 
 
 def try_policy(plan: RunPlan[Any]) -> None:
@@ -27,9 +27,17 @@ def try_policy(plan: RunPlan[Any]) -> None:
     only the simulator knows; a language model's folder, which transformers reads as a whole.
 
     Raises:
-        UserError: as :func:`policy_of`.
+        UserError: as :func:`policy_of` and :meth:`Policy.truncate`.
     """
-    _build(plan)
+    policy, config = _build(plan), plan.config
+    if not isinstance(config, EmbodiedConfig):
+        return
+    sampling = config.algorithm.sampling_params
+    truncation, model = Truncation(top_p=sampling.top_p, top_k=sampling.top_k), policy_class(config.model.model_type)
+    if policy is not None:
+        policy.truncate(truncation)
+    elif not (model.truncates or model.takes_choices):  # whether a model draws choices hangs on the env
+        refuse_truncation(model, truncation)
 
 
 def try_checkpoints(plan: RunPlan[Any]) -> None:

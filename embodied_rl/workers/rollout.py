@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.contracts import ActionChunk, ChunkResult, Delivery, EnvObs, RolloutEnd, RolloutStart
-from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
+from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec, Truncation
 from embodied_rl.models.flops import ActingCost, acting_cost, if_countable, without_memory
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
@@ -82,6 +82,7 @@ class RolloutWorker(Worker):
         """Build the policy; its weights come with the first :meth:`load_weights`."""
         with as_stored():
             policy = policy_of(self._plan.config.model, spec, params=self._plan.model_params)
+        policy.truncate(Truncation(top_p=self._sampling.top_p, top_k=self._sampling.top_k))
         self._policy = policy.eval().requires_grad_(False)
         if self._dtype is None:
             settle(policy)

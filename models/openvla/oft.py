@@ -76,6 +76,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
         self.action_head: L1ActionHead | None = None
         if _wanted(None if params.action_head is None else params.action_head == "l1", folder, "action_head"):
             self.action_head = L1ActionHead(width, spec.action_dim)
+            self.truncates = False
             self.network.language_model.lm_head.requires_grad_(False)
         for name, part in self._parts().items():
             state = read_part(folder, name)

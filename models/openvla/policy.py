@@ -33,7 +33,7 @@ from embodied_rl.models.base import (
     require_cameras,
     require_values,
 )
-from embodied_rl.models.categorical import chosen_logprobs, draw, entropy, scaled_log_softmax
+from embodied_rl.models.categorical import chosen_logprobs, cut, draw, entropy, scaled_log_softmax
 from embodied_rl.models.openvla.actions import ActionCodec, Bounds, PolicySetup, choose_statistics
 from embodied_rl.models.openvla.files import read_folder, write_folder
 from embodied_rl.models.openvla.inputs import PAD, ImageProfile, PromptTokenizer, normalize, trim
@@ -86,6 +86,7 @@ class OpenVlaBase(Policy):
 
     name: ClassVar[str]
     distribution_type = Categorical
+    truncates = True
 
     def __init__(self, spec: PolicySpec, params: OpenVlaParams, folder: Path | None, cameras: tuple[str, ...]) -> None:
         super().__init__()
@@ -226,7 +227,7 @@ class OpenVlaBase(Policy):
 
     def _choose(self, log_probabilities: Tensor, *, greedy: bool, generator: torch.Generator | None) -> Tensor:
         """[...] int64 token ids."""
-        chosen = log_probabilities.argmax(-1) if greedy else draw(log_probabilities, generator)
+        chosen = log_probabilities.argmax(-1) if greedy else draw(cut(log_probabilities, self.truncation), generator)
         return chosen + self.network.first_action_token
 
     def _pick(self, log_probabilities: Tensor, tokens: Tensor) -> Tensor:

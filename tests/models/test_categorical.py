@@ -5,13 +5,16 @@ import math
 import pytest
 import torch
 
-from embodied_rl.models.base import ActionStatistics
+from embodied_rl.models.base import WHOLE, ActionStatistics, Truncation
 from embodied_rl.models.categorical import (
     bin_range,
     bins_to_actions,
+    cut,
+    draw,
     draw_correlated,
     imitation_score,
     median_bins,
+    most_likely,
     positions_among_bins,
 )
 
@@ -113,3 +116,43 @@ def test_correlated_draws_go_together_over_a_chunk_and_not_over_dimensions() -> 
         assert together.tolist() == pytest.approx([0.25 + math.asin(correlation) / (2 * math.pi)] * 2, abs=0.015)
         assert (drawn[:, 0, 0] * drawn[:, 0, 1]).mean().item() == pytest.approx(0.25, abs=0.015)
     assert torch.equal(drawn[:, 0], drawn[:, 1])
+
+
+SHARES = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.15])
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "left"),
+    [
+        (1.0, None, [0.1, 0.4, 0.05, 0.3, 0.15]),
+        (1.0, 2, [0, 4 / 7, 0, 3 / 7, 0]),
+        (1.0, 9, [0.1, 0.4, 0.05, 0.3, 0.15]),
+        (0.39, None, [0, 1, 0, 0, 0]),
+        (0.41, None, [0, 4 / 7, 0, 3 / 7, 0]),
+        (0.71, None, [0, 8 / 17, 0, 6 / 17, 3 / 17]),
+        (0.56, 2, [0, 1, 0, 0, 0]),  # 0.56 of what top_k leaves, of which the likeliest is 4/7
+        (0.58, 2, [0, 4 / 7, 0, 3 / 7, 0]),
+    ],
+)
+def test_what_truncation_leaves_by_hand(top_p: float, top_k: int | None, left: list[float]) -> None:
+    found = cut(SHARES.log().expand(3, 2, -1), Truncation(top_p=top_p, top_k=top_k))
+    assert found.shape == (3, 2, 5) and found.dtype == torch.float32
+    assert found[2, 1].exp().tolist() == pytest.approx(left, abs=1e-6)
+
+
+def test_nothing_cut_changes_no_bit_and_ties_stay() -> None:
+    logits = SHARES.log()
+    assert cut(logits, WHOLE) is logits
+    even = torch.zeros(4)
+    assert most_likely(even, top_p=1.0, top_k=2).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("correlation", [None, 0.0, 0.8, 1.0])
+def test_draws_keep_to_what_is_left_in_its_proportions(correlation: float | None) -> None:
+    left = cut(SHARES.log(), Truncation(top_k=3, top_p=0.8)).expand(20_000, 2, 1, 5)  # 8/17, 6/17: together 14/17
+    generator = torch.Generator().manual_seed(0)
+    drawn = draw(left, generator) if correlation is None else draw_correlated(left, correlation, generator)
+    for step in (0, 1):
+        found = torch.bincount(drawn[:, step, 0], minlength=5) / len(drawn)
+        assert found.tolist() == pytest.approx([0, 4 / 7, 0, 3 / 7, 0], abs=0.015)
+        assert found[[0, 2, 4]].sum() == 0

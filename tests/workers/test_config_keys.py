@@ -117,6 +117,9 @@ ELSEWHERE = {
     **dict.fromkeys(
         ["algorithm.bc_coef", "algorithm.bc_path", "algorithm.bc_batch_size"], "tests/training/test_demonstrated.py"
     ),
+    **dict.fromkeys(
+        ["algorithm.sampling_params.top_p", "algorithm.sampling_params.top_k"], "tests/models/test_truncation.py"
+    ),
     "algorithm.params": "of functions from outside: tests/packaging/test_recipes.py",
     # Without a difference between the policies that act, are trained and are referred to, they change nothing.
     **dict.fromkeys(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.language.engines.base import Sampling
-from embodied_rl.models.categorical import scaled_log_softmax
+from embodied_rl.models.categorical import most_likely, scaled_log_softmax
 from embodied_rl.seeding import derived_seed
 
 
@@ -66,14 +66,7 @@ def choose(logprobs: Tensor, uniforms: Tensor, *, top_p: float, top_k: int | Non
         logprobs: [B,V] float32, -inf for tokens that are out of the question; need not be normalised.
         uniforms: [B] float64 in [0, 1).
     """
-    weights = logprobs.double().softmax(-1)
-    if top_k is not None and top_k < weights.shape[-1]:
-        weights = weights * (weights >= weights.topk(top_k).values[:, -1:])
-    if top_p < 1.0:
-        weights = weights / weights.sum(-1, keepdim=True)
-        ordered, order = weights.sort(-1, descending=True)
-        outside = ordered.cumsum(-1) - ordered >= top_p  # a token stays if those before it do not reach top_p
-        weights = weights.masked_fill(outside.gather(-1, order.argsort(-1)), 0.0)
+    weights = most_likely(logprobs, top_p=top_p, top_k=top_k)
     cumulative = weights.cumsum(-1)
     return torch.searchsorted(cumulative, (uniforms[:, None] * cumulative[:, -1:]), right=True)[:, 0].clamp(
         max=weights.shape[-1] - 1

@@ -41,6 +41,13 @@ def math_problems(c: MathConfig, placement: Placement | None) -> Iterator[str]:
             f"data.eval_completions: got {c.data.eval_completions}, which would all be the same at "
             "algorithm.sampling_params.temperature_eval=0; set that, for example to 1.0, or leave this at 1"
         )
+    for key, whole in (("top_p", 1.0), ("top_k", None)):
+        value = getattr(c.algorithm.sampling_params, key)
+        if value != whole:
+            yield (
+                f"algorithm.sampling_params.{key}: got {value}, which cuts the action tokens of a policy in an env; "
+                f"completions have rollout.{key}={value}"
+            )
     yield from _loss_problems(c)
     yield from _data_problems(c)
     yield from _reward_problems(c)
