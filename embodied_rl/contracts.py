@@ -218,6 +218,12 @@ class Trajectory:
     """[T,N,C,A] int64, the actions of a policy with discrete ones."""
     task_ids: Tensor | None = None
     """[T,N] int64: the task of the env's episode in chunk t; None: there are no tasks, as among prompts."""
+    unacted_inputs: Mapping[str, Tensor] | None = None
+    """Each [K,N,...], like ``replay_inputs``: states on which nobody acts, for a critic of its own to value: the
+    rollout's last and, with auto-reset, those of episodes that ended. Rows that a member lacks repeat another."""
+    unacted_rows: Tensor | None = None
+    """[T,N] int64: the row of ``unacted_inputs`` with the state that follows chunk t in the same episode; -1: chunk
+    t + 1 begins with it."""
     proximal_logprobs: Tensor | None = None
     """[T,N,C,A] float32 under the weights that the update starts from. This and what follows is filled in by the
     actor's scoring pass, where the algorithm wants it."""
@@ -245,6 +251,15 @@ class Trajectory:
             _check(self, "tokens", self.tokens, tuple(self.logprobs.shape), torch.int64)
         if self.task_ids is not None:
             _check(self, "task_ids", self.task_ids, (t, n), torch.int64)
+        if self.unacted_rows is not None and self.unacted_inputs is not None:
+            _check(self, "unacted_rows", self.unacted_rows, (t, n), torch.int64)
+            rows = int(self.unacted_rows.max()) + 1
+            for key, tensor in self.unacted_inputs.items():
+                if len(tensor) < rows or tensor.shape[1] != n:
+                    raise ContractError(
+                        f"Trajectory.unacted_inputs[{key!r}]: got shape {list(tensor.shape)}, expected {rows} rows or "
+                        f"more of {n} members"
+                    )
         for name in ("proximal_logprobs", "reference_logprobs", "reference_kl"):
             tensor = getattr(self, name)
             if tensor is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embodied_rl.runtime.placement import Placement
-from embodied_rl.schema import Config
+from embodied_rl.schema import Config, ModelConfig
 
 if TYPE_CHECKING:  # channels import torch
     from embodied_rl.channel.base import Channel
@@ -102,13 +102,27 @@ class RunPlan(Generic[C]):
     staleness_bound: int | None
     """How many updates older than the present weights those may be that made a trajectory; None: no policy made it."""
     values_per_chunk: int
-    """V, what a policy's value head gives for a chunk; 0: it has none."""
+    """V, the values of a chunk, of the policy's value head or of a critic of its own; 0: there are none."""
     model_params: Any
     """``model.params`` as the model's ``Params``."""
     env_params: Any = None
     """``env.init_params`` as the adapter's ``Params``; None without env."""
     eval_env_params: Any = None
     """The same of the env of evaluations."""
+    critic: ModelConfig | None = None
+    """The model of a critic of its own; None: there is none."""
+    critic_params: Any = None
+    """Its options as the model's ``Params``."""
+
+    @property
+    def policy_values(self) -> int:
+        """What the policy's value head gives for a chunk; 0: it has none."""
+        return self.values_per_chunk if self.critic is None else 0
+
+    @property
+    def trained_critic(self) -> ModelConfig | None:
+        """:attr:`critic` of a run that does not evaluate alone."""
+        return None if self.config.runner.only_eval else self.critic
 
     @property
     def arithmetic(self) -> Arithmetic:

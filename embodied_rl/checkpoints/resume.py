@@ -118,17 +118,19 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config: Config) -> str | None:
-    if key not in before and not key.startswith("model.params."):  # it is new here, and did nothing before
+    if key in ("algorithm.adv_type", "algorithm.reward_type", "critic.enable"):
+        saved, wanted = _value_head(before), _value_head(now)
+        if saved != wanted:
+            return f"the value head would be {wanted}, and the checkpoint's is {saved}"
+    if key in ("model.path", "critic.path") and _moved(before.get(key), now.get(key)):
         return None
-    if key == "model.path" and _moved(before[key], now.get(key)):
+    if config.critic.enable and key.startswith(("critic.path", "critic.params")):
+        return "it would be another critic than the one whose weights and moments were saved"
+    if key not in before and not key.startswith("model.params."):  # it is new here, and did nothing before
         return None
     for fixed, why in _FIXED.items():
         if (key == fixed or key.startswith(f"{fixed}.")) and key not in _FREE:
             return why
-    if key in ("algorithm.adv_type", "algorithm.reward_type"):
-        saved, wanted = _value_head(before), _value_head(now)
-        if saved != wanted:
-            return f"the value head would be {wanted}, and the checkpoint's is {saved}"
     if key in _OF_REFERENCE and config.algorithm.kl_beta > 0:
         return "the reference policy (algorithm.kl_beta) would be another"
     return None
@@ -145,4 +147,7 @@ def _moved(before: Any, now: Any) -> bool:
 
 def _value_head(flat: Mapping[str, Any]) -> str:
     entry = ADVANTAGES.get(str(flat.get("algorithm.adv_type")))
-    return f"one at {flat.get('algorithm.reward_type')}" if entry is not None and entry.needs_values else "none"
+    if entry is None or not entry.needs_values:
+        return "none"
+    whose = " in a critic of its own" if flat.get("critic.enable") else ""
+    return f"one at {flat.get('algorithm.reward_type')}{whose}"

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -40,30 +40,53 @@ from embodied_rl.models.weights.folder import misfits
 from embodied_rl.training.optimizer import init_optimizer_state
 
 ACTOR_DIR = "actor"
+_OF_CRITIC: Final = "critic."
+"""What the names of a critic's tensors begin with; the rest is as the policy's."""
 _SHOWN = 8
 """Differing tensors that a message lists."""
 
 
+Trained: TypeAlias = tuple[Policy, Optimizer | None]
+"""A sharded network and its optimiser; None leaves that out."""
+
+
 def actor_state(
-    policy: Policy, optimizer: Optimizer | None, extra: Mapping[str, torch.Tensor] | None = None
+    policy: Policy,
+    optimizer: Optimizer | None,
+    extra: Mapping[str, torch.Tensor] | None = None,
+    *,
+    critic: Trained | None = None,
 ) -> dict[str, Any]:
     """Collect a checkpoint's contents: this rank's shards (a collective).
 
     Args:
         optimizer: None leaves it out.
         extra: small tensors, equal on all ranks, that go with them.
+        critic: a critic of its own.
     """
-    state: dict[str, Any] = {"model": get_model_state_dict(policy), "extra": dict(extra or {})}
+    state = _trained_state(policy, optimizer) | {"extra": dict(extra or {})}
+    if critic is not None:
+        state["critic"] = _trained_state(*critic)
+    return state
+
+
+def _trained_state(policy: Policy, optimizer: Optimizer | None) -> dict[str, Any]:
+    state: dict[str, Any] = {"model": get_model_state_dict(policy)}
     if optimizer is not None:
         state["optimizer"] = {"state": _optimizer_state(policy, optimizer)["state"]}
     return state
 
 
 def save_actor(
-    policy: Policy, optimizer: Optimizer | None, directory: Path, extra: Mapping[str, torch.Tensor] | None = None
+    policy: Policy,
+    optimizer: Optimizer | None,
+    directory: Path,
+    extra: Mapping[str, torch.Tensor] | None = None,
+    *,
+    critic: Trained | None = None,
 ) -> None:
     """Write this rank's shards (a collective); the arguments are those of :func:`actor_state`."""
-    save(actor_state(policy, optimizer, extra), storage_writer=ShardWriter(directory / ACTOR_DIR))
+    save(actor_state(policy, optimizer, extra, critic=critic), storage_writer=ShardWriter(directory / ACTOR_DIR))
 
 
 def write_error(error: BaseException, directory: Path) -> CheckpointError:
@@ -74,6 +97,11 @@ def write_error(error: BaseException, directory: Path) -> CheckpointError:
 def has_adapters(directory: Path) -> bool:
     """Whether the checkpoint is of a policy with adapters (LoRA)."""
     return any(".lora_" in name for name in _saved_tensors(directory))
+
+
+def has_critic(directory: Path) -> bool:
+    """Whether the checkpoint holds a critic of its own."""
+    return any(name.startswith(_OF_CRITIC) for name in _saved_tensors(directory))
 
 
 def check_weights(policy: Policy, directory: Path, *, exactly: bool = False) -> None:
@@ -97,10 +125,26 @@ def load_weights(policy: Policy, directory: Path) -> None:
         CheckpointError: unreadable, or of another model.
     """
     state = _matching_state(policy, directory)
+    _load_whole({"model": state}, directory)
+    policy.load_state_dict(state, strict=False)
+
+
+def load_critic_weights(critic: Policy, directory: Path) -> None:
+    """The same of a checkpoint's critic, which has a value head.
+
+    Raises:
+        CheckpointError: unreadable, or of another critic.
+    """
+    state = critic.state_dict()
+    _check_model(_part(_saved_tensors(directory), _OF_CRITIC), state, directory, "critic")
+    _load_whole({"critic": {"model": state}}, directory)
+    critic.load_state_dict(state)
+
+
+def _load_whole(state: dict[str, Any], directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant
-        _load({"model": state}, directory, no_dist=True)
-    policy.load_state_dict(state, strict=False)
+        _load(state, directory, no_dist=True)
 
 
 def _matching_state(policy: Policy, directory: Path) -> dict[str, Tensor]:
@@ -119,7 +163,12 @@ def _matching_state(policy: Policy, directory: Path) -> dict[str, Tensor]:
 
 
 def load_actor(
-    policy: Policy, optimizer: Optimizer | None, directory: Path, extra: dict[str, torch.Tensor] | None = None
+    policy: Policy,
+    optimizer: Optimizer | None,
+    directory: Path,
+    extra: dict[str, torch.Tensor] | None = None,
+    *,
+    critic: Trained | None = None,
 ) -> None:
     """Read this rank's shards (a collective); the number of ranks may differ from that of the save.
 
@@ -129,33 +178,57 @@ def load_actor(
     Args:
         optimizer: None reads the model alone.
         extra: filled in from the checkpoint; what the checkpoint does not have (its run had no use for it) is removed.
+        critic: a critic of its own; None leaves one that the checkpoint may have where it is.
 
     Raises:
         CheckpointError: unreadable, or of another model.
     """
-    model_state = get_model_state_dict(policy)
     saved = _saved_tensors(directory)
-    _check_model(saved, model_state, directory)
-    state: dict[str, Any] = {"model": model_state}
+    state = _state_to_fill(policy, optimizer, saved, directory)
+    if critic is not None:
+        state["critic"] = _state_to_fill(*critic, _part(saved, _OF_CRITIC), directory, "critic")
     if extra:
         for name in [name for name in extra if f"extra.{name}" not in saved]:
             del extra[name]
         state["extra"] = extra
-    optimizer_state: dict[str, Any] = {}
+    _load(state, directory)
+    _fill(policy, optimizer, state)
+    if critic is not None:
+        _fill(*critic, state["critic"])
+
+
+def _part(saved: Mapping[str, TensorStorageMetadata], prefix: str) -> dict[str, TensorStorageMetadata]:
+    return {name.removeprefix(prefix): entry for name, entry in saved.items() if name.startswith(prefix)}
+
+
+def _state_to_fill(
+    policy: Policy,
+    optimizer: Optimizer | None,
+    saved: Mapping[str, TensorStorageMetadata],
+    directory: Path,
+    what: str = "model",
+) -> dict[str, Any]:
+    """What the shards are read into, as in :func:`actor_state`; they hold ``saved``, which has to fit."""
+    state: dict[str, Any] = {"model": get_model_state_dict(policy)}
+    _check_model(saved, state["model"], directory, what)
     if optimizer is not None:
         if not any(name.startswith("optimizer.") for name in saved):
             raise CheckpointError(
                 f"{directory}: holds no optimiser, so no run can resume it (it was saved with "
                 "runner.save_contents=[model]); start from its weights with runner.init_from, or use another checkpoint"
             )
-        optimizer_state = _optimizer_state(policy, optimizer)
-        _check_optimizer(saved, optimizer_state["state"], directory)
-        state["optimizer"] = {"state": optimizer_state["state"]}
-    _load(state, directory)
+        state["optimizer"] = {"state": _optimizer_state(policy, optimizer)["state"]}
+        _check_optimizer(saved, state["optimizer"]["state"], directory)
+    return state
+
+
+def _fill(policy: Policy, optimizer: Optimizer | None, state: Mapping[str, Any]) -> None:
+    """Give a network and its optimiser what was read; the optimiser's hyperparameters stay."""
     set_model_state_dict(policy, state["model"])
     if optimizer is not None:
         configured = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        set_optimizer_state_dict(policy, optimizer, optimizer_state)
+        whole = get_optimizer_state_dict(policy, optimizer) | {"state": state["optimizer"]["state"]}
+        set_optimizer_state_dict(policy, optimizer, whole)
         for group, options in zip(optimizer.param_groups, configured, strict=True):
             group.update(options)
 
@@ -180,15 +253,18 @@ def _saved_tensors(directory: Path) -> dict[str, TensorStorageMetadata]:
     return read_index(directory / ACTOR_DIR)
 
 
-def _check_model(saved: Mapping[str, TensorStorageMetadata], model_state: Mapping[str, Any], directory: Path) -> None:
+def _check_model(
+    saved: Mapping[str, TensorStorageMetadata], model_state: Mapping[str, Any], directory: Path, what: str = "model"
+) -> None:
     """Refuse a checkpoint of another model, saying how it differs."""
     held = {name.removeprefix("model."): entry.size for name, entry in saved.items() if name.startswith("model.")}
     if not held:
-        raise CheckpointError(f"{directory}: holds no weights; use another checkpoint")
+        of = "" if what == "model" else f" of a {what}"
+        raise CheckpointError(f"{directory}: holds no weights{of}; use another checkpoint")
     wanted = {name: tensor.shape for name, tensor in model_state.items() if isinstance(tensor, Tensor)}
     if differences := misfits(wanted, held):
         raise CheckpointError(
-            f"{directory} holds another model than this run's:{_lines(differences)}\n"
+            f"{directory} holds another {what} than this run's:{_lines(differences)}\n"
             "Use the model, env and algorithm that it was saved with (config.yaml in its run directory)."
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from embodied_rl.schema.actor import ActorConfig, FSDPConfig, LRScheduleConfig, MixedPrecisionConfig, OptimConfig
 from embodied_rl.schema.algorithm import AlgorithmConfig, KLControllerConfig, NormConfig, SamplingConfig
+from embodied_rl.schema.critic import CriticConfig
 from embodied_rl.schema.data import (
     AugmentationConfig,
     CollectSection,
@@ -34,6 +35,7 @@ __all__ = [
     "CollectConfig",
     "CollectSection",
     "Config",
+    "CriticConfig",
     "DaggerConfig",
     "DaggerSection",
     "DemonstrationConfig",
@@ -76,6 +78,7 @@ class Config(Section):
     algorithm: AlgorithmConfig
     model: ModelConfig
     actor: ActorConfig
+    critic: CriticConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

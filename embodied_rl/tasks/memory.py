@@ -15,16 +15,21 @@ STATE_TENSORS: Final = {"float32": 4, "bfloat16": 3}
 """Type of the moments -> what the actor has of each parameter, in float32 numbers: weight, gradient and two moments."""
 
 
-def worker_bytes(plan: RunPlan[Any], component: str, parameters: int | None) -> float:
+def worker_bytes(
+    plan: RunPlan[Any], component: str, parameters: int | None, critic_parameters: int | None = None
+) -> float:
     """Bytes that one worker of a component holds, at least: of env workers without the simulator, of others with the
-    policy where its size is known."""
+    policy, and of actors with the critic, where their size is known."""
     if component == "env" or parameters is None:
         return PROCESS_BYTES
     weights = 4 * parameters
     if component == "actor":
         shards = 1 if plan.config.actor.fsdp_config.sharding_strategy == "no_shard" else plan.world_size("actor")
-        trained = STATE_TENSORS[plan.config.actor.optim.state_dtype] if not plan.config.model.lora.used else 1
-        weights = trained * weights // shards
+        actor, critic = (
+            STATE_TENSORS[section.optim.state_dtype] for section in (plan.config.actor, plan.config.critic)
+        )
+        trained = actor if not plan.config.model.lora.used else 1
+        weights = (trained * weights + critic * 4 * (critic_parameters or 0)) // shards
     return PROCESS_BYTES + weights
 
 
@@ -38,9 +43,10 @@ def check_memory(plan: RunPlan[Any]) -> None:
     if limit is None:
         return
     parameters = count_parameters(plan)
+    of_critic = None if plan.trained_critic is None else count_parameters(plan, of_critic=True)
     needed = {
         component: sum(
-            worker_bytes(plan, component, parameters)
+            worker_bytes(plan, component, parameters, of_critic)
             if plan.placement.device(component, rank) == "cpu"
             else PROCESS_BYTES
             for rank in range(plan.world_size(component))

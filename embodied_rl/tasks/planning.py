@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from embodied_rl.checkpoints.store import (
     verify,
 )
 from embodied_rl.envs.base import adapter_class, known_spaces
-from embodied_rl.errors import CheckpointError
+from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.registry import policy_class
 from embodied_rl.models.weights.look import check_checkpoint, check_folder
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
 from embodied_rl.runtime.placement import NodeSlots, Placement, count_accelerators, parse_placement
-from embodied_rl.schema import Config, EmbodiedConfig, EmbodiedSftConfig, EnvConfig, MathConfig
+from embodied_rl.schema import Config, EmbodiedConfig, EmbodiedSftConfig, EnvConfig, MathConfig, ModelConfig
 from embodied_rl.schema.runner import NodeGroupConfig
 from embodied_rl.tasks.rules import staleness_bound
 from embodied_rl.tasks.table import TASKS
@@ -79,6 +79,12 @@ def plan_of(config: Config) -> RunPlan[Any]:
         check_data(kept_to(config.algorithm.bc_path), spaces, key="algorithm.bc_path")
     here = asdict(spaces) | {"num_action_chunks": getattr(config.model, "num_action_chunks", None)}
     check_folder(config.model, here)
+    critic = critic_model(config)
+    if critic is not None and critic.path != config.model.path and not config.runner.only_eval:
+        try:
+            check_folder(critic, here)
+        except UserError as error:
+            raise UserError(f"critic: {error}") from error
     if start.resumed is not None and not config.runner.only_eval:
         resume.check(start.resumed, resume.compare(start.resumed, config) or [])
     for key, checkpoint in (("runner.resume_dir", start.resumed), ("runner.init_from", start.initial)):
@@ -110,6 +116,10 @@ def plan_of(config: Config) -> RunPlan[Any]:
         model_params=parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params"),
         env_params=env_params,
         eval_env_params=env_params if eval_env is None else _env_params(eval_env, "eval_env"),
+        critic=critic,
+        critic_params=None
+        if critic is None
+        else parse_params(policy_class(critic.model_type).Params, critic.params, "critic.params"),
     )
     from embodied_rl.tasks.memory import check_memory
     from embodied_rl.tasks.trial import try_policy  # imports torch, as the policy's class did
@@ -117,6 +127,19 @@ def plan_of(config: Config) -> RunPlan[Any]:
     try_policy(plan)
     check_memory(plan)
     return plan
+
+
+def critic_model(config: Config) -> ModelConfig | None:
+    """The model of a critic of its own: the policy's, but for what ``critic`` says, and without adapters."""
+    if not config.critic.enable:
+        return None
+    model, critic = config.model, config.critic
+    return ModelConfig(
+        model_type=model.model_type,
+        path=critic.path or model.path,
+        params={**model.params, **critic.params},
+        lora=replace(model.lora, rank=0, path=None),
+    )
 
 
 def _env_params(env: EnvConfig | None, section: str) -> Any:

@@ -97,6 +97,23 @@ def process_problems(c: Config, placement: Placement | None) -> Iterator[str]:
             yield str(error)
 
 
+def critic_problems(c: Config) -> Iterator[str]:
+    """Each problem of a critic of its own: what was got, why it cannot be, and what to do."""
+    estimator = ADVANTAGES.get(c.algorithm.adv_type)
+    if not c.critic.enable or estimator is None:
+        return
+    if not estimator.needs_values:
+        yield (
+            f"critic.enable: got true, but adv_type={c.algorithm.adv_type} has no values for a critic to learn; use "
+            "algorithm=ppo, or critic.enable=false"
+        )
+    if c.critic.enable_offload and c.actor.fsdp_config.cpu_offload:
+        yield (
+            "critic.enable_offload: got true with actor.fsdp_config.cpu_offload=true, which keeps all in host memory "
+            "at all times; set one of them"
+        )
+
+
 def algorithm_problems(c: Config) -> Iterator[str]:
     """Each problem: what was got, why it cannot be, and what to do."""
     a = c.algorithm

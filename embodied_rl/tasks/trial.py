@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from safetensors import safe_open
 
 from embodied_rl.envs.base import known_spaces
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_truncation
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, policy_of
 from embodied_rl.models.weights.folder import headers_only
 from embodied_rl.plan import RunPlan
-from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig
+from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig, ModelConfig
 
 
 def try_policy(plan: RunPlan[Any]) -> None:
@@ -30,6 +32,11 @@ def try_policy(plan: RunPlan[Any]) -> None:
         UserError: as :func:`policy_of` and :meth:`Policy.truncate`.
     """
     policy, config = _build(plan), plan.config
+    if plan.trained_critic is not None:
+        try:
+            _build(plan, of_critic=True)
+        except UserError as error:
+            raise UserError(f"critic: {error}") from error
     if not isinstance(config, EmbodiedConfig):
         return
     sampling = config.algorithm.sampling_params
@@ -66,10 +73,10 @@ def try_checkpoints(plan: RunPlan[Any]) -> None:
         shards.check_weights(policy, resumed, exactly=True)
 
 
-def count_parameters(plan: RunPlan[Any]) -> int | None:
-    """Numbers in the policy, or in the files of a language model's folder; None where that cannot be known before the
-    env is built."""
-    policy, path = _build(plan), plan.config.model.path
+def count_parameters(plan: RunPlan[Any], *, of_critic: bool = False) -> int | None:
+    """Numbers in the policy or the critic, or in the files of a language model's folder; None where that cannot be
+    known before the env is built."""
+    policy, path = _build(plan, of_critic=of_critic), _model(plan, of_critic).path
     if policy is not None:
         return sum(parameter.numel() for parameter in policy.parameters())
     files = [] if path is None else sorted(Path(path).glob("*.safetensors"))
@@ -83,14 +90,22 @@ def _elements(weights: Path) -> Iterator[int]:
             yield math.prod(file.get_slice(name).get_shape())
 
 
-def _build(plan: RunPlan[Any], initialize: Callable[[Policy], None] | None = None) -> Policy | None:
-    """The policy without memory; None where that is left to the workers."""
-    config, spec = plan.config.model, _spec(plan)
+def _model(plan: RunPlan[Any], of_critic: bool) -> ModelConfig:
+    return plan.critic if of_critic and plan.critic is not None else plan.config.model
+
+
+def _build(
+    plan: RunPlan[Any], initialize: Callable[[Policy], None] | None = None, *, of_critic: bool = False
+) -> Policy | None:
+    """The policy, or the critic, without memory; None where that is left to the workers."""
+    config, spec = _model(plan, of_critic), _spec(plan)
+    if spec is not None and of_critic:
+        spec = replace(spec, values_per_chunk=plan.values_per_chunk)
     if spec is None or config.model_type not in MODELS or (config.model_type in LANGUAGE_MODELS and config.path):
         return None
     try:
         with headers_only(), torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return policy_of(config, spec, initialize, params=plan.model_params)
+            return policy_of(config, spec, initialize, params=plan.critic_params if of_critic else plan.model_params)
     except (NotImplementedError, RuntimeError):  # what tensors without numbers cannot do, such as a base's SVD
         return None
 
@@ -111,5 +126,5 @@ def _spec(plan: RunPlan[Any]) -> PolicySpec | None:
         state_dim=spaces.state_dim,
         image_shapes=spaces.image_shapes,
         action_choices=spaces.action_choices or (),
-        values_per_chunk=plan.values_per_chunk,
+        values_per_chunk=plan.policy_values,
     )

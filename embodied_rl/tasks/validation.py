@@ -22,6 +22,7 @@ from embodied_rl.runtime.placement import PlacementError, later_lines_win
 from embodied_rl.schema import (
     CollectConfig,
     Config,
+    CriticConfig,
     DaggerConfig,
     EmbodiedSftConfig,
     LoraSettings,
@@ -33,6 +34,7 @@ from embodied_rl.tasks.planning import placement_of
 from embodied_rl.tasks.rules import (
     actor_problems,
     algorithm_problems,
+    critic_problems,
     precision_problems,
     process_problems,
     replaces_env_workers,
@@ -180,6 +182,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         yield from precision_problems(c)
         yield from weight_sync_problems(c, placement)
         yield from algorithm_problems(c)
+        yield from critic_problems(c)
     yield from task.rules(c, placement)
 
 
@@ -278,6 +281,13 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.huber_delta", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.critic_warmup_steps", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("actor.optim.value_lr", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    ("actor.optim.value_lr", lambda c: c.critic.enable, "values are the critic's; critic.optim.lr is its rate"),
+    ("algorithm.value_loss_coef", lambda c: c.critic.enable, "a critic with its own optimiser has that loss alone"),
+    *(
+        (f"critic.{name}", lambda c: not c.critic.enable, "critic.enable is false")
+        for name in _annotations(CriticConfig)
+        if name != "enable"
+    ),
     *(
         (f"model.lora.{name}", lambda c: not c.model.lora.used, "model.lora.rank is 0")
         for name in _annotations(LoraSettings)
@@ -345,7 +355,15 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("env.train", lambda c: isinstance(c, EmbodiedSftConfig), "it trains on demonstrations, not in the env"),
     *(
         (section, _collects, "it collects demonstrations and trains nothing")
-        for section in ("algorithm", "actor", "env.train", "env.eval", "env.use_rel_reward", "env.reward_coef")
+        for section in (
+            "algorithm",
+            "actor",
+            "critic",
+            "env.train",
+            "env.eval",
+            "env.use_rel_reward",
+            "env.reward_coef",
+        )
     ),
     *(
         (f"runner.{name}", _collects, "it collects demonstrations and trains nothing")

@@ -125,5 +125,5 @@ class Wiring(Generic[C]):
             state_dim=spaces.state_dim,
             image_shapes=spaces.image_shapes,
             action_choices=spaces.action_choices,
-            values_per_chunk=self.plan.values_per_chunk,
+            values_per_chunk=self.plan.policy_values,
         )

@@ -166,18 +166,31 @@ class Objective:
             diagnostics.merge(found)
             loss = loss + algorithm.positive_nll_coef * terms["nll"].of(rows, units, positive)
         if micro.returns is not None and micro.values is not None and micro.value_mask is not None:
-            assert evaluation.values is not None
-            units, found = value_loss(
-                values=evaluation.values / context.return_std,
-                old_values=micro.values / context.return_std,
-                returns=micro.returns / context.return_std,
-                mask=micro.value_mask,
-                value_clip=algorithm.value_clip,
-                huber_delta=algorithm.huber_delta,
-            )
-            diagnostics.merge(found)
-            loss = loss + algorithm.value_loss_coef * terms["value"].of(rows, units, micro.value_mask)
+            share = self._value_share(micro, evaluation, rows, terms, diagnostics, context)
+            loss = loss + algorithm.value_loss_coef * share
         return loss
+
+    def _value_share(
+        self,
+        micro: TrainBatch,
+        evaluation: Evaluation,
+        rows: Tensor,
+        terms: dict[str, Term],
+        diagnostics: Diagnostics,
+        context: UpdateContext,
+    ) -> Tensor:
+        assert micro.returns is not None and micro.values is not None and micro.value_mask is not None
+        assert evaluation.values is not None
+        units, found = value_loss(
+            values=evaluation.values / context.return_std,
+            old_values=micro.values / context.return_std,
+            returns=micro.returns / context.return_std,
+            mask=micro.value_mask,
+            value_clip=self._algorithm.value_clip,
+            huber_delta=self._algorithm.huber_delta,
+        )
+        diagnostics.merge(found)
+        return terms["value"].of(rows, units, micro.value_mask)
 
     def _policy_units(self, micro: TrainBatch, logprobs: Tensor, diagnostics: Diagnostics, version: int) -> Tensor:
         options = dict(self._loss_options)
@@ -214,6 +227,33 @@ class Objective:
             diagnostics.add_mean("loglinear_error", (between - proximal).abs(), micro.loss_mask)
         assert proximal is not None
         return proximal
+
+
+class ValueObjective(Objective):
+    """The loss of a critic of its own: that of its values alone, in samples with values."""
+
+    def mask_off_policy(self, batch: TrainBatch, diagnostics: Diagnostics) -> TrainBatch:
+        return batch
+
+    def terms(self, batch: TrainBatch) -> dict[str, Term]:
+        assert batch.value_mask is not None
+        weights = weigh(batch.value_mask, batch.sequence_ids, mode="token-mean", scale_factor=1.0)
+        [count] = self._sum(torch.tensor([weights.count], dtype=torch.float64)).tolist()
+        return {"value": Term(weights=weights.per_sample, denominator=count)}
+
+    def loss(
+        self,
+        micro: TrainBatch,
+        rows: Tensor,
+        terms: dict[str, Term],
+        diagnostics: Diagnostics,
+        context: UpdateContext,
+    ) -> Tensor:
+        micro = micro.to(self._device)
+        evaluation: Evaluation = self._policy(
+            micro.replay_inputs, temperature=self._algorithm.sampling_params.temperature
+        )
+        return self._value_share(micro, evaluation, rows, terms, diagnostics, context)
 
 
 def _positive(batch: TrainBatch) -> Tensor:

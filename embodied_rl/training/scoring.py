@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -68,11 +69,41 @@ class Training:
     longest_sequence: int = 1
     """Chunks that a sequence can have."""
     report_progress: Callable[[str, int, int], None]
+    section: Literal["actor", "critic"] = "actor"
+    """The configuration's section that ``policy`` is trained by."""
 
     @property
     def policies(self) -> list[Policy]:
         """All that a pass may go through."""
         return [self.policy] if self.reference is None else [self.policy, self.reference.policy]
+
+
+def forward_in_parts(
+    inputs: Mapping[str, Tensor],
+    parts: list[Tensor],
+    forward: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    training: Training,
+    what: str,
+) -> dict[str, Tensor]:
+    """``forward`` on the samples of each part: its results, [count,...] each, in the samples' order. A collective.
+
+    Args:
+        inputs: [count,...] each.
+        parts: indices of each pass's samples.
+        what: name of this in progress reports.
+    """
+    found: dict[str, list[Tensor]] = {}
+    passes = int(max_over_ranks(training.device)(torch.tensor([len(parts)]))[0])
+    for number in range(passes):
+        # A rank without samples left takes part in the others' collectives with any sample.
+        spare = number >= len(parts)
+        rows = torch.zeros(1, dtype=torch.int64) if spare else parts[number]
+        results = forward({key: tensor[rows].to(training.device) for key, tensor in inputs.items()})
+        for name, tensor in results.items():
+            found.setdefault(name, []).append((tensor[:0] if spare else tensor).float().cpu())
+        training.report_progress(what, number + 1, passes)
+    order = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
+    return {name: torch.cat(tensors)[order] for name, tensors in found.items()}
 
 
 class Scorer:
@@ -93,11 +124,10 @@ class Scorer:
             # A size of its own is meant for the scoring alone.
             max_tokens=None if actor.logprob_micro_batch_size else actor.max_tokens_per_micro_batch,
         )
-        self._device = training.device
-        self._max, self._report_progress = max_over_ranks(training.device), training.report_progress
+        self._training = training
         decoupled = "prox_logp_method" in POLICY_LOSSES[algorithm.loss_type].sections
         self._proximal = decoupled and algorithm.prox_logp_method != "loglinear"
-        self._values = ADVANTAGES[algorithm.adv_type].needs_values
+        self._values = ADVANTAGES[algorithm.adv_type].needs_values and training.policy.spec.values_per_chunk > 0
         self._in_reward = self._reference is not None and algorithm.kl_in == "reward"
         self._full = algorithm.kl_penalty_type == "full"
 
@@ -149,15 +179,10 @@ class Scorer:
         Args:
             parts: indices of each pass's samples.
         """
-        found: dict[str, list[Tensor]] = {}
-        passes = int(self._max(torch.tensor([len(parts)]))[0])
         exact = self._full and self._in_reward
-        for number in range(passes):
-            # A rank without samples left takes part in the others' collectives with any sample.
-            spare = number >= len(parts)
-            rows = torch.zeros(1, dtype=torch.int64) if spare else parts[number]
-            micro = {key: tensor[rows].to(self._device) for key, tensor in inputs.items()}
-            temperature = self._algorithm.sampling_params.temperature
+        temperature = self._algorithm.sampling_params.temperature
+
+        def forward(micro: dict[str, Tensor]) -> dict[str, Tensor]:
             results: dict[str, Tensor] = {}
             mine = theirs = None
             if own:
@@ -174,11 +199,9 @@ class Scorer:
                 assert mine is not None and theirs is not None and self._policy.distribution_type is not None
                 assert mine.distribution is not None and theirs.distribution is not None
                 results["divergence"] = full_kl(self._policy.distribution_type, mine.distribution, theirs.distribution)
-            for name, tensor in results.items():
-                found.setdefault(name, []).append((tensor[:0] if spare else tensor).float().cpu())
-            self._report_progress("scoring", number + 1, passes)
-        order = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
-        return {name: torch.cat(tensors)[order] for name, tensors in found.items()}
+            return results
+
+        return forward_in_parts(inputs, parts, forward, self._training, "scoring")
 
     def _filled(self, t: Trajectory, flat: Tensor, found: dict[str, Tensor], diagnostics: Diagnostics) -> Trajectory:
         def spread(name: str) -> Tensor:

@@ -34,13 +34,20 @@ class Updater:
     passes as the one with the most samples, so neither micro-batch size nor world size changes a gradient.
     """
 
-    def __init__(self, training: Training, optimizer: Optimizer, demonstrated: Demonstrated | None = None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        optimizer: Optimizer,
+        demonstrated: Demonstrated | None = None,
+        objective: Objective | None = None,
+    ) -> None:
         self._demonstrated = demonstrated
-        self._policy, self._optimizer = training.policy, optimizer
+        self._policy, self._optimizer, self._section = training.policy, optimizer, training.section
+        self._whose = "" if self._section == "actor" else f"{self._section}'s "
         self._actor, self._algorithm, self._device = training.actor, training.algorithm, training.device
         self._report_progress = training.report_progress
         self._sum, self._max = sum_over_ranks(training.device), max_over_ranks(training.device)
-        self._objective = Objective(training)
+        self._objective = objective or Objective(training)
         self.cost: SampleCost | None = None
         self.flops = Flops()
         """Of the last update; nothing without :attr:`cost`."""
@@ -63,8 +70,8 @@ class Updater:
             kl_beta: weight of the divergence from the reference policy in the loss.
 
         Raises:
-            FloatingPointError: a gradient is not finite, and ``actor.optim.skip_nonfinite`` is false; the weights are
-                those before the failing optimiser step.
+            FloatingPointError: a gradient is not finite, and ``skip_nonfinite`` is false; the weights are those before
+                the failing optimiser step.
         """
         algorithm = self._algorithm
         diagnostics = Diagnostics()
@@ -84,7 +91,7 @@ class Updater:
         stopped = False
         for epoch in range(algorithm.update_epoch):
             for index in minibatches(all_ids, own_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count):
-                self._under_way = f"update {len(norms) + 1}/{total}: micro-batch"
+                self._under_way = f"{self._whose}update {len(norms) + 1}/{total}: micro-batch"
                 norm = self._optimizer_step(batch, trainable[index], diagnostics, context, number=len(norms))
                 stopped = norm is None
                 if norm is None:
@@ -167,9 +174,10 @@ class Updater:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             raise FloatingPointError(
-                f"training step {context.version}: the gradient's norm is {norm.item()}, the weights are those before "
-                f"it. {origin(self._policy, batch.select(index), self._losses)}. Lower actor.optim.lr, or look into "
-                "what gave these numbers; actor.optim.skip_nonfinite=true goes on without such steps"
+                f"training step {context.version}: the {self._whose}gradient's norm is {norm.item()}, the weights are "
+                f"those before it. {origin(self._policy, batch.select(index), self._losses)}. Lower "
+                f"{self._section}.optim.lr, or look into what gave these numbers; "
+                f"{self._section}.optim.skip_nonfinite=true goes on without such steps"
             )
         return norm.item()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,7 @@ from embodied_rl.runtime.worker import Abandoned, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig, MathConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.training.batch import build_train_batch, passing_members
+from embodied_rl.training.critic import Critic
 from embodied_rl.training.demonstrated import Demonstrated
 from embodied_rl.training.optimizer import build_optimizer, learning_rate_factor, set_learning_rates
 from embodied_rl.training.scoring import BaseReference, Reference, Scorer, Training
@@ -136,6 +137,7 @@ class ActorWorker(Worker):
         )
         self._scorer = Scorer(training)
         self._updater = Updater(training, self._optimizer, self._demonstrated(training, spec))
+        self._critic = self._build_critic(spec, mesh, training)
         self._state: TrainingState | None = None
         if self._config.enable_offload:
             require_accelerator("actor.enable_offload", context.device)
@@ -184,6 +186,26 @@ class ActorWorker(Worker):
         if with_adapters:
             load(policy)
         return policy
+
+    def _build_critic(self, spec: PolicySpec, mesh: DeviceMesh, training: Training) -> Critic | None:
+        """The critic of its own, if there is one: from its folder, or with ``runner.init_from`` a checkpoint's."""
+        config, initial = self._plan.trained_critic, self._initial
+        if config is None:
+            return None
+        initial = initial if initial is not None and checkpoint.has_critic(initial) else None
+        torch.manual_seed(self._config.seed)
+        with as_stored() if initial is None else contextlib.nullcontext():
+            model = policy_of(
+                config, replace(spec, values_per_chunk=self._plan.values_per_chunk), params=self._plan.critic_params
+            )
+        if initial is not None:
+            checkpoint.load_critic_weights(model, initial)
+        if self._config.torch_compile:
+            compile_blocks(model)
+        if self._config.gradient_checkpointing:
+            checkpoint_blocks(model)
+        shard(model, mesh, self._config.fsdp_config)
+        return Critic(model, self._plan.config.critic, training, self._timer)
 
     def _demonstrated(self, training: Training, spec: PolicySpec) -> Demonstrated | None:
         path = self._algorithm.bc_path
@@ -313,6 +335,9 @@ class ActorWorker(Worker):
             trajectories = self._scorer.score(self._received, scores)
             scores.reduce(reduce, max_over_ranks(self.context.device))
             metrics = scores.result()
+        if self._critic is not None:
+            with self._timer.phase("values"):
+                trajectories = self._critic.value(trajectories)
         self._received = []
         with self._timer.phase("advantage"):
             beta = self._kl.beta
@@ -333,24 +358,33 @@ class ActorWorker(Worker):
         set_learning_rates(self._optimizer, factor)
         # Draws in a pass (dropout in adapters) depend on the step alone, as all randomness does.
         torch.manual_seed(derived_seed(self._config.seed, step, self.context.rank, bits=32))
+        warm_up = False
+        if self._critic is not None:
+            with self._timer.phase("critic"):
+                metrics |= self._critic.train(batch, step=step, learning_rate_factor=factor)
+                self._critic.model.update_statistics(trajectories, reduce)
+            batch = replace(batch, values=None, returns=None, value_mask=None)
+            warm_up = step < algorithm.critic_warmup_steps
         self._policy.train()
         with self._timer.phase("update"):
-            metrics |= self._updater.run(batch, step=step, kl_beta=beta if algorithm.kl_in == "loss" else 0.0)
+            if not warm_up:
+                metrics |= self._updater.run(batch, step=step, kl_beta=beta if algorithm.kl_in == "loss" else 0.0)
             self._policy.update_statistics(trajectories, reduce)
         metrics["learning_rate"] = self._config.optim.lr * factor
         if algorithm.kl_beta > 0:
             metrics["kl_beta"] = beta
             divergence = metrics.get("reference_kl", math.nan)
             # A step that trained nothing says nothing of how far training moves the policy.
-            if metrics["optimizer_steps"] and math.isfinite(divergence):
+            if metrics.get("optimizer_steps") and math.isfinite(divergence):
                 self._kl.update(divergence, sequences=int(totals["score"][1]))
         return metrics
 
     def save(self, directory: Path, *, contents: Sequence[str] = ("model", "optimizer")) -> None:
         """Write this rank's shards into ``directory``."""
         optimizer = self._optimizer if "optimizer" in contents else None
+        critic = self._trained_critic(with_optimizer="optimizer" in contents)
         try:
-            checkpoint.save_actor(self._policy, optimizer, directory, self._extra_state())
+            checkpoint.save_actor(self._policy, optimizer, directory, self._extra_state(), critic=critic)
             if self.context.rank == 0:
                 self._record.write(directory)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
@@ -360,7 +394,8 @@ class ActorWorker(Worker):
     def begin_save(self, publication: Publication, *, contents: Sequence[str]) -> None:
         """Copy this rank's shards and start to write them; the checkpoint gets its name when all ranks are done."""
         optimizer = self._optimizer if "optimizer" in contents else None
-        state = checkpoint.actor_state(self._policy, optimizer, self._extra_state())
+        critic = self._trained_critic(with_optimizer="optimizer" in contents)
+        state = checkpoint.actor_state(self._policy, optimizer, self._extra_state(), critic=critic)
 
         def complete() -> None:
             if self.context.rank == 0:
@@ -387,10 +422,17 @@ class ActorWorker(Worker):
     def load(self, directory: Path, *, weights_only: bool) -> None:
         """Read what :meth:`save` wrote, with any number of ranks."""
         extra = self._extra_state()
-        checkpoint.load_actor(self._policy, None if weights_only else self._optimizer, directory, extra)
+        optimizer = None if weights_only else self._optimizer
+        critic = self._trained_critic(with_optimizer=not weights_only)
+        checkpoint.load_actor(self._policy, optimizer, directory, extra, critic=critic)
         self._sender.restart()
         if not weights_only and "kl_beta" in extra:
             self._kl.beta = float(extra["kl_beta"])
+
+    def _trained_critic(self, *, with_optimizer: bool) -> checkpoint.Trained | None:
+        if self._critic is None:
+            return None
+        return self._critic.model, self._critic.optimizer if with_optimizer else None
 
     def _extra_state(self) -> dict[str, torch.Tensor]:
         """Tensors that change from step to step beside weights and optimiser."""

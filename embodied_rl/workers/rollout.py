@@ -71,6 +71,7 @@ class RolloutWorker(Worker):
         self._recording: dict[Lane, TrajectoryBuilder] = {}
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._peak_memory = PeakMemory(context.device)
+        self._for_critic = plan.trained_critic is not None
         self._policy: Policy | None = None
         self._inferences = 0
         self._cost: ActingCost | None = None
@@ -168,7 +169,7 @@ class RolloutWorker(Worker):
                         for lane, decision in decisions.items():
                             await self._answers.put(self._answer(turns[lane], decision), key=lane)
                         with self._timer.phase("inference"):  # the envs step meanwhile
-                            self._record(turns, decisions)
+                            self._record(turns, decisions, seed)
                         await self._deliver(turns, step)
                 rounds += 1
         return interruptions
@@ -229,7 +230,7 @@ class RolloutWorker(Worker):
         return ActionChunk(env_ids=_obs(turn).env_ids, actions=decision.actions, policy_version=self._weights.version)
 
     @torch.inference_mode()
-    def _record(self, turns: Mapping[Lane, Turn], decisions: Mapping[Lane, PolicyOutput]) -> None:
+    def _record(self, turns: Mapping[Lane, Turn], decisions: Mapping[Lane, PolicyOutput], seed: int) -> None:
         """Record what came of earlier decisions, with the values of states on which nobody acts, and the new ones."""
         unacted: dict[tuple[str, Lane], EnvObs] = {}
         for lane, turn in turns.items():
@@ -238,7 +239,7 @@ class RolloutWorker(Worker):
                     unacted["next", lane] = turn.next_obs
                 if turn.final_obs is not None:
                     unacted["final", lane] = turn.final_obs
-        values = self._value(unacted)
+        values, inputs = self._value(unacted), self._inputs(unacted, seed)
         for lane, turn in turns.items():
             decision = decisions.get(lane)
             if isinstance(turn, RolloutStart):
@@ -248,6 +249,9 @@ class RolloutWorker(Worker):
             elif lane in self._recording:
                 followed = values.get(("next", lane)) if decision is None else _first(decision.values)
                 self._recording[lane].happened(turn, followed, values.get(("final", lane)))
+                for name in ("next", "final"):
+                    if (name, lane) in inputs:
+                        self._recording[lane].led_to(unacted[name, lane].env_ids, inputs[name, lane])
             if decision is not None and lane in self._recording:
                 self._recording[lane].decided(decision, self._weights.version)
 
@@ -261,6 +265,25 @@ class RolloutWorker(Worker):
         values = self.policy.values(self._move(observed)).cpu()[:, 0]
         self._inferences += 1
         return {name: values[rows] for name, rows in _rows(observations).items()}
+
+    def _inputs(
+        self, observations: Mapping[tuple[str, Lane], EnvObs], seed: int
+    ) -> dict[tuple[str, Lane], dict[str, Tensor]]:
+        """The replay inputs of states on which nobody acts, for a critic of its own, which is the actor's; else none.
+        They are those of a decision that is thrown away."""
+        if not observations or not self._for_critic:
+            return {}
+        output = self.policy.act(
+            self._move(EnvObs.concatenate(list(observations.values()))),
+            greedy=True,
+            temperature=1.0,
+            generator=torch.Generator(self.context.device).manual_seed(seed),
+        )
+        self._inferences += 1
+        return {
+            name: {key: tensor[rows].cpu() for key, tensor in output.replay_inputs.items()}
+            for name, rows in _rows(observations).items()
+        }
 
     async def _deliver(self, turns: Mapping[Lane, Turn], step: int) -> None:
         """Send the trajectories that ended with ``turns`` to the actor, every rank its groups."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ class TrajectoryBuilder:
         self._versions: list[int] = []
         self._results: list[ChunkResult] = []
         self._next_values: list[Tensor] = []
+        self._unacted: list[dict[int, dict[str, Tensor]]] = [{} for _ in self._env_ids]
+        """Of each env, chunk -> the replay inputs of the state that follows it, where nobody acts on that."""
 
     def decided(self, decision: PolicyOutput, version: int) -> None:
         """Record the policy's decision for the next chunk, and the version of its weights."""
@@ -46,6 +50,16 @@ class TrajectoryBuilder:
             next_values[torch.searchsorted(self._env_ids, result.final_obs.env_ids)] = final_values
         self._next_values.append(next_values)
 
+    def led_to(self, env_ids: Tensor, inputs: Mapping[str, Tensor]) -> None:
+        """Record states that follow what happened last and on which nobody acts, in the place of any recorded before.
+
+        Args:
+            inputs: each [n,...], their replay inputs.
+        """
+        chunk = len(self._results) - 1
+        for row, place in enumerate(torch.searchsorted(self._env_ids, env_ids).tolist()):
+            self._unacted[place][chunk] = {key: tensor[row] for key, tensor in inputs.items()}
+
     def build(self) -> Trajectory:
         """The finished rollout.
 
@@ -60,6 +74,7 @@ class TrajectoryBuilder:
                 f"got {len(results)} results and {len(self._next_values)} values of what followed for {len(decisions)} "
                 "decisions, expected as many of each, and one at least"
             )
+        unacted_inputs, unacted_rows = self._followed()
         stack = lambda tensors: None if tensors[0] is None else torch.stack(tensors)  # noqa: E731
         return Trajectory(
             env_ids=self._env_ids,
@@ -77,7 +92,25 @@ class TrajectoryBuilder:
             policy_versions=torch.tensor(self._versions),
             tokens=stack([d.tokens for d in decisions]),
             task_ids=torch.stack([r.task_ids for r in results]),
+            unacted_inputs=unacted_inputs,
+            unacted_rows=unacted_rows,
         )
+
+    def _followed(self) -> tuple[dict[str, Tensor] | None, Tensor | None]:
+        """``unacted_inputs`` and ``unacted_rows``."""
+        if not any(self._unacted):
+            return None, None
+        rows = torch.full((len(self._results), len(self._env_ids)), -1)
+        for place, states in enumerate(self._unacted):
+            rows[list(states), place] = torch.arange(len(states))
+        padded = [[*states.values()] for states in self._unacted]  # all have the rollout's last
+        most = max(map(len, padded))
+        columns = [[*states, *[states[-1]] * (most - len(states))] for states in padded]
+        names = columns[0][0]
+        return {
+            name: torch.stack([torch.stack([state[name] for state in column]) for column in columns], 1)
+            for name in names
+        }, rows
 
 
 def split_by_rank(trajectory: Trajectory, world_size: int) -> list[Trajectory | None]:

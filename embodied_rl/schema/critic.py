@@ -1,0 +1,28 @@
+"""``critic``: values from a network of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from embodied_rl.schema.actor import OptimConfig
+from embodied_rl.schema.types import PositiveInt, Section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig(Section):
+    enable: bool
+    """Values come from a network of their own, of the policy's ``model_type`` and with a value head, which lies sharded
+    in the actor's ranks and has an optimiser of its own; false: from a value head of the policy."""
+    path: str | None
+    """The folder of weights that it starts from, as ``model.path``; null: that of ``model.path``, and fresh weights
+    where there is none."""
+    params: dict[str, Any]
+    """Options in which it differs from ``model.params``, such as a smaller ``hidden_size``."""
+    micro_batch_size: PositiveInt | None
+    """Samples per pass of one rank through the critic; null: as ``actor.micro_batch_size`` and
+    ``actor.max_tokens_per_micro_batch``."""
+    enable_offload: bool
+    """Keep its weights and optimiser state in host memory but while it values and is trained."""
+    optim: OptimConfig
+    """Its optimiser, with the options of ``actor.optim``; rates follow ``actor.lr_sched``."""
