@@ -169,7 +169,7 @@ class RolloutWorker(Worker):
                         for lane, decision in decisions.items():
                             await self._answers.put(self._answer(turns[lane], decision), key=lane)
                         with self._timer.phase("inference"):  # the envs step meanwhile
-                            self._record(turns, decisions, seed)
+                            self._record(turns, decisions)
                         await self._deliver(turns, step)
                 rounds += 1
         return interruptions
@@ -230,7 +230,7 @@ class RolloutWorker(Worker):
         return ActionChunk(env_ids=_obs(turn).env_ids, actions=decision.actions, policy_version=self._weights.version)
 
     @torch.inference_mode()
-    def _record(self, turns: Mapping[Lane, Turn], decisions: Mapping[Lane, PolicyOutput], seed: int) -> None:
+    def _record(self, turns: Mapping[Lane, Turn], decisions: Mapping[Lane, PolicyOutput]) -> None:
         """Record what came of earlier decisions, with the values of states on which nobody acts, and the new ones."""
         unacted: dict[tuple[str, Lane], EnvObs] = {}
         for lane, turn in turns.items():
@@ -239,7 +239,7 @@ class RolloutWorker(Worker):
                     unacted["next", lane] = turn.next_obs
                 if turn.final_obs is not None:
                     unacted["final", lane] = turn.final_obs
-        values, inputs = self._value(unacted), self._inputs(unacted, seed)
+        values, inputs = self._value(unacted), self._inputs(unacted)
         for lane, turn in turns.items():
             decision = decisions.get(lane)
             if isinstance(turn, RolloutStart):
@@ -266,9 +266,7 @@ class RolloutWorker(Worker):
         self._inferences += 1
         return {name: values[rows] for name, rows in _rows(observations).items()}
 
-    def _inputs(
-        self, observations: Mapping[tuple[str, Lane], EnvObs], seed: int
-    ) -> dict[tuple[str, Lane], dict[str, Tensor]]:
+    def _inputs(self, observations: Mapping[tuple[str, Lane], EnvObs]) -> dict[tuple[str, Lane], dict[str, Tensor]]:
         """The replay inputs of states on which nobody acts, for a critic of its own, which is the actor's; else none.
         They are those of a decision that is thrown away."""
         if not observations or not self._for_critic:
@@ -277,7 +275,7 @@ class RolloutWorker(Worker):
             self._move(EnvObs.concatenate(list(observations.values()))),
             greedy=True,
             temperature=1.0,
-            generator=torch.Generator(self.context.device).manual_seed(seed),
+            generator=torch.Generator(self.context.device).manual_seed(self._seed),  # nothing depends on it
         )
         self._inferences += 1
         return {

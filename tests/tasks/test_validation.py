@@ -298,6 +298,8 @@ def test_auto_reset_is_recommended_where_it_is_allowed(algorithm: str, steps: in
         "algorithm.value_clip=0.2",
         "actor.optim.value_lr=0.1",
         "algorithm.critic_warmup_steps=1",
+        "critic.optim.lr=0.1",
+        "critic.path=/weights",
         "algorithm.rewards_lower_bound=0.1",
         "algorithm.entropy_type=chunk_level",
         "actor.logprob_gap_warning=0.1",
@@ -308,6 +310,23 @@ def test_auto_reset_is_recommended_where_it_is_allowed(algorithm: str, steps: in
 def test_a_key_that_the_run_would_not_read_is_refused(override: str) -> None:
     [problem] = problems(override)
     assert problem.startswith(f"{override.split('=')[0].lstrip('+')}: this run would not read it, since ")
+
+
+@pytest.mark.parametrize("override", ["actor.optim.value_lr=0.1", "algorithm.value_loss_coef=0.3"])
+def test_a_critic_of_its_own_leaves_a_value_heads_keys_unread(override: str) -> None:
+    [problem] = problems("algorithm=ppo", "critic.enable=true", override)
+    assert problem.startswith(f"{override.split('=')[0]}: this run would not read it, since ")
+
+
+def test_a_critic_that_nobody_asks_is_refused() -> None:
+    [problem] = problems("algorithm=grpo", "critic.enable=true")
+    assert problem.startswith("critic.enable: got true, but adv_type=grpo has no values for a critic to learn; use ")
+
+
+def test_a_critic_is_offloaded_in_one_way() -> None:
+    offload = ("critic.enable_offload=true", "actor.fsdp_config.cpu_offload=true")
+    [problem] = problems("algorithm=ppo", "critic.enable=true", *offload)
+    assert problem.startswith("critic.enable_offload: got true with actor.fsdp_config.cpu_offload=true")
 
 
 def test_what_is_never_gathered_is_never_freed() -> None:

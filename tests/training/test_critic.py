@@ -317,3 +317,10 @@ def test_a_gradient_that_is_not_finite_is_the_critics(mesh: DeviceMesh) -> None:
     metrics = skipping.critic.train(batch, step=0, learning_rate_factor=1.0)
     assert metrics["critic_nonfinite_steps"] == 2, "one of two mini-batches in each of two epochs"
     assert all(torch.isfinite(tensor).all() for tensor in skipping.weights().values())
+
+
+def test_it_learns_what_to_expect(mesh: DeviceMesh) -> None:
+    pair = Pair(mesh, critic_config("algorithm.value_clip=null"), small_policy(1, hidden_size=32))
+    batch = pair.batch(two_epochs())
+    losses = [pair.critic.train(batch, step=step, learning_rate_factor=1.0)["value_loss"] for step in range(40)]
+    assert losses[-1] < 0.3 * losses[0]

@@ -110,6 +110,28 @@ def test_where_an_episode_ended_its_own_last_state_is_valued() -> None:
     assert followed.tolist() == [1, 2, 3], "the decision's own values stay"
 
 
+def test_states_on_which_nobody_acts_are_kept_for_a_critic_of_its_own() -> None:
+    building = builder()
+    for t in range(3):
+        building.decided(decision(t, values=None), t)
+        building.happened(result(t), None, None)
+        if t == 1:
+            building.led_to(torch.tensor([7]), {"state": torch.full((1, 4), 17.0)})
+    building.led_to(ENV_IDS, {"state": torch.tensor([[26.0] * 4, [27.0] * 4, [28.0] * 4])})
+    building.led_to(torch.tensor([8]), {"state": torch.full((1, 4), -28.0)})  # its episode ended there
+    got = building.build()
+    assert got.unacted_rows is not None and got.unacted_inputs is not None
+    assert got.unacted_rows.tolist() == [[-1, -1, -1], [-1, 0, -1], [0, 1, 0]]
+    assert got.unacted_inputs["state"][..., 0].tolist() == [[26, 17, -28], [26, 27, -28]]
+    [_, part] = split_by_rank(got, 2)
+    assert part is not None and part.unacted_rows is not None and part.unacted_inputs is not None
+    assert (part.unacted_rows.tolist(), part.unacted_inputs["state"][..., 0].tolist()) == (
+        [[-1], [-1], [0]],
+        [[-28], [-28]],
+    )
+    assert building.build().bootstrap_values is None
+
+
 def test_without_a_value_head() -> None:
     got = recorded(values=False)
     assert (got.values, got.bootstrap_values) == (None, None)
