@@ -40,6 +40,15 @@ SMALL = {
         "++env.init_params.success_radius=0.6",
         "++env.init_params.step_size=0.4",
     ],
+    "dummy, going on, with a critic": [
+        "env=dummy",
+        *GOING_ON,
+        "critic.enable=true",
+        "actor.lr_sched.lr_decay_style=linear",
+        "env.train.max_episode_steps=16",
+        "env.train.max_steps_per_rollout_epoch=4",
+        "env.train.total_num_envs=16",
+    ],
     "gymnasium": ["env=gymnasium", "env.train.total_num_envs=16"],
     "gymnasium, going on": [
         "env=gymnasium",
@@ -114,6 +123,7 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sim
         "dummy",
         "dummy, going on",
         "dummy, by success",
+        "dummy, going on, with a critic",
         "gymnasium",
         "gymnasium, going on",
         pytest.param("libero_10", marks=LONG),

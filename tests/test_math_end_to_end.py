@@ -145,3 +145,25 @@ def test_a_step_that_teaches_nothing_says_why(tmp_path: Path, capsys: pytest.Cap
 def test_a_workers_user_error_is_the_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected 1 to data.max_prompt_length=2"):
         run(tiny_math_run(tmp_path, "data.max_prompt_length=2"))
+
+
+CRITIC = ("algorithm=ppo", "critic.enable=true", "critic.optim.lr=0.003", "algorithm.group_size=4")
+
+
+@pytest.mark.parametrize("level", ["chunk_level", "action_level"])
+def test_a_critic_of_its_own_learns_and_goes_on_exactly(tmp_path: Path, level: str) -> None:
+    """The policy waits for the first steps, so what there is to expect stays; then it is trained, too."""
+    recipe = (BY_TEXT, *CRITIC, f"algorithm.reward_type={level}", "algorithm.critic_warmup_steps=7")
+    whole = tiny_math_run(tmp_path / "whole", *recipe, "runner.max_steps=8", "runner.save_interval=4")
+    run(whole)
+    for overrides in (["runner.max_steps=4"], ["runner.max_steps=8", "runner.resume_dir=auto"]):
+        rest = tiny_math_run(tmp_path / "parts", *recipe, "runner.save_interval=4", *overrides)
+        run(rest)
+    one, other = run_dir(whole), run_dir(rest)
+    losses = [line["actor/value_loss"] for line in metrics_of(one) if "actor/value_loss" in line]
+    assert len(losses) == 8
+    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+    newest = "checkpoints/global_step_8"
+    first, second = saved_weights(one / newest), saved_weights(other / newest)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)

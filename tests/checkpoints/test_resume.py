@@ -53,6 +53,13 @@ def test_what_a_run_may_change_is_shown(tmp_path: Path) -> None:
         (["model.lora.rank=4"], ["model.lora.rank=8"], "model.lora.rank"),
         (["algorithm=grpo"], ["algorithm=ppo"], "algorithm.adv_type"),
         (["algorithm=ppo"], ["algorithm=ppo", "algorithm.reward_type=action_level"], "algorithm.reward_type"),
+        (["algorithm=ppo"], ["algorithm=ppo", "critic.enable=true"], "critic.enable"),
+        (["algorithm=ppo", "critic.enable=true"], ["algorithm=ppo"], "critic.enable"),
+        (
+            ["algorithm=ppo", "critic.enable=true"],
+            ["algorithm=ppo", "critic.enable=true", "++critic.params.hidden_size=8"],
+            "critic.params.hidden_size",
+        ),
         (["algorithm.kl_beta=0.1"], ["algorithm.kl_beta=0.1", "actor.seed=7"], "actor.seed"),
     ],
 )
@@ -69,6 +76,18 @@ def test_another_estimator_with_the_same_head_is_allowed(tmp_path: Path) -> None
     checkpoint = saved(tmp_path, "algorithm=grpo")
     resume.check(checkpoint, changes(checkpoint, "algorithm=rloo"))
     resume.check(checkpoint, changes(checkpoint, "actor.seed=7"))
+
+
+def test_a_run_from_before_there_were_critics_goes_on_without(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, "algorithm=ppo", critic=None)
+    resume.check(checkpoint, changes(checkpoint, "algorithm=ppo"))
+    with pytest.raises(CheckpointError, match=r"critic\.enable: "):
+        resume.check(checkpoint, changes(checkpoint, "algorithm=ppo", "critic.enable=true"))
+
+
+def test_a_critic_may_learn_faster(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, "algorithm=ppo", "critic.enable=true")
+    resume.check(checkpoint, changes(checkpoint, "algorithm=ppo", "critic.enable=true", "critic.optim.lr=0.5"))
 
 
 def test_a_model_folder_may_move(tmp_path: Path) -> None:
