@@ -15,6 +15,11 @@ def by_text(*, prompt: str, completion: str, answer: str) -> float:
     return (sum(place * ord(character) for place, character in enumerate(completion, 1)) % 97) / 97
 
 
+def always_one(*, prompt: str, completion: str, answer: str) -> float:
+    del prompt, completion, answer
+    return 1.0
+
+
 def sometimes_unverified(*, prompt: str, completion: str, answer: str) -> float | None:
     """None for a third of the texts."""
     score = by_text(prompt=prompt, completion=completion, answer=answer)
