@@ -88,6 +88,15 @@ class EnvObs:
     def __len__(self) -> int:
         return self.env_ids.shape[0]
 
+    def rows(self, which: slice) -> EnvObs:
+        """Some of the envs."""
+        return EnvObs(
+            env_ids=self.env_ids[which],
+            images={camera: image[which] for camera, image in self.images.items()},
+            state=self.state[which],
+            instructions=self.instructions[which],
+        )
+
     @classmethod
     def concatenate(cls, parts: Sequence[EnvObs]) -> EnvObs:
         """The observations of all ``parts``, of which there is at least one."""

@@ -74,6 +74,32 @@ class PolicyOutput:
     tokens: Tensor | None = None
     """[N,C,A] int64, where actions are discrete."""
 
+    def changed(self, change: Callable[[Tensor], Tensor]) -> PolicyOutput:
+        """``change`` applied to every tensor."""
+        return PolicyOutput(
+            actions=change(self.actions),
+            logprobs=change(self.logprobs),
+            values=None if self.values is None else change(self.values),
+            replay_inputs={name: change(tensor) for name, tensor in self.replay_inputs.items()},
+            tokens=None if self.tokens is None else change(self.tokens),
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[PolicyOutput]) -> PolicyOutput:
+        """The decisions of all ``parts``, of which there is at least one."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        values = [part.values for part in parts if part.values is not None]
+        tokens = [part.tokens for part in parts if part.tokens is not None]
+        return cls(
+            actions=torch.cat([part.actions for part in parts]),
+            logprobs=torch.cat([part.logprobs for part in parts]),
+            values=torch.cat(values) if values else None,
+            replay_inputs={name: torch.cat([p.replay_inputs[name] for p in parts]) for name in first.replay_inputs},
+            tokens=torch.cat(tokens) if tokens else None,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:

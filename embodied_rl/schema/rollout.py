@@ -30,6 +30,9 @@ class SharedRolloutConfig(Section):
 class RolloutConfig(SharedRolloutConfig):
     pipeline_stage_num: PositiveInt
     """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
+    micro_batch_size: PositiveInt | None
+    """Observations that a rollout worker's policy sees at once, beside rounding without influence on the result; null:
+    those of all envs that wait for it. Where memory runs out, half as many from then on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

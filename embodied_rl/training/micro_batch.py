@@ -65,7 +65,7 @@ class MicroBatch:
             try:
                 return work(of_equal_size(count, lengths, size))
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+                if not out_of_memory(error):
                     raise
                 if size == 1:
                     raise UserError(
@@ -111,5 +111,6 @@ def within_budget(lengths: Tensor, max_tokens: int) -> list[Tensor]:
     return [torch.tensor(group) for group in groups]
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the system had no memory left."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

@@ -23,6 +23,7 @@ from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.seeding import derived_seed
+from embodied_rl.workers.inference import MicroBatches
 from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.workers.weight_broadcast import receiving_end
 from embodied_rl.workers.weight_sync import WeightReceiver
@@ -38,7 +39,7 @@ class RolloutReport:
     seconds: dict[str, float]
     """Phase -> wall seconds."""
     inferences: int
-    """Forward passes."""
+    """Decisions and values asked for at once, in one forward pass or, by micro-batches, in several."""
     interruptions: int
     """Versions of the weights that came in the middle."""
     work: Work | None = None
@@ -60,6 +61,7 @@ class RolloutWorker(Worker):
         self._plan, self._sampling, self._seed = plan, config.algorithm.sampling_params, config.actor.seed
         self._enable_offload, self._interruptible = config.rollout.enable_offload, config.rollout.interruptible
         self._dtype = config.rollout.dtype
+        self._micro_batches = MicroBatches(config.rollout.micro_batch_size)
         self._resident: HostWeights | None = None
         self._stages = plan.lanes.served_by(context.rank, context.world_size)
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
@@ -139,13 +141,7 @@ class RolloutWorker(Worker):
         if blank is None or seen is None:
             return
         self._blank = None
-        one = EnvObs(
-            env_ids=seen.env_ids[:1],
-            images={camera: image[:1] for camera, image in seen.images.items()},
-            state=seen.state[:1],
-            instructions=seen.instructions[:1],
-        )
-        self._cost = if_countable(lambda: acting_cost(blank, one))
+        self._cost = if_countable(lambda: acting_cost(blank, seen.rows(slice(0, 1))))
 
     async def _answer_all(self, mode: Mode, step: int, first_epoch: int) -> int:
         """Answer until every lane has said that no rollout follows; returns how often weights came in the middle."""
@@ -208,23 +204,15 @@ class RolloutWorker(Worker):
         observed = EnvObs.concatenate(list(acting.values()))
         if self._cost is not None:
             self._flops += self._cost.act * len(observed)
-        output = self.policy.act(
+        output = self._micro_batches.act(
+            self.policy,
             self._move(observed),
             greedy=temperature == 0.0,
             temperature=temperature or 1.0,
-            generator=torch.Generator(self.context.device).manual_seed(seed),
+            seed=seed,
         )
         self._inferences += 1
-        return {
-            lane: PolicyOutput(
-                actions=output.actions[rows].cpu(),
-                logprobs=output.logprobs[rows].cpu(),
-                values=None if output.values is None else output.values[rows].cpu(),
-                replay_inputs={key: tensor[rows].cpu() for key, tensor in output.replay_inputs.items()},
-                tokens=None if output.tokens is None else output.tokens[rows].cpu(),
-            )
-            for lane, rows in _rows(acting).items()
-        }
+        return {lane: output.changed(lambda tensor, rows=rows: tensor[rows]) for lane, rows in _rows(acting).items()}
 
     def _answer(self, turn: Turn, decision: PolicyOutput) -> ActionChunk:
         return ActionChunk(env_ids=_obs(turn).env_ids, actions=decision.actions, policy_version=self._weights.version)
@@ -262,7 +250,7 @@ class RolloutWorker(Worker):
         observed = EnvObs.concatenate(list(observations.values()))
         if self._cost is not None:
             self._flops += self._cost.values * len(observed)
-        values = self.policy.values(self._move(observed)).cpu()[:, 0]
+        values = self._micro_batches.values(self.policy, self._move(observed))[:, 0]
         self._inferences += 1
         return {name: values[rows] for name, rows in _rows(observations).items()}
 
