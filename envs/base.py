@@ -64,7 +64,8 @@ class SimEnv(Protocol):
     ``states_need_seed``, whether an initial state depends on ``seed`` beside its number (True). Two static methods find
     misfits before anything starts, as sizes do that are class attributes: ``image_shapes_of(params)``, ``image_shapes``
     before there is a simulator, None where only that knows them; and ``check(params)``, which raises UserError for what
-    is wrong already, such as a task that does not exist.
+    is wrong already, such as a task that does not exist. A third, ``memory_of(params, envs=..., tasks=...)``, tells
+    ``plan`` the bytes of a process with so many initial states at once, of so many tasks (None: all).
 
     ``action_choices`` is the number of choices in each action dimension, where actions are choices; ``step`` then gets
     their numbers, from 0. ``success_return``: an episode that ends with at least this return, in rewards before

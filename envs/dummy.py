@@ -71,6 +71,11 @@ class DummyEnv:
         size = params.image_size
         return {"agentview": (size, size)} if size else {}
 
+    @staticmethod
+    def memory_of(params: DummyParams, *, envs: int, tasks: int | None) -> float:
+        del params, envs, tasks
+        return 0.0  # a few numbers an env
+
     def task(self, reset_state_id: int) -> Task:
         check_reset_state(self, reset_state_id)
         task_id = reset_state_id // self._params.states_per_task

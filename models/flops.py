@@ -8,7 +8,8 @@ it: twice the forward pass where all weights are trained, about once where a fro
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from typing import Any, Final, TypeVar
@@ -136,15 +137,20 @@ def _passes(policy: Policy, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def _counted(work: Callable[[], object]) -> int:
-    all_counts: Any = symbolic.patch(meta_nonzero_assume_all_nonzero=True)  # pyright: ignore[reportAttributeAccessIssue]
-    with all_counts, _Granted(), FlopCounterMode(display=False) as counter:
+    with granted(), FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops()
 
 
-class _Granted(TorchFunctionMode):
-    """What a model asks of numbers that are not there holds: its masks leave nothing out."""
+@contextmanager
+def granted() -> Iterator[None]:
+    """Within, what a model asks of numbers that are not there holds: its masks leave nothing out."""
+    all_counts: Any = symbolic.patch(meta_nonzero_assume_all_nonzero=True)  # pyright: ignore[reportAttributeAccessIssue]
+    with all_counts, _Granted():
+        yield
 
+
+class _Granted(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

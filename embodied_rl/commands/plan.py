@@ -12,9 +12,8 @@ from embodied_rl.commands.terminal import console
 from embodied_rl.composition import COMMAND_LINE, checked, origins
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.tasks.memory import GIB, worker_bytes
+from embodied_rl.tasks.memory import GIB, Estimate, Need
 from embodied_rl.tasks.planning import plan_of
-from embodied_rl.tasks.trial import count_parameters
 
 USAGE: Final = "python train.py plan [group=choice] [key=value] ..."
 _HELP: Final = """
@@ -79,11 +78,12 @@ def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:
 
 
 def placement_table(plan: RunPlan[Any]) -> Table:
-    """Workers, their devices and, by estimate, their memory."""
+    """The driver and the workers, their devices and, by estimate, the most memory that one holds."""
     table = Table(title="workers", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("component", "workers", "devices", "threads", "memory of each, by estimate"):
         table.add_column(name)
-    parameters = count_parameters(plan)
+    estimate = Estimate(plan)
+    table.add_row("driver", "1", "cpu", "", _memory(estimate.of("driver"), None))
     for component in plan.placement.slots:
         count = plan.world_size(component)
         devices = dict.fromkeys(plan.placement.device(component, rank) for rank in range(count))
@@ -92,7 +92,7 @@ def placement_table(plan: RunPlan[Any]) -> Table:
             str(count),
             ", ".join(devices),
             str(plan.config.cluster.num_threads[component]),
-            _memory(plan, component, parameters),
+            _memory(estimate.of(component), None if component == "env" else estimate.parameters),
         )
     return table
 
@@ -114,13 +114,14 @@ def origins_table(arguments: Sequence[str]) -> Table:
     return table
 
 
-def _memory(plan: RunPlan[Any], component: str, parameters: int | None) -> str:
-    size = f"{worker_bytes(plan, component, parameters) / GIB:.1f} GiB"
-    if component == "env":
-        return f"{size} and the simulator's"
-    if parameters is None:
-        return f"{size} and the policy's, whose size the env decides"
-    return f"{size} ({parameters / 1e6:.1f} M parameters)"
+def _memory(need: Need, parameters: int | None) -> str:
+    parts = [("weights", need.weights), ("passes", need.passes), ("simulator", need.simulator), ("sync", need.sync)]
+    text = f"{need.total / GIB:.2f} GiB"
+    if shown := [f"{name} {size / GIB:.2f}" for name, size in parts if size >= GIB / 200]:
+        text += f": {', '.join(shown)}"
+    if parameters is not None:
+        text += f" ({parameters / 1e6:.1f} M parameters)"
+    return text if need.missing is None else f"{text}; without {need.missing}"
 
 
 def _start(plan: RunPlan[Any]) -> str:

@@ -2,35 +2,147 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
+from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import ConfigError
+from embodied_rl.models.footprint import Footprint
 from embodied_rl.plan import RunPlan
-from embodied_rl.tasks.trial import count_parameters
+from embodied_rl.schema import CollectConfig, EmbodiedConfig
+from embodied_rl.tasks.trial import count_parameters, measure_policy
 
 GIB: Final = 2**30
-PROCESS_BYTES: Final = 0.3 * GIB
-"""A worker before it has a model: Python, torch and the project's modules, measured on Linux."""
-STATE_TENSORS: Final = {"float32": 4, "bfloat16": 3}
-"""Type of the moments -> what the actor has of each parameter, in float32 numbers: weight, gradient and two moments."""
+_MIB: Final = 2**20
+_PROCESS: Final = {"driver": 320 * _MIB, "env": 265 * _MIB, "rollout": 315 * _MIB, "actor": 335 * _MIB}
+"""A process before it has a model or a simulator: Python, torch and the project's modules, measured on Linux with torch
+2.13 for CPUs."""
+_LANGUAGE: Final = 100 * _MIB
+"""What transformers and tokenizers add to each."""
+_GRADIENT_AND_MOMENTS: Final = {"float32": 3, "bfloat16": 2}
+"""Type of the moments -> what training adds to each number that is trained, in numbers of its own type, float32."""
+_COPIES: Final = 2
+"""Of what is recorded: as messages, and as the batch or the trajectory that is made of them."""
+_BUCKETS: Final = {"rollout": 3, "actor": 2}
+"""Buckets of a weight sync that a worker maps or copies."""
 
 
-def worker_bytes(
-    plan: RunPlan[Any], component: str, parameters: int | None, critic_parameters: int | None = None
-) -> float:
-    """Bytes that one worker of a component holds, at least: of env workers without the simulator, of others with the
-    policy, and of actors with the critic, where their size is known."""
-    if component == "env" or parameters is None:
-        return PROCESS_BYTES
-    weights = 4 * parameters
-    if component == "actor":
-        shards = 1 if plan.config.actor.fsdp_config.sharding_strategy == "no_shard" else plan.world_size("actor")
-        actor, critic = (
-            STATE_TENSORS[section.optim.state_dtype] for section in (plan.config.actor, plan.config.critic)
-        )
-        trained = actor if not plan.config.model.lora.used else 1
-        weights = (trained * weights + critic * 4 * (critic_parameters or 0)) // shards
-    return PROCESS_BYTES + weights
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Bytes that one process holds at most."""
+
+    process: float
+    weights: float = 0.0
+    """With gradients and Adam's moments, in the actor."""
+    passes: float = 0.0
+    """What passes through the policy keep, and samples that wait for theirs."""
+    simulator: float = 0.0
+    sync: float = 0.0
+    """Weights on their way."""
+    missing: str | None = None
+    """What comes on top and is not known."""
+
+    @property
+    def total(self) -> float:
+        return self.process + self.weights + self.passes + self.simulator + self.sync
+
+
+class Estimate:
+    """Of every process of a run."""
+
+    def __init__(self, plan: RunPlan[Any]) -> None:
+        self._plan = plan
+        self._policy: Footprint | None = measure_policy(plan)
+        self.parameters: int | None = count_parameters(plan)
+        """Numbers in the policy; None: its size is known when the env is."""
+        self._critic: Footprint | None = None
+        self._critic_parameters = 0
+        if plan.trained_critic is not None:
+            self._critic = measure_policy(plan, of_critic=True)
+            self._critic_parameters = count_parameters(plan, of_critic=True) or 0
+
+    def of(self, component: str) -> Need:
+        """One worker of a component, or ``driver``."""
+        language = 0 if self._acts else _LANGUAGE
+        process = _PROCESS.get(component, _PROCESS["env"]) + language
+        if component == "driver":
+            return Need(process=process)
+        if component == "env":
+            simulator = self._simulator()
+            missing = "the simulator" if simulator is None else None
+            return Need(process=process, simulator=simulator or 0.0, missing=missing)
+        if component not in _PROCESS:
+            return Need(process=process, missing="what it plays with")
+        return self._with_policy(component, process)
+
+    @property
+    def _acts(self) -> bool:
+        return hasattr(self._plan.config, "env")
+
+    def _with_policy(self, component: str, process: float) -> Need:
+        plan, policy = self._plan, self._policy
+        if policy is None:
+            known = self.parameters is not None
+            weights: float = 4 * (self.parameters or 0) * (1 + self._added * self._trains_all(component))
+            if component == "actor":
+                weights += 4 * self._critic_parameters * (1 + self._added_to_critic)
+            missing = "what passes keep" if known else "the policy, whose size the env decides"
+            return Need(process=process, weights=weights, missing=missing)
+        numbers, workers = plan.training, plan.world_size(component)
+        samples = 0 if numbers is None else -(-numbers.samples // workers)
+        waiting = _COPIES * policy.recorded * samples
+        sync = _BUCKETS[component] * min(policy.trained, plan.config.actor.sync_bucket_mb * _MIB)
+        if component == "rollout":
+            rows = self._acting_rows()
+            return Need(process=process, weights=policy.weights, passes=waiting + rows * policy.widest, sync=sync)
+        sharding = plan.config.actor.fsdp_config.sharding_strategy
+        shards = workers if sharding == "full_shard" else 1
+        weights, saved = policy.weights + self._added * policy.trained, policy.saved
+        if self._critic is not None:
+            weights += self._critic.weights + self._added_to_critic * self._critic.trained
+            saved = max(saved, self._critic.saved)  # they take turns
+        passes = waiting + self._training_rows(samples) * saved
+        return Need(process=process, weights=weights / shards, passes=passes, sync=sync)
+
+    @property
+    def _added(self) -> int:
+        return _GRADIENT_AND_MOMENTS[self._plan.config.actor.optim.state_dtype]
+
+    @property
+    def _added_to_critic(self) -> int:
+        return _GRADIENT_AND_MOMENTS[self._plan.config.critic.optim.state_dtype]
+
+    def _trains_all(self, component: str) -> bool:
+        return component == "actor" and not self._plan.config.model.lora.used
+
+    def _acting_rows(self) -> int:
+        """Observations, or completions, that one rollout worker answers at once."""
+        config, workers = self._plan.config, self._plan.world_size("rollout")
+        if not self._acts:
+            return config.rollout.max_batch_size
+        served = -(-self._plan.lanes.env_workers // workers)
+        rows = served * config.env.train.total_num_envs // max(1, len(self._plan.lanes.all()))
+        return min(rows, config.rollout.micro_batch_size or rows)
+
+    def _training_rows(self, samples: int) -> int:
+        """Samples of a rank's pass with gradient, at most."""
+        actor, algorithm = self._plan.config.actor, self._plan.config.algorithm
+        rows = -(-samples // (algorithm.n_minibatches or 1))
+        if actor.global_batch_size is not None:
+            rows = min(samples, -(-actor.global_batch_size // self._plan.world_size("actor")))
+        return rows if actor.micro_batch_size == "auto" else min(rows, actor.micro_batch_size)
+
+    def _simulator(self) -> float | None:
+        """Of one env worker; None where its adapter does not say."""
+        config = self._plan.config
+        if not isinstance(config, EmbodiedConfig) or isinstance(config, CollectConfig):
+            return None
+        says = getattr(adapter_class(config.env.env_type), "memory_of", None)
+        if says is None:
+            return None
+        envs = config.env.train.total_num_envs // self._plan.world_size("env")
+        tasks = None if config.env.task_ids is None else len(config.env.task_ids)
+        return says(self._plan.env_params, envs=envs // config.algorithm.group_size, tasks=tasks)
 
 
 def check_memory(plan: RunPlan[Any]) -> None:
@@ -42,22 +154,18 @@ def check_memory(plan: RunPlan[Any]) -> None:
     limit = plan.config.cluster.memory_limit
     if limit is None:
         return
-    parameters = count_parameters(plan)
-    of_critic = None if plan.trained_critic is None else count_parameters(plan, of_critic=True)
-    needed = {
-        component: sum(
-            worker_bytes(plan, component, parameters, of_critic)
-            if plan.placement.device(component, rank) == "cpu"
-            else PROCESS_BYTES
-            for rank in range(plan.world_size(component))
-        )
-        for component in plan.placement.slots
-    }
+    estimate = Estimate(plan)
+    needed: dict[str, float] = {}
+    for component in plan.placement.slots:
+        need = estimate.of(component)
+        here = [plan.placement.device(component, rank) == "cpu" for rank in range(plan.world_size(component))]
+        # What passes keep is freed between phases, so not all is held at once.
+        needed[component] = sum(need.process + need.simulator + need.weights * on_cpu for on_cpu in here)
     if (total := sum(needed.values())) > limit * GIB:
         of_each = ", ".join(f"{component} {size / GIB:.1f}" for component, size in needed.items())
         raise ConfigError(
             [
                 f"cluster.memory_limit: got {limit:g}, but by estimate the workers need at least {total / GIB:.1f} GiB "
-                f"({of_each}), simulators not counted; give them more, or use fewer workers or a smaller policy"
+                f"({of_each}); give them more, or use fewer workers or a smaller policy"
             ]
         )

@@ -16,10 +16,11 @@ from safetensors import safe_open
 from embodied_rl.envs.base import known_spaces
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_truncation
+from embodied_rl.models.footprint import Footprint, footprint
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, policy_of
 from embodied_rl.models.weights.folder import headers_only
 from embodied_rl.plan import RunPlan
-from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig, ModelConfig
+from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig, MathConfig, ModelConfig
 
 
 def try_policy(plan: RunPlan[Any]) -> None:
@@ -81,6 +82,20 @@ def count_parameters(plan: RunPlan[Any], *, of_critic: bool = False) -> int | No
         return sum(parameter.numel() for parameter in policy.parameters())
     files = [] if path is None else sorted(Path(path).glob("*.safetensors"))
     return sum(sum(_elements(file)) for file in files) or None
+
+
+def measure_policy(plan: RunPlan[Any], *, of_critic: bool = False) -> Footprint | None:
+    """What the policy, or the critic, and its passes take; None where it, or a pass, needs more than shapes."""
+    policy = _build(plan, of_critic=of_critic)
+    if policy is None:
+        return None
+    lengths = None
+    if isinstance(plan.config, MathConfig):
+        lengths = (plan.config.data.max_prompt_length, plan.config.rollout.max_new_tokens)
+    try:
+        return footprint(policy, lengths)
+    except Exception:  # whatever a policy from outside does
+        return None
 
 
 def _elements(weights: Path) -> Iterator[int]:

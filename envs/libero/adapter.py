@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,10 @@ class LiberoParams:
         return tuple(suite for name in names for suite in GROUPS.get(name, (name,)))
 
 
+_LIBRARIES: Final = 0.8e9
+_SCENE: Final = 0.5e9
+
+
 @dataclass(slots=True)
 class _Slot:
     spec: SceneSpec
@@ -116,6 +120,12 @@ class LiberoEnv:
     @staticmethod
     def image_shapes_of(params: LiberoParams) -> Mapping[str, tuple[int, int]]:
         return {camera: (params.camera_heights, params.camera_widths) for camera in params.cameras}
+
+    @staticmethod
+    def memory_of(params: LiberoParams, *, envs: int, tasks: int | None) -> float:
+        """Bytes that a process takes beside torch: libraries, and scenes with a software renderer (docs/libero.md)."""
+        scenes = min(params.max_cached_scenes, envs, envs if tasks is None else tasks)
+        return _LIBRARIES + _SCENE * max(1, scenes)
 
     def task(self, reset_state_id: int) -> Task:
         task_id, _ = self._locate(reset_state_id)
