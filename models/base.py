@@ -180,6 +180,8 @@ class Policy(nn.Module):
     """``act`` draws action tokens, and within ``truncation`` alone."""
     truncation: Truncation = WHOLE
     """See :meth:`truncate`."""
+    attentions: ClassVar[tuple[str, ...]] = ()
+    """Values of ``model.attn_implementation`` that its layers of transformers can have."""
     float32_root: ClassVar[bool] = False
     """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
     log-probabilities directly."""

@@ -78,6 +78,7 @@ class CausalLMPolicy(Policy):
 
     Params = CausalLMParams
     distribution_type = Categorical
+    attentions = ("sdpa", "eager", "flash_attention_2")
 
     def __init__(self, spec: PolicySpec, params: CausalLMParams, path: str | None = None) -> None:
         super().__init__()

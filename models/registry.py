@@ -57,9 +57,13 @@ def policy_of(
         params: ``config.params`` that were parsed already.
 
     Raises:
-        UserError: as :func:`build_policy`, or adapters that do not fit the model.
+        UserError: as :func:`build_policy`, or adapters or an attention that do not fit the model.
     """
     policy = build_policy(config.model_type, spec, config.params if params is None else params, config.path)
+    if config.attn_implementation is not None:
+        from embodied_rl.models.attention import set_attention  # imports torch
+
+        set_attention(policy, config.attn_implementation)
     if initialize is not None:
         initialize(policy)
     if config.lora.used:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaModel, SmolVLMConfig, SmolVLMModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.attention import attention_mask
 from embodied_rl.models.flow.lerobot_folder import ARCHITECTURE, tiny_features
 from embodied_rl.models.flow.policy import FlowPolicy
 from embodied_rl.models.flow.prefix import AfterPrefix, Prefix, run_prefix
@@ -274,7 +275,8 @@ class SmolVlaNetwork(nn.Module):
         order = torch.arange(length, device=x.device)
         causal = (order[:, None] >= order).expand(count, -1, -1)
         to_prefix = prefix.seen[:, None].expand(-1, length, -1)
-        masks = (torch.cat((to_prefix, causal), 2)[:, None], to_prefix[:, None])
+        among = attention_mask(expert, torch.cat((to_prefix, causal), 2)[:, None], hidden.dtype)
+        masks = (among, to_prefix[:, None])  # CrossAttention is not transformers'
         # Layers that look at the prefix alone count the actions from 0.
         rotary = (
             expert.rotary_emb(hidden, position_ids=prefix.seen.sum(1, keepdim=True) + order),

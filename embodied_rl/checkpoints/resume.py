@@ -28,7 +28,7 @@ _FIXED: Final[Mapping[str, str]] = {
     "env.env_type": "its observations and actions would mean something else",
 }
 """Key or section that a run cannot change on its way -> why."""
-_FREE: Final = ("model.lora.dropout",)
+_FREE: Final = ("model.lora.dropout", "model.attn_implementation")
 """Exceptions to that."""
 _OF_REFERENCE: Final = ("runner.init_from", "actor.seed")
 """Keys that decide the reference policy."""

@@ -48,6 +48,10 @@ class ModelConfig(Section):
     params: dict[str, Any]
     """The model's own options: its ``Params`` dataclass documents them."""
     lora: LoraSettings
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] | None = None
+    """Attention of the layers that are transformers', in actor, reference and rollout: openvla, openvla_oft, pi0 and
+    smolvla have sdpa or eager, causal_lm also flash_attention_2 (CUDA, ``model.params.dtype=bfloat16``, the package
+    flash-attn). null: torch's scaled dot-product attention, where transformers has it for the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

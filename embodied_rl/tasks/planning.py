@@ -121,9 +121,11 @@ def plan_of(config: Config) -> RunPlan[Any]:
         if critic is None
         else parse_params(policy_class(critic.model_type).Params, critic.params, "critic.params"),
     )
+    from embodied_rl.models.attention import check_attention
     from embodied_rl.tasks.memory import check_memory
     from embodied_rl.tasks.trial import try_policy  # imports torch, as the policy's class did
 
+    check_attention(policy_class(config.model.model_type), config.model.attn_implementation)
     try_policy(plan)
     check_memory(plan)
     return plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -112,6 +113,23 @@ def critic_problems(c: Config) -> Iterator[str]:
             "critic.enable_offload: got true with actor.fsdp_config.cpu_offload=true, which keeps all in host memory "
             "at all times; set one of them"
         )
+
+
+def attention_problems(c: Config, placement: Placement | None) -> Iterator[str]:
+    """Each problem of flash attention: what was got, why it cannot be, and what to do."""
+    if c.model.attn_implementation != "flash_attention_2" or c.model.model_type not in LANGUAGE_MODELS:
+        return  # what other models can have says their class
+    got = "model.attn_implementation: got flash_attention_2"
+    if importlib.util.find_spec("flash_attn") is None:
+        yield f"{got}, but there is no package flash_attn; install flash-attn, or use sdpa"
+    if c.model.params.get("dtype") != "bfloat16":
+        yield (
+            f"{got}, which computes in bfloat16, but model.params.dtype is {c.model.params.get('dtype', 'float32')}; "
+            "set it to bfloat16, or use sdpa"
+        )
+    for component in ("actor", "rollout") if placement else ():
+        if placement and placement.device(component, 0) == "cpu":
+            yield f"{got}, which needs CUDA, but {component} is on the CPU; use sdpa"
 
 
 def algorithm_problems(c: Config) -> Iterator[str]:

@@ -34,6 +34,7 @@ from embodied_rl.tasks.planning import placement_of
 from embodied_rl.tasks.rules import (
     actor_problems,
     algorithm_problems,
+    attention_problems,
     critic_problems,
     precision_problems,
     process_problems,
@@ -183,6 +184,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         yield from weight_sync_problems(c, placement)
         yield from algorithm_problems(c)
         yield from critic_problems(c)
+    yield from attention_problems(c, placement)
     yield from task.rules(c, placement)
 
 

@@ -87,6 +87,7 @@ class FlowPolicy(Policy):
     """
 
     Params = FlowPolicyParams
+    attentions = ("sdpa", "eager")  # flash attention has no masks of one's own
     name: ClassVar[str]
     example: ClassVar[str]
     """Published folder, for a message."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied_rl.models.attention import attention_mask
+
 
 class PrefixCache:
     """Keeps the keys and values of the prefix's layers, [N,heads,L,head_dim] each, as they compute them."""
@@ -62,7 +64,7 @@ def run_prefix(decoder: Any, x: Tensor, seen: Tensor, state: Tensor, mask: Tenso
     """
     cache = PrefixCache()
     positions = (seen.long().cumsum(1) - 1).clamp(min=0)
-    mask = seen[:, None, None] if mask is None else mask
+    mask = attention_mask(decoder, seen[:, None, None] if mask is None else mask, x.dtype)
     rotary = decoder.rotary_emb(x, position_ids=positions)
     for layer in decoder.layers:
         x = layer(x, attention_mask=mask, position_ids=positions, past_key_values=cache, position_embeddings=rotary)
@@ -78,6 +80,7 @@ def run_after_prefix(decoder: Any, x: Tensor, prefix: Prefix, own: Tensor, **inp
     """
     count, length = x.shape[:2]
     mask = torch.cat((prefix.seen[:, None].expand(-1, length, -1), own.expand(count, -1, -1)), 2)[:, None]
+    mask = attention_mask(decoder, mask, x.dtype)
     positions = prefix.seen.sum(1, keepdim=True) + torch.arange(length, device=x.device)
     rotary = decoder.rotary_emb(x, position_ids=positions)
     cache = AfterPrefix(prefix.cache)

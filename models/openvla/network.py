@@ -19,6 +19,7 @@ from transformers import Cache, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.models.attention import attention_mask
 from embodied_rl.models.weights.stored import assign
 
 NUM_ACTION_TOKENS = 256
@@ -142,7 +143,7 @@ class OpenVlaNetwork(nn.Module):
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, total - new :]
         output = self.language_model.model(
             inputs_embeds=embeddings,
-            attention_mask=seen.expand(-1, 1, new, -1),
+            attention_mask=attention_mask(self.language_model, seen.expand(-1, 1, new, -1), embeddings.dtype),
             position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,

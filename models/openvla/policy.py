@@ -86,6 +86,7 @@ class OpenVlaBase(Policy):
 
     name: ClassVar[str]
     distribution_type = Categorical
+    attentions = ("sdpa", "eager")  # flash attention has no masks of one's own
     truncates = True
 
     def __init__(self, spec: PolicySpec, params: OpenVlaParams, folder: Path | None, cameras: tuple[str, ...]) -> None:

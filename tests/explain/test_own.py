@@ -36,7 +36,8 @@ def test_presets_are_those_of_the_files() -> None:
 
 
 def test_inherited_fields_come_first() -> None:
-    assert list(documentation(ActionModelConfig)) == ["model_type", "path", "params", "lora", "num_action_chunks"]
+    own = ["model_type", "path", "params", "lora", "attn_implementation", "num_action_chunks"]
+    assert list(documentation(ActionModelConfig)) == own
 
 
 def test_groups_have_their_default_and_choices() -> None:

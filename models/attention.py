@@ -1,0 +1,44 @@
+"""The implementation of attention in the layers of transformers (``model.attn_implementation``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied_rl.errors import UserError
+from embodied_rl.models.base import Policy
+
+
+def check_attention(model: type[Policy], implementation: str | None) -> None:
+    """Raise UserError unless the model's layers can have this implementation; None is what they have anyway."""
+    if implementation is None or implementation in model.attentions:
+        return
+    can = f"use {' or '.join(model.attentions)}, or null" if model.attentions else "use null: it has no such layers"
+    raise UserError(f"model.attn_implementation: got {implementation!r}, which {model.__name__} cannot have; {can}")
+
+
+def set_attention(policy: Policy, implementation: str) -> None:
+    """Give every layer of transformers this implementation. Layers of our own keep torch's scaled dot product.
+
+    Raises:
+        UserError: as :func:`check_attention`.
+    """
+    from transformers import PreTrainedModel  # takes a second, and most runs choose nothing
+
+    check_attention(type(policy), implementation)
+    for module in policy.modules():
+        if isinstance(module, PreTrainedModel):
+            module.set_attn_implementation(implementation)
+
+
+def attention_mask(layers: nn.Module, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bool mask, true where a token may be looked at, as the attention of ``layers`` takes it.
+
+    Eager attention adds it to the scores.
+    """
+    config: Any = layers.config
+    if config._attn_implementation != "eager":
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
