@@ -1,4 +1,4 @@
-"""The implementation of attention in the layers of transformers (``model.attn_implementation``)."""
+"""Layers of transformers: the implementation of their attention (``model.attn_implementation``), and no dropout."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ def set_attention(policy: Policy, implementation: str) -> None:
     for module in policy.modules():
         if isinstance(module, PreTrainedModel):
             module.set_attn_implementation(implementation)
+
+
+def disable_dropout(policy: Policy) -> None:
+    """Take the dropout of a checkpoint's config out of transformers' layers, so that ratios start at 1.
+
+    An actor's update puts its policy into training mode, for the dropout of adapters, which are added later.
+    """
+    for module in policy.modules():
+        if not type(module).__module__.startswith("transformers."):
+            continue
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+        for part in module.children():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
 
 
 def attention_mask(layers: nn.Module, mask: Tensor, dtype: torch.dtype) -> Tensor:

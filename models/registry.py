@@ -88,4 +88,8 @@ def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any] | 
             f"({' x '.join(map(str, spec.action_choices))}); use a model that chooses, such as 'mlp'"
         )
     parsed = parse_params(model.Params, params, "model.params")
-    return model(spec, parsed) if path is None else model.from_pretrained(path, spec, parsed)
+    policy = model(spec, parsed) if path is None else model.from_pretrained(path, spec, parsed)
+    from embodied_rl.models.attention import disable_dropout  # imports torch, as the policy did
+
+    disable_dropout(policy)
+    return policy

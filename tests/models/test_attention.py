@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from embodied_rl.errors import UserError
 from embodied_rl.launch import connect, make_backend
@@ -115,3 +117,24 @@ def test_flash_attention_needs_its_package_a_type_and_cuda(monkeypatch: pytest.M
         assert "needs CUDA, but actor is on the CPU" in str(caught.value)
     monkeypatch.setattr(Placement, "device", lambda *_: "cuda:0")
     assert small_math(flash, "++model.params.dtype=bfloat16").model.attn_implementation == "flash_attention_2"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_dropout_of_a_checkpoint_is_off_in_updates_too(family: str, tmp_path: Path) -> None:
+    """With it, the first ratio would not be 1; gpt2 has it in modules, qwen2 in numbers."""
+    policy = language_policy(language_spec(8, 0))
+    policy.save_pretrained(tmp_path)
+    if family == "gpt2":
+        tokens = len(policy.tokenizer)
+        torch.manual_seed(0)
+        sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": tokens}
+        dropout: dict[str, Any] = {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}
+        ends: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 1}
+        GPT2LMHeadModel(GPT2Config(**sizes, **dropout, **ends)).save_pretrained(tmp_path)
+    else:
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    loaded = build_policy("causal_lm", language_spec(6, 0), {}, str(tmp_path))
+    replay = inputs("causal_lm")
+    expected = loaded.eval()(replay, temperature=1.0).logprobs
+    torch.testing.assert_close(loaded.train()(replay, temperature=1.0).logprobs, expected, rtol=0, atol=1e-6)
