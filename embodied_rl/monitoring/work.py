@@ -12,25 +12,16 @@ from torch import Tensor
 TERA: Final = 1e12
 _16_BITS: Final = (torch.bfloat16, torch.float16)
 PEAKS: Final[Mapping[str, tuple[float, float]]] = {
-    # A100 datasheet, 1758950
     "NVIDIA A100-PCIE-40GB": (312.0, 19.5),
     "NVIDIA A100-SXM4-40GB": (312.0, 19.5),
     "NVIDIA A100 80GB PCIe": (312.0, 19.5),
     "NVIDIA A100-SXM4-80GB": (312.0, 19.5),
-    # H100 datasheet, 2430615: half of what it gives "with sparsity"
     "NVIDIA H100 80GB HBM3": (989.5, 67.0),
     "NVIDIA H100 PCIe": (756.5, 51.0),
-    # H200 datasheet, hpc-datasheet-sc23
     "NVIDIA H200": (989.5, 67.0),
-    # L4 datasheet, half as well, and L40S datasheet
-    "NVIDIA L4": (121.0, 30.3),
-    "NVIDIA L40S": (362.05, 91.6),
-    # A10 and A40 datasheets
-    "NVIDIA A10": (125.0, 31.2),
-    "NVIDIA A40": (149.7, 37.4),
 }
-"""Device, as CUDA names it -> dense TFLOP/s in bfloat16 or float16, and in float32 outside of tensor cores, from
-NVIDIA's datasheets."""
+"""Device, as CUDA names it -> dense TFLOP/s in bfloat16 or float16, and in float32 outside of tensor cores, by NVIDIA's
+datasheets, which for H100 and H200 give twice as much, "with sparsity", in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
