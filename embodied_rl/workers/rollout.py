@@ -257,18 +257,23 @@ class RolloutWorker(Worker):
     def _inputs(self, observations: Mapping[tuple[str, Lane], EnvObs]) -> dict[tuple[str, Lane], dict[str, Tensor]]:
         """The replay inputs of states on which nobody acts, for a critic of its own, which is the actor's; else none.
         They are those of a decision that is thrown away."""
-        if not observations or not self._for_critic:
+        recorded = {name: obs for name, obs in observations.items() if name[1] in self._recording}
+        if not recorded or not self._for_critic:
             return {}
-        output = self.policy.act(
-            self._move(EnvObs.concatenate(list(observations.values()))),
+        observed = EnvObs.concatenate(list(recorded.values()))
+        if self._cost is not None:
+            self._flops += self._cost.act * len(observed)
+        output = self._micro_batches.act(
+            self.policy,
+            self._move(observed),
             greedy=True,
             temperature=1.0,
-            generator=torch.Generator(self.context.device).manual_seed(self._seed),  # nothing depends on it
+            seed=self._seed,  # nothing depends on it
         )
         self._inferences += 1
         return {
-            name: {key: tensor[rows].cpu() for key, tensor in output.replay_inputs.items()}
-            for name, rows in _rows(observations).items()
+            name: {key: tensor[rows] for key, tensor in output.replay_inputs.items()}
+            for name, rows in _rows(recorded).items()
         }
 
     async def _deliver(self, turns: Mapping[Lane, Turn], step: int) -> None:
