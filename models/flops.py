@@ -144,7 +144,7 @@ def _counted(work: Callable[[], object]) -> int:
 
 @contextmanager
 def granted() -> Iterator[None]:
-    """Within, what a model asks of numbers that are not there holds: its masks leave nothing out."""
+    """Within, what a model asks of numbers that are not there holds: its masks leave nothing out, and they are 0."""
     all_counts: Any = symbolic.patch(meta_nonzero_assume_all_nonzero=True)  # pyright: ignore[reportAttributeAccessIssue]
     with all_counts, _Granted():
         yield
@@ -156,6 +156,8 @@ class _Granted(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.__bool__ and args[0].is_meta:
             return True
+        if func is Tensor.tolist and args[0].is_meta:  # a state that is written into a prompt
+            return torch.zeros_like(args[0], device="cpu").tolist()
         return func(*args, **(kwargs or {}))
 
 

@@ -61,7 +61,11 @@ def metrics_of(config: Config) -> dict[str, float]:
     run(config)
     [path] = Path(config.runner.output_dir).glob("*/*/metrics.jsonl")
     [metrics] = [json.loads(line) for line in path.read_text().splitlines()]
-    return {name: value for name, value in metrics.items() if not re.search(r"^(time|node\d+)/|seconds$|_per_s$", name)}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not re.search(r"^(time|node\d+|perf|memory)/|seconds$|_per_s$", name)
+    }
 
 
 def check(monkeypatch: pytest.MonkeyPatch, directory: Path, configure: Callable[[Path], Config]) -> dict[str, float]:

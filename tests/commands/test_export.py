@@ -294,7 +294,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model_config("mlp")
     state = {"extra": {"kl_beta": torch.zeros(())}}
-    monkeypatch.setattr("embodied_rl.checkpoints.shards.actor_state", lambda *_: state)
+    monkeypatch.setattr("embodied_rl.checkpoints.shards.actor_state", lambda *_, **__: state)
     checkpoint = save(shaken(config), config, tmp_path / "run")
     with pytest.raises(CheckpointError, match="holds no weights"):
         export(checkpoint, tmp_path / "out")
