@@ -37,6 +37,7 @@ FREE_FORM = (
     "data.params.",
     "reward.params.",
     "model.params.",
+    "model.trainable=",
     "rollout.engine_kwargs.",
     "runner.logger.params.",
     "runner.logger.wandb.",

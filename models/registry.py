@@ -57,7 +57,8 @@ def policy_of(
         params: ``config.params`` that were parsed already.
 
     Raises:
-        UserError: as :func:`build_policy`, or adapters or an attention that do not fit the model.
+        UserError: as :func:`build_policy`, adapters or an attention that do not fit the model, or
+            names of trained parameters that it does not have.
     """
     policy = build_policy(config.model_type, spec, config.params if params is None else params, config.path)
     if config.attn_implementation is not None:
@@ -70,6 +71,10 @@ def policy_of(
         from embodied_rl.models.weights.lora import add_adapters  # peft takes a second to import
 
         add_adapters(policy, config.lora)
+    if config.trainable:
+        from embodied_rl.models.weights.trainable import freeze_others  # imports torch
+
+        freeze_others(policy, config.trainable)
     return policy
 
 

@@ -30,6 +30,12 @@ SMALL = {
         "++env.init_params.step_size=0.4",
         "algorithm.rollout_epoch=2",
     ],
+    "dummy, a part trained": [
+        "env=dummy",
+        "model.trainable={*:false,*.4.*:true}",
+        "env.train.max_episode_steps=16",
+        "env.train.total_num_envs=16",
+    ],
     "dummy, by success": [
         "env=dummy",
         "algorithm=ppo",
@@ -133,6 +139,7 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sim
     [
         "dummy",
         "dummy, going on",
+        "dummy, a part trained",
         "dummy, by success",
         "dummy, going on, with a critic",
         "gymnasium",

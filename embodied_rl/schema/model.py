@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -48,6 +48,10 @@ class ModelConfig(Section):
     params: dict[str, Any]
     """The model's own options: its ``Params`` dataclass documents them."""
     lora: LoraSettings
+    trainable: dict[str, bool] = field(default_factory=dict)
+    """Which parameters are trained: shell patterns of their names -> true or false; of several that match a name the
+    last counts, and what none matches is trained. The value head always is. ``{*: false, *.layers.31.*: true}``
+    trains that layer. Without adapters, which freeze the base."""
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """Attention of the layers that are transformers', in actor, reference and rollout: openvla, openvla_oft, pi0 and
     smolvla have sdpa or eager, causal_lm also flash_attention_2 (CUDA, ``model.params.dtype=bfloat16``, the package

@@ -141,6 +141,7 @@ def critic_model(config: Config) -> ModelConfig | None:
         path=critic.path or model.path,
         params={**model.params, **critic.params},
         lora=replace(model.lora, rank=0, path=None),
+        attn_implementation=model.attn_implementation,
     )
 
 

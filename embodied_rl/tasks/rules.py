@@ -115,6 +115,15 @@ def critic_problems(c: Config) -> Iterator[str]:
         )
 
 
+def trainable_problems(c: Config) -> Iterator[str]:
+    """The problem of parameters that are chosen beside adapters."""
+    if c.model.trainable and c.model.lora.used:
+        yield (
+            f"model.trainable: got {c.model.trainable} with adapters (model.lora), which freeze the base; leave it "
+            "out, and name what is to be trained beside them in model.lora.modules_to_save"
+        )
+
+
 def attention_problems(c: Config, placement: Placement | None) -> Iterator[str]:
     """Each problem of flash attention: what was got, why it cannot be, and what to do."""
     if c.model.attn_implementation != "flash_attention_2" or c.model.model_type not in LANGUAGE_MODELS:

@@ -41,6 +41,7 @@ from embodied_rl.tasks.rules import (
     replaces_env_workers,
     runner_problems,
     staleness_problems,
+    trainable_problems,
     weight_sync_problems,
 )
 from embodied_rl.tasks.secrets import secret_problems
@@ -185,6 +186,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         yield from algorithm_problems(c)
         yield from critic_problems(c)
     yield from attention_problems(c, placement)
+    yield from trainable_problems(c)
     yield from task.rules(c, placement)
 
 

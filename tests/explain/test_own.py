@@ -36,7 +36,7 @@ def test_presets_are_those_of_the_files() -> None:
 
 
 def test_inherited_fields_come_first() -> None:
-    own = ["model_type", "path", "params", "lora", "attn_implementation", "num_action_chunks"]
+    own = ["model_type", "path", "params", "lora", "trainable", "attn_implementation", "num_action_chunks"]
     assert list(documentation(ActionModelConfig)) == own
 
 

@@ -17,6 +17,7 @@ from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.contracts import EnvObs, TrainBatch, Trajectory
 from embodied_rl.models.base import Policy
+from embodied_rl.models.weights.trainable import freeze_others
 from embodied_rl.schema import Config
 from embodied_rl.training.batch import build_train_batch
 from embodied_rl.training.demonstrated import Demonstrated
@@ -96,6 +97,8 @@ class Learner:
             from embodied_rl.models.weights.lora import add_adapters  # peft: seconds, in each process of ranks
 
             add_adapters(self.policy, self.config.model.lora)
+        if self.config.model.trainable:
+            freeze_others(self.policy, self.config.model.trainable)
         if self.config.actor.torch_compile:
             compile_blocks(self.policy)
         if self.config.actor.gradient_checkpointing:
