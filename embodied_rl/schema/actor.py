@@ -118,6 +118,9 @@ class ActorConfig(Section):
     """Samples per optimiser step over all ranks. Give this or ``algorithm.n_minibatches``."""
     sync_bucket_mb: PositiveInt
     """MiB of weights that travel to a rollout worker at once: bounds memory."""
+    reference_dtype: Literal["bfloat16", "float16"] | None
+    """Type of the reference policy's weights (``algorithm.kl_beta``), and of its passes; null: as the policy's. Where
+    it is the policy without its adapters it has none of its own."""
     sync_backend: Literal["channel", "collective"]
     """Way of the weights to the rollout workers. channel: host memory, shared by the workers of a node and sent once to
     each other node; collective: torch's broadcast, NCCL between accelerators (gloo between CPUs, which is slower)."""

@@ -38,6 +38,7 @@ from embodied_rl.tasks.rules import (
     critic_problems,
     precision_problems,
     process_problems,
+    reference_problems,
     replaces_env_workers,
     runner_problems,
     staleness_problems,
@@ -182,6 +183,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         yield from runner_problems(c)
         yield from staleness_problems(c)
         yield from precision_problems(c)
+        yield from reference_problems(c)
         yield from weight_sync_problems(c, placement)
         yield from algorithm_problems(c)
         yield from critic_problems(c)
@@ -314,6 +316,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.bc_path", lambda c: c.algorithm.bc_coef == 0, "algorithm.bc_coef is 0"),
     ("algorithm.bc_batch_size", lambda c: c.algorithm.bc_coef == 0, "algorithm.bc_coef is 0"),
     ("algorithm.kl_penalty_type", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
+    ("actor.reference_dtype", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
     ("algorithm.kl_in", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
     ("algorithm.kl_ctrl", lambda c: c.algorithm.kl_beta == 0, "algorithm.kl_beta is 0"),
     ("algorithm.kl_ctrl.target_kl", lambda c: c.algorithm.kl_ctrl.type == "fixed", "kl_ctrl.type is fixed"),

@@ -25,6 +25,7 @@ from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.flops import SampleCost, if_countable, sample_cost, without_memory
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import require_accelerator
+from embodied_rl.models.weights.precision import want_in
 from embodied_rl.models.weights.stored import as_stored, wanted
 from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
 from embodied_rl.monitoring.timers import PhaseTimer
@@ -234,7 +235,9 @@ class ActorWorker(Worker):
             )
         if self._shares_its_base():
             return BaseReference(self._policy)
-        policy = self._initial_policy(spec)
+        policy = self._initial_policy(spec).requires_grad_(False)
+        if self._config.reference_dtype is not None:
+            want_in(policy, getattr(torch, self._config.reference_dtype))
         if self._config.torch_compile:
             compile_blocks(policy)
         shard(policy, mesh, self._config.fsdp_config)

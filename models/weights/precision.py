@@ -1,4 +1,4 @@
-"""A policy whose weights are held in fewer bits than the actor's, to act with."""
+"""A policy whose weights are held in fewer bits than those that are trained, to act with or to compare with."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ def hold_in(policy: Policy, dtype: torch.dtype) -> None:
     Inputs of ``shard_units`` are cast; what lies outside of them stays as it is in a policy with ``float32_root``. So
     do buffers.
     """
+    want_in(policy, dtype)
+    settle(policy)
+
+
+def want_in(policy: Policy, dtype: torch.dtype) -> None:
+    """As :func:`hold_in`, for weights that are rounded when they are sharded."""
     units = policy.shard_units()
     inside = {parameter for unit in units for parameter in unit.parameters()}
     for parameter in policy.parameters():
         if wanted(parameter) == torch.float32 and (parameter in inside or not policy.float32_root):
             want([parameter], dtype)
-    settle(policy)
     for unit in units:
         unit.register_forward_pre_hook(lambda _, args, kwargs: _cast(args, kwargs, dtype), with_kwargs=True)
 

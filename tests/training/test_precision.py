@@ -10,11 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from embodied_rl.models.base import Evaluation, Policy
+from embodied_rl.models.weights.precision import want_in
+from embodied_rl.training.scoring import Reference
 from embodied_rl.training.sharding import shard
 from tests.training.learner import Learner, distance, trained, training_config, two_epochs
 from tests.training.ranks import Ranks
+from tests.training.rollouts import small_policy
 from tests.training.samples import MODELS, decisions, model
 
 PARAM = "actor.fsdp_config.mixed_precision.param_dtype"
@@ -117,3 +121,26 @@ def test_float16_neither_underflows_nor_overflows(mesh: DeviceMesh) -> None:
     for scale in (2.0**-20, 2.0**12):
         assert gradient_norm(mesh, scale) == pytest.approx(scale * usual, rel=0.02), scale
     assert math.isfinite(usual)
+
+
+def sharded_reference(mesh: DeviceMesh, dtype: str) -> tuple[list[int], Tensor]:
+    """Bytes of this rank's shards, and what the sharded reference says."""
+    policy = small_policy().requires_grad_(False)
+    if dtype != "float32":
+        want_in(policy, getattr(torch, dtype))
+    config = training_config("grpo")
+    shard(policy, mesh, config.actor.fsdp_config)
+    own = [p.to_local().nbytes if isinstance(p, DTensor) else p.nbytes for p in policy.parameters()]
+    trajectory = two_epochs(config)[0]
+    inputs = {name: tensor.flatten(0, 1) for name, tensor in trajectory.replay_inputs.items()}
+    return own, Reference(policy)(inputs, temperature=1.0).logprobs
+
+
+def test_a_rounded_reference_is_sharded(mesh: DeviceMesh, two_ranks: Ranks) -> None:
+    whole, exact = sharded_reference(mesh, "float32")
+    one, alone = sharded_reference(mesh, "bfloat16")
+    assert sum(one) < 0.6 * sum(whole)
+    for own, together in two_ranks.run(sharded_reference, "bfloat16"):
+        assert sum(own) < 0.6 * sum(one)
+        assert torch.allclose(together, alone, atol=1e-6)
+    assert 0 < (alone - exact).abs().max() < 0.1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied_rl.errors import ConfigError
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.training.scoring import Reference
 from tests.gathered import full_state_dict
@@ -82,6 +83,32 @@ def test_after_a_resume_the_reference_is_still_what_the_run_started_from(tmp_pat
         reference = job.actor._scorer._reference
         assert type(reference) is Reference
         assert same(full_state_dict(reference.policy), initial)
+
+
+@pytest.mark.parametrize("kind", ["k3", "full"])
+def test_a_reference_of_fewer_bits_gives_nearly_the_same_divergence(kind: str) -> None:
+    """Both begin with the same weights, the reference with rounded ones."""
+    options = ("algorithm=grpo", "algorithm.group_size=2", "algorithm.kl_beta=0.5", "actor.optim.lr=0.01")
+    divergences: dict[str, list[float]] = {}
+    for dtype in ("null", "bfloat16"):
+        with Job(easy(small(*options, f"algorithm.kl_penalty_type={kind}", f"actor.reference_dtype={dtype}"))) as job:
+            reference = job.actor._scorer._reference
+            assert reference is not None
+            bits = {p.dtype for name, p in reference.policy.named_parameters() if name != "log_std"}
+            assert bits == {torch.float32 if dtype == "null" else torch.bfloat16}
+            assert {tensor.dtype for tensor in job.weights().values() if tensor.is_floating_point()} == {torch.float32}
+            divergences[dtype] = []
+            for step in range(2):
+                job.roll(step)
+                divergences[dtype].append(job.update(step)["reference_kl"])
+    whole, rounded = divergences["null"], divergences["bfloat16"]
+    assert rounded != whole
+    assert rounded == pytest.approx(whole, rel=0.1, abs=1e-3)
+
+
+def test_the_base_under_adapters_is_no_reference_of_another_type() -> None:
+    with pytest.raises(ConfigError, match="the policy without its adapters, which has the policy's type; leave it out"):
+        adaptive("model.lora.rank=2", "actor.reference_dtype=bfloat16")
 
 
 def test_no_reference_without_a_penalty() -> None:
