@@ -65,7 +65,8 @@ class Numerics:
             compiler.deterministic = self.deterministic  # pyright: ignore[reportAttributeAccessIssue]
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
-        torch.use_deterministic_algorithms(self.deterministic)
+        if torch.are_deterministic_algorithms_enabled() != self.deterministic:  # imports the compiler: 70 MB
+            torch.use_deterministic_algorithms(self.deterministic)
         torch.backends.cudnn.deterministic = self.deterministic
         if self.deterministic:
             torch.backends.cudnn.benchmark = False

@@ -54,6 +54,8 @@ def test_in_one_process_it_is_as_before_afterwards(tmp_path: Path, monkeypatch: 
 def test_the_defaults_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = seen_by_workers(tiny_run(tmp_path), monkeypatch)
     assert {seen.numerics for group in groups for seen in group} == {Numerics()}
+    [env] = [seen for group in groups for seen in group if seen.name == "EnvGroup[0]"]
+    assert not env.compiler, "70 MB that it does not need"
 
 
 def test_another_precision_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,8 @@ class Seen:
     threads: int
     cores: frozenset[int]
     environment: dict[str, str]
+    compiler: bool
+    """torch's was imported."""
 
 
 def look() -> Seen:
@@ -37,6 +40,7 @@ def look() -> Seen:
         threads=torch.get_num_threads(),
         cores=frozenset(os.sched_getaffinity(0)),
         environment=dict(os.environ),
+        compiler="torch._inductor.config" in sys.modules,
     )
 
 
