@@ -17,23 +17,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-_UNLIKE: Final = (
-    "time/",
-    "node",
-    "perf/",
-    "memory/",
-    "eval/seconds",
-    "eval/wait_seconds",
-    "rollout/env_steps_per_s",
-    "env/restarts",
-)
-"""Beginnings of metrics that depend on the clock, or count the kills."""
+from tests.logged import repeatable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +63,7 @@ def play(overrides: Sequence[str], out: Path, every: float | None, seed: int) ->
     seconds = time.monotonic() - began
     lines = [json.loads(line) for line in _logged(out)]
     restarts = max((int(line.get("env/restarts", 0)) for line in lines), default=0)
-    kept = [{key: value for key, value in line.items() if not key.startswith(_UNLIKE)} for line in lines]
+    kept = [{key: value for key, value in repeatable(line).items() if key != "env/restarts"} for line in lines]
     return Outcome(status=process.returncode, seconds=seconds, kills=kills, lines=kept, restarts=restarts)
 
 

@@ -10,20 +10,11 @@ import pytest
 
 from embodied_rl.launch import run
 from tests.configs import tiny_math_run, tiny_run
+from tests.logged import repeatable
 from tests.test_end_to_end import only_run
 
 pytestmark = pytest.mark.slow
 
-TIMED = (
-    "time/",
-    "node",
-    "perf/",
-    "memory/",
-    "eval/seconds",
-    "eval/wait_seconds",
-    "rollout/tokens_per_s",
-    "rollout/env_steps_per_s",
-)
 STEPS = 6
 
 
@@ -32,7 +23,7 @@ def lines_of(config: Any) -> list[dict[str, float]]:
 
 
 def untimed(lines: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{key: value for key, value in line.items() if not key.startswith(TIMED)} for line in lines]
+    return list(map(repeatable, lines))
 
 
 def language(directory: Path, *overrides: str) -> list[dict[str, float]]:

@@ -6,7 +6,6 @@ Only sharding is left out, which asks for an accelerator of its own kind: one ra
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from embodied_rl.schema import Config
 from embodied_rl.workers import actor
 from tests.configs import embodied_sft, tiny_math_run, tiny_run
 from tests.demonstrations.recording import record
+from tests.logged import repeatable
 from tests.models.flow.flow_models import POLICIES, A, C, N, flow_policy, look
 from tests.stand_in import DEVICE, sharded, stand_in_accelerator
 
@@ -61,11 +61,7 @@ def metrics_of(config: Config) -> dict[str, float]:
     run(config)
     [path] = Path(config.runner.output_dir).glob("*/*/metrics.jsonl")
     [metrics] = [json.loads(line) for line in path.read_text().splitlines()]
-    return {
-        name: value
-        for name, value in metrics.items()
-        if not re.search(r"^(time|node\d+|perf|memory)/|seconds$|_per_s$", name)
-    }
+    return repeatable(metrics)
 
 
 def check(monkeypatch: pytest.MonkeyPatch, directory: Path, configure: Callable[[Path], Config]) -> dict[str, float]:

@@ -22,22 +22,7 @@ from embodied_rl.workers.env import EnvWorker
 from embodied_rl.workers.rollout import RolloutWorker
 from tests.checkpoints.saved import saved_tensors, saved_weights
 from tests.configs import tiny_run
-
-
-def metrics_of(run_dir: Path) -> list[dict[str, float]]:
-    """Logged lines without the wall times."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    timed = (
-        "time/",
-        "node",
-        "perf/",
-        "memory/",
-        "eval/seconds",
-        "eval/wait_seconds",
-        "rollout/env_steps_per_s",
-        "rollout/tokens_per_s",
-    )
-    return [{key: value for key, value in line.items() if not key.startswith(timed)} for line in lines]
+from tests.logged import metrics_of
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

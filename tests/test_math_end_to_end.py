@@ -14,20 +14,14 @@ from embodied_rl.launch import run
 from embodied_rl.schema import MathConfig
 from tests.checkpoints.saved import saved_tensors, saved_weights
 from tests.configs import tiny_math_run
+from tests.logged import metrics_of
 
 BY_TEXT = "reward.function=tests.language.rewards.scores:by_text"
-TIMED = ("time/", "node", "perf/", "memory/", "eval/seconds", "rollout/tokens_per_s")
 
 
 def run_dir(config: MathConfig) -> Path:
     [directory] = (Path(config.runner.output_dir) / config.runner.experiment_name).iterdir()
     return directory
-
-
-def metrics_of(directory: Path) -> list[dict[str, float]]:
-    """Logged lines without the wall times."""
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith(TIMED)} for line in lines]
 
 
 def samples_of(path: Path) -> list[dict[str, Any]]:
