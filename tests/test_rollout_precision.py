@@ -71,3 +71,14 @@ def test_what_travels_is_what_is_acted_with(tmp_path: Path) -> None:
         ConfigError, match=r"rollout.backend=vllm has a type of its own \(model.params.dtype for vllm\)"
     ):
         small_math("rollout.dtype=bfloat16", "rollout.backend=vllm", "cluster=process")
+
+
+@pytest.mark.parametrize("ranks", ["0", "0-1"])
+def test_a_language_model_is_compared_with_a_reference_in_bfloat16(tmp_path: Path, ranks: str) -> None:
+    """Before the first update the policies are one, but for the rounding: a small divergence, and not none."""
+    backend = "cluster=serial" if ranks == "0" else "cluster=process"
+    options = (backend, f"cluster.component_placement.actor={ranks}", "runner.max_steps=1", "algorithm.kl_beta=0.1")
+    config = tiny_math_run(tmp_path, *options, "algorithm.kl_in=reward", "actor.reference_dtype=bfloat16")
+    run(config)
+    [line] = [line for line in metrics_of(only_run(config)) if "actor/reference_kl" in line]
+    assert 1e-9 < line["actor/reference_kl"] < 0.01

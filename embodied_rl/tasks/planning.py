@@ -132,7 +132,7 @@ def plan_of(config: Config) -> RunPlan[Any]:
 
 
 def critic_model(config: Config) -> ModelConfig | None:
-    """The model of a critic of its own: the policy's, but for what ``critic`` says, and without adapters."""
+    """The model of a critic of its own: the policy's, but for what ``critic`` says, and trained as a whole."""
     if not config.critic.enable:
         return None
     model, critic = config.model, config.critic
