@@ -37,6 +37,12 @@ class LoraSettings(Section):
         """Whether there are adapters."""
         return self.rank > 0 or self.path is not None
 
+    @property
+    def leave_base(self) -> bool:
+        """Whether the policy without these fresh adapters is its base, and stays so in training."""
+        fresh = self.rank > 0 and self.path is None and self.init_lora_weights == "default"
+        return fresh and not self.modules_to_save
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Section):

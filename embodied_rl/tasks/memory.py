@@ -94,15 +94,22 @@ class Estimate:
         sync = _BUCKETS[component] * min(policy.trained, plan.config.actor.sync_bucket_mb * _MIB)
         if component == "rollout":
             rows = self._acting_rows()
-            return Need(process=process, weights=policy.weights, passes=waiting + rows * policy.widest, sync=sync)
+            weights = self._rounded(policy, plan.config.rollout.dtype)
+            return Need(process=process, weights=weights, passes=waiting + rows * policy.widest, sync=sync)
         sharding = plan.config.actor.fsdp_config.sharding_strategy
         shards = workers if sharding == "full_shard" else 1
         weights, saved = policy.weights + self._added * policy.trained, policy.saved
         if self._critic is not None:
             weights += self._critic.weights + self._added_to_critic * self._critic.trained
             saved = max(saved, self._critic.saved)  # they take turns
+        if plan.config.algorithm.kl_beta > 0 and not plan.config.model.lora.leave_base:
+            weights += self._rounded(policy, plan.config.actor.reference_dtype)
         passes = waiting + self._training_rows(samples) * saved
         return Need(process=process, weights=weights / shards, passes=passes, sync=sync)
+
+    def _rounded(self, policy: Footprint, dtype: str | None) -> int:
+        """Bytes of a copy of the policy in a type of 16 bits, or as it is."""
+        return policy.weights if dtype is None else min(policy.weights, 2 * (self.parameters or 0))
 
     @property
     def _added(self) -> int:

@@ -117,9 +117,7 @@ def critic_problems(c: Config) -> Iterator[str]:
 
 def reference_problems(c: Config) -> Iterator[str]:
     """The problem of a type for a reference policy that has no weights of its own."""
-    lora = c.model.lora
-    own = lora.path is not None or lora.init_lora_weights != "default" or lora.modules_to_save
-    if c.actor.reference_dtype is not None and lora.rank > 0 and not own:
+    if c.actor.reference_dtype is not None and c.model.lora.leave_base:
         yield (
             f"actor.reference_dtype: got {c.actor.reference_dtype}, but with model.lora the reference is the policy "
             "without its adapters, which has the policy's type; leave it out"

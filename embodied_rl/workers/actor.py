@@ -245,12 +245,8 @@ class ActorWorker(Worker):
 
     def _shares_its_base(self) -> bool:
         """Whether the policy without its adapters stays what training starts from."""
-        lora = self._model_config.lora
-        starts_with_adapters = lora.path is not None or (
-            self._initial is not None and checkpoint.has_adapters(self._initial)
-        )
-        untouched = lora.init_lora_weights == "default" and not lora.modules_to_save
-        return lora.rank > 0 and untouched and not starts_with_adapters
+        starts_with_adapters = self._initial is not None and checkpoint.has_adapters(self._initial)
+        return self._model_config.lora.leave_base and not starts_with_adapters
 
     def close(self) -> None:
         with contextlib.suppress(Exception, CheckpointException):  # a run that ends well has asked before

@@ -72,6 +72,22 @@ def test_ranks_share_the_weights_and_samples() -> None:
     assert shared.passes < alone.passes
 
 
+def test_copies_of_the_policy_count_in_the_type_that_they_have() -> None:
+    """A rollout worker's, and the reference's beside weights, gradients and moments in the actor."""
+    grpo = ("env=libero_10", "algorithm=grpo", "algorithm.group_size=2")
+    plain, rounded = (estimate(*grpo, *more) for more in ((), ("rollout.dtype=bfloat16",)))
+    weights = plain.of("rollout").weights
+    assert rounded.of("rollout").weights == weights / 2
+    assert rounded.of("actor") == plain.of("actor")
+    kept = {
+        more: estimate(*grpo, "algorithm.kl_beta=0.1", *more).of("actor").weights
+        for more in ((), ("actor.reference_dtype=bfloat16",), ("model.lora.rank=4",))
+    }
+    assert plain.of("actor").weights == 4 * weights
+    assert list(kept.values())[:2] == [5 * weights, 4.5 * weights]
+    assert kept["model.lora.rank=4",] == estimate(*grpo, "model.lora.rank=4").of("actor").weights, "it is the base"
+
+
 def test_passes_follow_the_micro_batch() -> None:
     sizes = [estimate("env=libero_10", f"actor.micro_batch_size={size}").of("actor").passes for size in (8, 16, 32)]
     assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0]) > 0
