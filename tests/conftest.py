@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from hypothesis import settings
 
+from tests.leftovers import keep_shared_memory_apart
+
 if TYPE_CHECKING:
     from tests.training.ranks import Ranks
 
@@ -24,6 +26,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # whatever token this machin
 
 # A background job of a script (``nohup make test &``) has it ignored, for its children too; tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+keep_shared_memory_apart()
 
 SLOW_TIMEOUT_SECONDS = 900
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
