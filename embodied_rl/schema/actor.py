@@ -90,7 +90,8 @@ class ActorConfig(Section):
     """Seed of the initial weights, the sampled actions and the mini-batches' order."""
     micro_batch_size: MicroBatchSize
     """Samples (chunks) per forward and backward pass of one rank; no influence on the result. auto: all that an
-    optimiser step has, or a half, a quarter and so on where memory runs out; with one rank."""
+    optimiser step has, or a half, a quarter and so on where memory runs out on any rank; several ranks need
+    ``fsdp_config.sharding_strategy=full_shard``."""
     max_tokens_per_micro_batch: PositiveInt | None
     """Instead of ``micro_batch_size``, for language: tokens of a rank's forward and backward pass, padding included.
     A longer sample goes alone. null: off."""

@@ -46,10 +46,11 @@ def actor_problems(c: Config, placement: Placement | None) -> Iterator[str]:
                 f"{placement.world_size('actor')} actor ranks into groups of equal size"
             )
     ranks = placement.world_size("actor") if placement else 1
-    if c.actor.micro_batch_size == "auto" and ranks > 1:
+    if c.actor.micro_batch_size == "auto" and ranks > 1 and fsdp.sharding_strategy != "full_shard":
         yield (
-            f"actor.micro_batch_size: got auto with {ranks} actor ranks, but where one runs out of memory the others "
-            "would wait for it; use a number, such as what one rank finds (actor/micro_batch_size)"
+            f"actor.micro_batch_size: got auto with {ranks} actor ranks and sharding_strategy="
+            f"{fsdp.sharding_strategy}, but where one runs out of memory the others would wait for it; use a number, "
+            "such as what full_shard finds (actor/micro_batch_size)"
         )
     if c.actor.micro_batch_size == "auto" and c.actor.max_tokens_per_micro_batch is not None:
         yield (

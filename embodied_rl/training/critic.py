@@ -49,7 +49,12 @@ class Critic:
             algorithm=replace(algorithm, early_stop_imp_ratio=None, critic_warmup_steps=0),
             section="critic",
         )
-        self._micro_batch = MicroBatch(actor.micro_batch_size, model, max_tokens=actor.max_tokens_per_micro_batch)
+        self._micro_batch = MicroBatch(
+            actor.micro_batch_size,
+            model,
+            max_tokens=actor.max_tokens_per_micro_batch,
+            key="critic.micro_batch_size",
+        )
         self._updater = Updater(self._training, self.optimizer, objective=ValueObjective(self._training))
         self._state: TrainingState | None = None
         if config.enable_offload:
@@ -73,11 +78,8 @@ class Critic:
         self.model.eval()
         counts = [int(chunks.sum() + unacted.sum()) for chunks, unacted in asked]
         with self._on_device():
-            found = self._micro_batch.run(
-                sum(counts),
-                self.model.sample_lengths(inputs),
-                lambda parts: forward_in_parts(inputs, parts, forward, self._training, "values"),
-            )
+            lengths = self.model.sample_lengths(inputs)
+            found = forward_in_parts(inputs, sum(counts), lengths, forward, self._training, self._micro_batch, "values")
         parts = found["values"].split(counts)
         return [_valued(t, *a, part) for t, a, part in zip(trajectories, asked, parts, strict=True)]
 

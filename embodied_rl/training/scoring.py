@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -80,30 +81,41 @@ class Training:
 
 def forward_in_parts(
     inputs: Mapping[str, Tensor],
-    parts: list[Tensor],
+    count: int,
+    lengths: Tensor | None,
     forward: Callable[[dict[str, Tensor]], dict[str, Tensor]],
     training: Training,
+    micro_batch: MicroBatch,
     what: str,
 ) -> dict[str, Tensor]:
-    """``forward`` on the samples of each part: its results, [count,...] each, in the samples' order. A collective.
+    """``forward`` on ``count`` samples, in micro-batches: its results, [count,...] each. A collective.
 
     Args:
         inputs: [count,...] each.
-        parts: indices of each pass's samples.
+        lengths: as ``Policy.sample_lengths``.
         what: name of this in progress reports.
     """
-    found: dict[str, list[Tensor]] = {}
-    passes = int(max_over_ranks(training.device)(torch.tensor([len(parts)]))[0])
-    for number in range(passes):
+
+    def one(rows: Tensor) -> dict[str, Tensor]:
         # A rank without samples left takes part in the others' collectives with any sample.
-        spare = number >= len(parts)
-        rows = torch.zeros(1, dtype=torch.int64) if spare else parts[number]
-        results = forward({key: tensor[rows].to(training.device) for key, tensor in inputs.items()})
-        for name, tensor in results.items():
-            found.setdefault(name, []).append((tensor[:0] if spare else tensor).float().cpu())
-        training.report_progress(what, number + 1, passes)
-    order = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
-    return {name: torch.cat(tensors)[order] for name, tensors in found.items()}
+        own = rows if len(rows) else torch.zeros(1, dtype=torch.int64)
+        results = forward({key: tensor[own].to(training.device) for key, tensor in inputs.items()})
+        return {name: tensor[: len(rows)].float().cpu() for name, tensor in results.items()}
+
+    def all_of(parts: list[Tensor]) -> dict[str, Tensor]:
+        found: dict[str, list[Tensor]] = {}
+        passes = int(max_over_ranks(training.device)(torch.tensor([len(parts)]))[0])
+        for number in range(passes):
+            rows = parts[number] if number < len(parts) else torch.zeros(0, dtype=torch.int64)
+            for name, tensor in micro_batch.attempt(one, rows).items():
+                found.setdefault(name, []).append(tensor)
+            training.report_progress(what, number + 1, passes)
+        if micro_batch.in_vain:
+            return {}
+        order = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
+        return {name: torch.cat(tensors)[order] for name, tensors in found.items()}
+
+    return micro_batch.run(count, lengths, all_of)
 
 
 class Scorer:
@@ -123,6 +135,7 @@ class Scorer:
             *training.policies,
             # A size of its own is meant for the scoring alone.
             max_tokens=None if actor.logprob_micro_batch_size else actor.max_tokens_per_micro_batch,
+            key="actor.logprob_micro_batch_size",
         )
         self._training = training
         decoupled = "prox_logp_method" in POLICY_LOSSES[algorithm.loss_type].sections
@@ -151,14 +164,12 @@ class Scorer:
             for key in trajectories[0].replay_inputs
         }
         count = int(sum(f.sum() for f in flat))
-
-        def passes(parts: list[Tensor]) -> dict[str, Tensor]:
-            return self._passes(inputs, parts, own=own, other=other, values=values)
+        forward = partial(self._forward, own=own, other=other, values=values)
 
         was_training = self._policy.training
         self._policy.eval()
         lengths = self._policy.sample_lengths(inputs)
-        found = self._micro_batch.run(count, lengths, passes)
+        found = forward_in_parts(inputs, count, lengths, forward, self._training, self._micro_batch, "scoring")
         if self.cost is not None:
             each = self.cost.inferred(count, lengths)
             self.flops = each + each if own and other else each
@@ -170,38 +181,28 @@ class Scorer:
             for i, (t, f) in enumerate(zip(trajectories, flat, strict=True))
         ]
 
-    def _passes(
-        self, inputs: dict[str, Tensor], parts: list[Tensor], *, own: bool, other: bool, values: bool
-    ) -> dict[str, Tensor]:
-        """[count,...] each: ``logprobs`` and ``values`` under the present weights, ``reference`` log-probabilities, and
-        the exact ``divergence``.
-
-        Args:
-            parts: indices of each pass's samples.
-        """
+    def _forward(self, micro: dict[str, Tensor], *, own: bool, other: bool, values: bool) -> dict[str, Tensor]:
+        """[n,...] each: ``logprobs`` and ``values`` under the present weights, ``reference`` log-probabilities, and
+        the exact ``divergence``."""
         exact = self._full and self._in_reward
         temperature = self._algorithm.sampling_params.temperature
-
-        def forward(micro: dict[str, Tensor]) -> dict[str, Tensor]:
-            results: dict[str, Tensor] = {}
-            mine = theirs = None
-            if own:
-                mine = self._policy(micro, temperature=temperature, with_distribution=exact)
-                results["logprobs"] = mine.logprobs
-                if values:
-                    assert mine.values is not None
-                    results["values"] = mine.values
-            if other:
-                assert self._reference is not None
-                theirs = self._reference(micro, temperature=temperature, with_distribution=exact)
-                results["reference"] = theirs.logprobs
-            if exact:
-                assert mine is not None and theirs is not None and self._policy.distribution_type is not None
-                assert mine.distribution is not None and theirs.distribution is not None
-                results["divergence"] = full_kl(self._policy.distribution_type, mine.distribution, theirs.distribution)
-            return results
-
-        return forward_in_parts(inputs, parts, forward, self._training, "scoring")
+        results: dict[str, Tensor] = {}
+        mine = theirs = None
+        if own:
+            mine = self._policy(micro, temperature=temperature, with_distribution=exact)
+            results["logprobs"] = mine.logprobs
+            if values:
+                assert mine.values is not None
+                results["values"] = mine.values
+        if other:
+            assert self._reference is not None
+            theirs = self._reference(micro, temperature=temperature, with_distribution=exact)
+            results["reference"] = theirs.logprobs
+        if exact:
+            assert mine is not None and theirs is not None and self._policy.distribution_type is not None
+            assert mine.distribution is not None and theirs.distribution is not None
+            results["divergence"] = full_kl(self._policy.distribution_type, mine.distribution, theirs.distribution)
+        return results
 
     def _filled(self, t: Trajectory, flat: Tensor, found: dict[str, Tensor], diagnostics: Diagnostics) -> Trajectory:
         def spread(name: str) -> Tensor:

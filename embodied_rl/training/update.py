@@ -60,7 +60,10 @@ class Updater:
         self._under_way = ""
         """Name of the update and mini-batch in progress reports."""
         self._micro_batch = MicroBatch(
-            self._actor.micro_batch_size, *training.policies, max_tokens=self._actor.max_tokens_per_micro_batch
+            self._actor.micro_batch_size,
+            *training.policies,
+            max_tokens=self._actor.max_tokens_per_micro_batch,
+            key=f"{self._section}.micro_batch_size",
         )
 
     def run(self, batch: TrainBatch, *, step: int, kl_beta: float = 0.0) -> dict[str, float]:
@@ -226,21 +229,40 @@ class Updater:
         self._losses = []
         for number in range(passes):
             rows = teaching[parts[number]] if number < len(parts) else torch.zeros(0, dtype=torch.int64)
-            # A rank that has run out of samples repeats one, masked: FSDP's collectives need it to take part, and those
-            # of the diagnostics need it to know their names.
-            own = batch.select(index[rows] if len(rows) else torch.zeros(1, dtype=torch.int64))
-            micro = own if len(rows) else _masked(own)
-            loss = self._objective.loss(micro, rows, terms, diagnostics, context)
-            self._losses.append((micro.sample_ids, loss.detach()))
             last = number == passes - 1
             if isinstance(self._policy, FSDPModule):
                 once = self._actor.fsdp_config.enable_gradient_accumulation
                 self._policy.set_requires_gradient_sync(last or not once)
-            # FSDP averages gradients over ranks; the loss's denominators are global already.
-            (loss * dist.get_world_size() * loss_scale).backward()
+            self._micro_batch.attempt(
+                partial(self._backward, batch, index, terms, context, loss_scale, diagnostics), rows
+            )
             self._report_progress(self._under_way, number + 1, passes)
         self.without_gradient = {name: p for name, p in self.without_gradient.items() if p.grad is None}
         return diagnostics
+
+    def _backward(
+        self,
+        batch: TrainBatch,
+        index: Tensor,
+        terms: dict[str, Term],
+        context: UpdateContext,
+        loss_scale: float,
+        diagnostics: Diagnostics,
+        rows: Tensor,
+    ) -> None:
+        """Add a micro-batch's gradient.
+
+        Args:
+            rows: indices into ``index`` of its samples.
+        """
+        # A rank that has run out of samples repeats one, masked: FSDP's collectives need it to take part, and those
+        # of the diagnostics need it to know their names.
+        own = batch.select(index[rows] if len(rows) else torch.zeros(1, dtype=torch.int64))
+        micro = own if len(rows) else _masked(own)
+        loss = self._objective.loss(micro, rows, terms, diagnostics, context)
+        self._losses.append((micro.sample_ids, loss.detach()))
+        # FSDP averages gradients over ranks; the loss's denominators are global already.
+        (loss * dist.get_world_size() * loss_scale).backward()
 
     def _keep_value_gradients(self) -> None:
         """Drop the others' gradients, so that the optimiser leaves them as they are. Without a value head, keep all."""

@@ -17,6 +17,7 @@ from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.host import HostWeights
 from embodied_rl.monitoring.timers import PhaseTimer
+from embodied_rl.training.micro_batch import MicroBatch
 from embodied_rl.training.optimizer import build_optimizer
 from embodied_rl.training.sharding import TrainingState, checkpoint_blocks, compile_blocks, init_process_group, shard
 from tests.gathered import full_state_dict
@@ -194,3 +195,32 @@ def test_a_rollouts_weights_wait_in_host_memory(name: str) -> None:
     assert all((parameter == 0.25).all() for parameter in policy.parameters())
     host.drop()
     assert torch.cuda.memory_allocated() <= before
+
+
+def test_where_memory_runs_out_half_the_samples_are_tried(mesh: DeviceMesh) -> None:
+    policy, _ = equipped(mesh, "tiny_vla")
+    inputs = {key: tensor.to("cuda") for key, tensor in decisions("tiny_vla", 512).items()}
+    said: list[str] = []
+    micro_batch = MicroBatch("auto", policy, say=said.append)
+
+    def one(rows: Tensor) -> None:
+        micro = {key: tensor[rows.to("cuda")] for key, tensor in inputs.items()}
+        policy(micro, temperature=1.0).logprobs.mean().backward()
+
+    def all_of(parts: list[Tensor]) -> list[int]:
+        for part in parts:
+            micro_batch.attempt(one, part)
+        return [len(part) for part in parts]
+
+    assert micro_batch.run(512, None, all_of) == [512]
+    policy.zero_grad(set_to_none=True)
+    held, needed = torch.cuda.memory_allocated(), peak_memory(mesh)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((held + 0.6 * needed) / total)
+    try:
+        parts = micro_batch.run(512, None, all_of)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert sum(parts) == 512 and max(parts) == micro_batch.fitting != 512
+    assert said[0].startswith("out of memory with 512 samples at once, 256 from now on")

@@ -245,8 +245,12 @@ def test_several_broken_rules_are_reported_together() -> None:
             "actor.fsdp_config.fsdp_size: got 2, which does not divide the 3 actor ranks",
         ),
         (
-            ["actor.micro_batch_size=auto", "cluster.component_placement.actor=0-1"],
-            "actor.micro_batch_size: got auto with 2 actor ranks",
+            [
+                "actor.micro_batch_size=auto",
+                "cluster.component_placement.actor=0-1",
+                "actor.fsdp_config.sharding_strategy=no_shard",
+            ],
+            "actor.micro_batch_size: got auto with 2 actor ranks and sharding_strategy=no_shard",
         ),
         (["actor.fsdp_config.mixed_precision.param_dtype=bf16"], "actor.fsdp_config.mixed_precision.param_dtype: got"),
         (["~cluster.num_threads.actor"], "cluster.num_threads: no entry for actor"),

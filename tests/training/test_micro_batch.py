@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import Evaluation, Policy
+from embodied_rl.schema import Config
 from embodied_rl.training.micro_batch import MicroBatch, of_equal_size, within_budget
-from tests.training.learner import Learner, distance, trained, training_config, two_epochs
+from tests.training.learner import Learner, distance, same, trained, training_config, two_epochs
 from tests.training.ranks import Ranks
 from tests.training.rollouts import small_policy
 
@@ -111,6 +115,85 @@ def test_if_not_even_one_sample_fits_the_run_ends(mesh: DeviceMesh) -> None:
     learner = Learner(mesh, training_config("ppo", AUTO), make_policy=limited(0, "forward", []))
     with pytest.raises(UserError, match=r"not even one sample fits in memory: \[enforce fail"):
         learner.train()
+
+
+PLENTY = 10_000
+
+
+def trained_where_memory_is_short(mesh: DeviceMesh, config: Config, limits: list[int], where: str) -> dict[str, Any]:
+    """A rank of several, each of which runs out of memory above its number of samples."""
+    tried: list[int] = []
+    learner = Learner(mesh, config, make_policy=limited(limits[mesh.get_rank()], where, tried))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        metrics = learner.train(2)
+    return {"weights": learner.weights(), "metrics": metrics, "tried": tried, "said": said.getvalue().splitlines()}
+
+
+ROUNDED = (
+    "actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
+    "actor.fsdp_config.reshard_after_forward=false",
+    "actor.gradient_checkpointing=true",
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "where", "options"),
+    [
+        ([PLENTY, 6], "forward", ()),
+        ([PLENTY, 6], "backward", ()),
+        ([3, PLENTY], "backward", ("actor.fsdp_config.enable_gradient_accumulation=false",)),
+        ([6, 2], "forward", ()),
+        ([6, 2], "backward", ROUNDED),
+    ],
+)
+def test_several_ranks_agree_on_what_fits_all(
+    two_ranks: Ranks, limits: list[int], where: str, options: tuple[str, ...]
+) -> None:
+    options = (*options, "algorithm.n_minibatches=1")
+    first, second = two_ranks.run(trained_where_memory_is_short, training_config("ppo", AUTO, *options), limits, where)
+    size = first["metrics"].pop("micro_batch_size")
+    assert size <= min(limits) <= 2 * size + 1
+    assert second["metrics"].pop("micro_batch_size") == size
+    given = two_ranks.run(trained, training_config("ppo", f"actor.micro_batch_size={size:.0f}", *options), 2)[0]
+    assert same(first["weights"], given["weights"])
+    assert first["metrics"] == second["metrics"] == given["metrics"]
+    short = "0, 1" if PLENTY not in limits else str(1 - limits.index(PLENTY))
+    line = r"out of memory on rank {} with \d+ samples at once, (\d+) from now on; set actor.micro_batch_size=\1 to .*"
+    assert re.fullmatch(line.format(short), first["said"][0])
+    assert f"set actor.micro_batch_size={size:.0f} to begin with that" in first["said"][-1]
+    assert second["said"] == [], "one rank tells of it"
+
+
+def test_several_ranks_recompute_logprobs_in_what_fits(two_ranks: Ranks) -> None:
+    recipe = ("grpo", "actor.recompute_logprobs=true", "algorithm.kl_beta=0.1", "algorithm.n_minibatches=1")
+    short = two_ranks.run(trained_where_memory_is_short, training_config(*recipe, AUTO), [PLENTY, 3], "forward")
+    size = short[0]["metrics"].pop("micro_batch_size")
+    given = two_ranks.run(trained, training_config(*recipe, f"actor.micro_batch_size={size:.0f}"), 2)[0]
+    assert same(short[0]["weights"], given["weights"])
+    assert "actor.logprob_micro_batch_size=" in short[0]["said"][0]
+
+
+def short_of_everything(mesh: DeviceMesh) -> tuple[list[int], str]:
+    """The second of two ranks has no room for any sample."""
+    tried: list[int] = []
+    micro_batch = MicroBatch("auto", nn.Linear(1, 1), say=lambda text: None)
+
+    def one(rows: Tensor) -> None:
+        tried.append(len(rows))
+        if len(rows) and mesh.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with pytest.raises(UserError) as found:
+        micro_batch.run(4, None, lambda parts: [micro_batch.attempt(one, part) for part in parts])
+    return tried, str(found.value)
+
+
+def test_if_one_of_several_ranks_has_no_room_for_a_sample_all_say_so(two_ranks: Ranks) -> None:
+    (first, heard), (second, said) = two_ranks.run(short_of_everything)
+    assert first == [4, 2, 2, 1, 1, 1, 1]
+    assert second == [4, 0, 2, 0, 0, 1, 0, 0, 0, 0], "after the first that failed only for the others' sake"
+    assert "not even one sample fits in memory: memory ran out on rank 1. Set" in heard
+    assert "not even one sample fits in memory: CUDA out of memory." in said
 
 
 def test_a_given_size_is_not_changed(mesh: DeviceMesh) -> None:
