@@ -67,6 +67,10 @@ class SimEnv(Protocol):
     is wrong already, such as a task that does not exist. A third, ``memory_of(params, envs=..., tasks=...)``, tells
     ``plan`` the bytes of a process with so many initial states at once, of so many tasks (None: all).
 
+    ``release()``, with ``enable_offload`` between rollouts and evaluations, gives back what the next call that needs it
+    takes again by itself, such as scenes and rendering contexts; episodes go on where they are, to the same bits. A
+    simulator without it is closed and built anew, and open episodes are played again by their actions.
+
     ``action_choices`` is the number of choices in each action dimension, where actions are choices; ``step`` then gets
     their numbers, from 0. ``success_return``: an episode that ends with at least this return, in rewards before
     ``reward_coef``, is a success, too.

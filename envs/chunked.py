@@ -77,7 +77,8 @@ class ChunkedEnv:
         for name, value in (("num_action_chunks", num_action_chunks), ("max_episode_steps", max_episode_steps)):
             if value < 1:
                 raise ValueError(f"{name}: got {value}, expected at least 1")
-        self._sim = sim
+        self.sim = sim
+        """A simulator of the same kind may take its place, and :meth:`reset` or :meth:`resume` follows."""
         self._env_ids = torch.tensor(env_ids, dtype=torch.int64)
         self._num_action_chunks = num_action_chunks
         self._max_episode_steps = max_episode_steps
@@ -166,7 +167,7 @@ class ChunkedEnv:
         n = len(self._done)
         if not self.started:
             raise RuntimeError("chunk_step before the first reset; call reset(reset_state_ids) first")
-        expected = (n, self._num_action_chunks, self._sim.action_dim)
+        expected = (n, self._num_action_chunks, self.sim.action_dim)
         if tuple(actions.shape) != expected or actions.dtype != torch.float32:
             raise ValueError(
                 f"chunk_step: got actions {list(actions.shape)} {actions.dtype}, "
@@ -246,10 +247,10 @@ class ChunkedEnv:
             raise ValueError(f"resume: got episodes of envs {sorted(by_env)}, expected {self._env_ids.tolist()}")
         for episode in episodes:
             steps, action_dim = episode.actions.shape
-            if action_dim != self._sim.action_dim or steps >= self._max_episode_steps:
+            if action_dim != self.sim.action_dim or steps >= self._max_episode_steps:
                 raise ValueError(
                     f"resume: got {steps} actions of {action_dim} components for env {episode.env_id}, expected fewer "
-                    f"than {self._max_episode_steps} of {self._sim.action_dim}"
+                    f"than {self._max_episode_steps} of {self.sim.action_dim}"
                 )
         self._next_reset_state, self.started = next_reset_state, True
         replayed = [by_env[int(env_id)] for env_id in self._env_ids]
@@ -271,12 +272,12 @@ class ChunkedEnv:
 
     def close(self) -> None:
         """Close the simulator."""
-        self._sim.close()
+        self.sim.close()
 
     def _blocks(self, slots: list[int]) -> list[list[int]]:
         """Slots that advance together. One by one where the simulator gains nothing from a batch: each slot then goes
         through its steps, observation and reset before the next, so an adapter that shares a scene switches rarely."""
-        if self._sim.batched:
+        if self.sim.batched:
             return [slots] if slots else []
         return [[slot] for slot in slots]
 
@@ -296,9 +297,9 @@ class ChunkedEnv:
         self._record_frames(slots, np.zeros(len(slots), np.float32), np.zeros(len(slots), np.bool_))
 
     def _begin(self, slots: list[int], reset_state_ids: list[int]) -> None:
-        self._sim.reset(slots, reset_state_ids)
+        self.sim.reset(slots, reset_state_ids)
         for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
-            self._tasks[slot] = self._sim.task(reset_state_id)
+            self._tasks[slot] = self.sim.task(reset_state_id)
         self._reset_state[slots] = reset_state_ids
         for array in (self._done, self._steps, self._level, self._return, self._succeeded, self._failed):
             array[slots] = 0
@@ -323,18 +324,18 @@ class ChunkedEnv:
         """One control step: (rewards, success, terminated, truncated), each [len(slots)]."""
         if self._auto_reset:
             self._actions[slots, self._steps[slots]] = actions
-        outcome = self._sim.step(slots, actions)
+        outcome = self.sim.step(slots, actions)
         if not isinstance(outcome, SimStep):
             raise TypeError(
-                f"{type(self._sim).__name__}.step: got {outcome!r:.80} ({type(outcome).__name__}), expected a SimStep"
+                f"{type(self.sim).__name__}.step: got {outcome!r:.80} ({type(outcome).__name__}), expected a SimStep"
             )
         for name in ("rewards", "success", "terminated", "truncated"):
             array = getattr(outcome, name)
             if array is not None and array.shape != (len(slots),):
                 raise ValueError(
-                    f"{type(self._sim).__name__}.step: got {name} {list(array.shape)}, expected [{len(slots)}]"
+                    f"{type(self.sim).__name__}.step: got {name} {list(array.shape)}, expected [{len(slots)}]"
                 )
-        self._check_finite(f"{type(self._sim).__name__}.step: the reward", outcome.rewards, slots)
+        self._check_finite(f"{type(self.sim).__name__}.step: the reward", outcome.rewards, slots)
         levels = outcome.rewards.astype(np.float32)
         unscaled = levels - self._level[slots] if self._use_rel_reward else levels
         rewards = self._reward_coef * unscaled
@@ -382,7 +383,7 @@ class ChunkedEnv:
         if not wanted:
             return
         slots, rewards, success = [slots[i] for i in wanted], rewards[wanted], success[wanted]
-        for slot, frame, reward, holds in zip(slots, self._sim.render(slots), rewards, success, strict=True):
+        for slot, frame, reward, holds in zip(slots, self.sim.render(slots), rewards, success, strict=True):
             recorder.record(
                 int(self._env_ids[slot]),
                 frame,
@@ -393,7 +394,7 @@ class ChunkedEnv:
             )
 
     def _observe(self, slots: list[int]) -> None:
-        obs = self._sim.observe(slots)
+        obs = self.sim.observe(slots)
         self._check(obs, slots)
         self._state[slots] = obs.state
         for camera, images in obs.images.items():
@@ -401,7 +402,7 @@ class ChunkedEnv:
 
     def _check(self, obs: SimObs, slots: list[int]) -> None:
         """Assigning into the buffers would broadcast and convert silently."""
-        where, n = f"{type(self._sim).__name__}.observe", len(slots)
+        where, n = f"{type(self.sim).__name__}.observe", len(slots)
         if not isinstance(obs, SimObs):
             raise TypeError(f"{where}: got {obs!r:.80} ({type(obs).__name__}), expected a SimObs")
         got = {name: (a.shape, a.dtype.name) for name, a in {"state": obs.state, **obs.images}.items()}

@@ -250,10 +250,14 @@ class MetaworldEnv:
         state = self._state_of(slot)
         return state.task, state.obs
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Free the rendering contexts."""
         for painter in self._painters.values():
             painter.close()
         self._painters.clear()
+
+    def close(self) -> None:
+        self.release()
         self._slots = [None] * len(self._slots)
         self._idle.clear()
 

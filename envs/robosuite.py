@@ -141,11 +141,17 @@ class RobosuiteEnv:
         size = (self._params.render_height, self._params.render_width)
         return np.stack([self._picture(slot, "agentview", *size) for slot in slots])
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Free the rendering contexts."""
         for env in self._envs:
             if env.sim._render_context_offscreen is not None:
                 # It frees what its numbers mean in the *current* OpenGL context, which could be another env's.
                 env.sim._render_context_offscreen.gl_ctx.make_current()
+                env.sim._render_context_offscreen = None
+
+    def close(self) -> None:
+        self.release()
+        for env in self._envs:
             env.close()
         self._envs = []
 

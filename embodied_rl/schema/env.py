@@ -40,6 +40,9 @@ class EnvTrainConfig(Section):
     the order of ``task_ids``."""
     skip_states: NonNegativeInt
     """Each task's first so many initial states are left to evaluation; 0: training meets them, too."""
+    enable_offload: bool
+    """Between rollouts give back what the simulators hold, such as scenes, rendering contexts and an accelerator's
+    memory, and take it again for the next one; the result is the same."""
     video_cfg: VideoConfig
 
 
@@ -50,6 +53,9 @@ class EnvEvalConfig(Section):
     episodes_per_task: PositiveInt
     """Each task's first so many initial states are evaluated, once each."""
     ignore_terminations: bool
+    enable_offload: bool
+    """Give back what the simulators of evaluations hold after each, so that it does not stay beside that of
+    training's."""
     video_cfg: VideoConfig
 
 

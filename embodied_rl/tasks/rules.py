@@ -358,6 +358,11 @@ def staleness_problems(c: Config) -> Iterator[str]:
                 f"{got} with {component}.enable_offload=true, by which actor and rollout take turns, but they are to "
                 "work at the same time; set one of them to 0 or false"
             )
+    if isinstance(c, EmbodiedConfig) and c.env.train.enable_offload:
+        yield (
+            f"{got} with env.train.enable_offload=true, which gives back what simulators hold while the actor updates, "
+            "but they are to step then; set one of them to 0 or false"
+        )
 
 
 def weight_sync_problems(c: Config, placement: Placement | None) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,6 +24,7 @@ from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.video import VideoRecorder, filmed_states, video_name
+from embodied_rl.models.weights.host import release_memory
 from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import Channels, Lane, RunPlan
@@ -61,7 +64,11 @@ class _Stage:
     lane: Lane
     env_ids: range
     env: ChunkedEnv
-    sim: SimEnv
+    build: Callable[[], SimEnv]
+    released: bool = False
+    """What the simulator holds was given back."""
+    kept: Sequence[OpenEpisode] = ()
+    """Of a simulator that was closed for that: the episodes that go on."""
     recorder: VideoRecorder | None = None
     group_ids: Tensor | None = None
     """None: the rollout is not recorded."""
@@ -70,6 +77,39 @@ class _Stage:
     """With auto-reset."""
     policy_version: int = -1
     """Of the last answer."""
+
+    def release(self) -> None:
+        """Give back what the simulator holds, until :meth:`acquire`."""
+        if self.released:
+            return
+        self.released = True
+        if release := getattr(self.env.sim, "release", None):
+            release()
+            return
+        self.kept = self.env.open_episodes() if self.next_reset_state is not None and self.env.started else ()
+        self.env.close()
+        del self.env.sim
+
+    def acquire(self, *, report: Callable[[int, int], None], play: bool = True) -> list[int]:
+        """Go on where :meth:`release` was called.
+
+        Args:
+            play: False: the envs are about to be told where to go on.
+
+        Returns:
+            As :meth:`ChunkedEnv.resume`.
+        """
+        if not self.released:
+            return []
+        self.released, self.env.recorder = False, None
+        if hasattr(self.env, "sim"):
+            return []
+        self.env.sim = self.build()
+        kept, self.kept = self.kept, ()
+        if not kept or not play:
+            return []
+        assert self.next_reset_state is not None
+        return self.env.resume(kept, self.next_reset_state, report_progress=report)
 
 
 class EnvWorker(Worker):
@@ -95,6 +135,8 @@ class EnvWorker(Worker):
         """(step, rollout epoch, episode) -> the initial states of all training envs."""
         self._task_weights: tuple[tuple[int, float], ...] | None = None
         """(Task, how often it is to be played)."""
+        self._evaluated_tasks: dict[int, range] = {}
+        """Task -> its initial states."""
 
     def setup(self, *, train: bool) -> Spaces:
         """Build the training envs, or those of evaluation alone, and say what they take and give.
@@ -104,18 +146,62 @@ class EnvWorker(Worker):
         """
         render_device.use(self.context.device)
         if not train:
-            return _spaces(self._build_eval())
+            spaces = _spaces(self._build_eval())
+            self._evaluated_tasks = self._tasks_of(self._eval)
+            self._release(self._eval)
+            return spaces
         spaces = _spaces(self._build_train())
         if self._eval_config is not self._config and (others := _spaces(self._build_eval())) != spaces:
             raise UserError(
                 f"eval_env={self._eval_config.name} takes and gives {_shown(others)}; env={self._config.name}, for "
                 f"which the policy is made, {_shown(spaces)}: choose another env, or make its init_params fit"
             )
+        self._evaluated_tasks = self._tasks_of(self._eval or self._train)
+        self._release(self._train)
+        self._release(self._eval)
         return spaces
+
+    def _tasks_of(self, stages: Sequence[_Stage]) -> dict[int, range]:
+        """Tasks of evaluations -> their initial states."""
+        return task_ranges(stages[0].env.sim, self._eval_config.task_ids)
+
+    def _release(self, stages: Sequence[_Stage]) -> None:
+        """Give back what simulators hold, if the configuration wants that of these."""
+        cfg = self._config.train if stages is self._train else self._eval_config.eval
+        if not cfg.enable_offload or not stages:
+            return
+        with self._timer.phase("release"):
+            for stage in stages:
+                stage.release()
+            gc.collect()
+            if torch.cuda.is_initialized():  # by a simulator on the GPU
+                release_memory(self.context.device)
+            if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc alone
+                trim(0)
+
+    def _acquire(self, stages: Sequence[_Stage], *, play: bool = True) -> None:
+        """Take it again.
+
+        Args:
+            play: as of :meth:`_Stage.acquire`.
+        """
+        astray: list[int] = []
+        with self._timer.phase("acquire"):
+            for stage in stages:
+                astray += stage.acquire(
+                    report=lambda done, total: self.context.report_progress("resuming envs", done, total), play=play
+                )
+        if astray:
+            print(
+                f"env.train.enable_offload: envs {astray} did not come to the very state that they were in when their "
+                "actions were repeated: this simulator does not repeat itself; they go on from where that led",
+                flush=True,
+            )
 
     def close(self) -> None:
         for stage in (*self._train, *self._eval):
-            stage.env.close()
+            if hasattr(stage.env, "sim"):
+                stage.env.close()
         self._train, self._eval = [], []
 
     def resume(self, episodes: Sequence[OpenEpisode], *, first_episode: int) -> list[int]:
@@ -128,6 +214,7 @@ class EnvWorker(Worker):
             As :meth:`ChunkedEnv.resume`.
         """
         astray: list[int] = []
+        self._acquire(self._train, play=False)
         for stage in self._train:
             own = [episode for episode in episodes if episode.env_id in stage.env_ids]
             with self._timer.phase("reset"):
@@ -147,9 +234,7 @@ class EnvWorker(Worker):
 
     def count_evaluated(self) -> int:
         """Number of episodes of an evaluation, over all workers."""
-        stages = self._eval or self._train
-        tasks = task_ranges(stages[0].sim, self._eval_config.task_ids)
-        return len(eval_reset_states(tasks, episodes_per_task=self._eval_config.eval.episodes_per_task))
+        return len(eval_reset_states(self._evaluated_tasks, episodes_per_task=self._eval_config.eval.episodes_per_task))
 
     async def interact(
         self,
@@ -190,6 +275,7 @@ class EnvWorker(Worker):
         cfg = self._config.train
         num_chunks = math.ceil((cfg.max_steps_per_rollout_epoch or cfg.max_episode_steps) / self._chunk)
         num_groups = cfg.total_num_envs // self._group_size
+        self._acquire(self._train)
         videos: list[Path] = []
         for epoch in range(first_epoch, first_epoch + self._rollout_epochs):
             for stage in self._train:
@@ -212,6 +298,7 @@ class EnvWorker(Worker):
                     videos += [video] if video else []
                 stage.recorder = None
         await self._end()
+        self._release(self._train)
         return self._report(self._train, videos)
 
     async def evaluate(self, *, video_dir: Path | None = None) -> EnvReport:
@@ -227,8 +314,8 @@ class EnvWorker(Worker):
 
     async def _evaluate(self, video_dir: Path | None) -> EvalReport:
         stages = self._build_eval()
-        cfg = self._eval_config.eval
-        tasks = task_ranges(stages[0].sim, self._eval_config.task_ids)
+        self._acquire(stages)
+        cfg, tasks = self._eval_config.eval, self._evaluated_tasks
         everything = eval_reset_states(tasks, episodes_per_task=cfg.episodes_per_task)
         shares = np.array_split(everything, len(self._lanes.all()))
         waves = [_waves(shares[self._lanes.index(s.lane)].tolist(), len(s.env_ids)) for s in stages]
@@ -267,13 +354,15 @@ class EnvWorker(Worker):
                     for record in ended
                 ]
         await self._end()
+        image_shapes = dict(stages[0].env.sim.image_shapes)
+        self._release(stages)
         return EvalReport(
             episodes=episodes,
             seconds=self._timer.drain(),
             env_steps=self._drain_env_steps(),
             videos=videos,
             open_episodes=[],
-            image_shapes=dict(stages[0].sim.image_shapes),
+            image_shapes=image_shapes,
         )
 
     async def _roll(
@@ -344,7 +433,7 @@ class EnvWorker(Worker):
     def _build_train(self) -> list[_Stage]:
         cfg = self._config.train
         self._train = self._build(self._config, self._params, cfg, auto_reset=cfg.auto_reset)
-        tasks = task_ranges(self._train[0].sim, self._config.task_ids)
+        tasks = task_ranges(self._train[0].env.sim, self._config.task_ids)
         tasks = after_evaluation(tasks, skip=cfg.skip_states, key="env.train.skip_states")
 
         if isinstance(cfg.task_sampling, list):
@@ -392,9 +481,9 @@ class EnvWorker(Worker):
         for stage in range(self._lanes.stages):
             lane = (self.context.rank, stage)
             env_ids = self._lanes.env_ids(lane, cfg.total_num_envs)
-            sim = adapter(len(env_ids), params, config.seed)  # type: ignore[call-arg]  # every adapter's signature
+            build = functools.partial(adapter, len(env_ids), params, config.seed)  # every adapter's signature
             env = ChunkedEnv(
-                sim,
+                build(),
                 env_ids=env_ids,
                 num_action_chunks=self._chunk,
                 max_episode_steps=cfg.max_episode_steps,
@@ -403,7 +492,7 @@ class EnvWorker(Worker):
                 use_rel_reward=config.use_rel_reward,
                 reward_coef=config.reward_coef,
             )
-            stages.append(_Stage(lane=lane, env_ids=env_ids, env=env, sim=sim))
+            stages.append(_Stage(lane=lane, env_ids=env_ids, env=env, build=build))
         return stages
 
     def _recorder(
@@ -412,7 +501,7 @@ class EnvWorker(Worker):
         if not cfg.save_video:
             return None
         return VideoRecorder(
-            fps=stage.sim.control_hz, group_size=group_size, info_on_video=cfg.info_on_video, only=only
+            fps=stage.env.sim.control_hz, group_size=group_size, info_on_video=cfg.info_on_video, only=only
         )
 
     def _film(
@@ -451,7 +540,7 @@ class EnvWorker(Worker):
 
 
 def _spaces(stages: Sequence[_Stage]) -> Spaces:
-    sim = stages[0].sim
+    sim = stages[0].env.sim
     return Spaces(
         action_dim=sim.action_dim,
         state_dim=sim.state_dim,

@@ -115,7 +115,9 @@ class LiberoEnv:
         self.image_shapes = self.image_shapes_of(params)
         self._slots: list[_Slot | None] = [None] * num_slots
         self._warned = self._closed = False
-        _scenes.users += 1
+        self._played: set[SceneSpec] = set()
+        """Scenes used since they were last released."""
+        _scenes.users.append(self._played)
 
     @staticmethod
     def image_shapes_of(params: LiberoParams) -> Mapping[str, tuple[int, int]]:
@@ -183,13 +185,18 @@ class LiberoEnv:
         state = self._state_of(slot)
         return self._scene(state.spec).expose(state.snapshot)
 
+    def release(self) -> None:
+        """Close the scenes that no other LiberoEnv plays in. Slots keep their snapshots, which go on in the scene that
+        the next call builds."""
+        _scenes.drop(self._played)
+
     def close(self) -> None:
         """Forget the slots; the last LiberoEnv of the process frees the scenes, too."""
         if not self._closed:
             self._closed = True
             self._slots = [None] * len(self._slots)
-            _scenes.users -= 1
-            if _scenes.users == 0:
+            _scenes.users = [played for played in _scenes.users if played is not self._played]
+            if not _scenes.users:
                 _scenes.clear()
 
     def _locate(self, reset_state_id: int) -> tuple[int, int]:
@@ -208,6 +215,7 @@ class LiberoEnv:
         )
 
     def _scene(self, spec: SceneSpec) -> Scene:
+        self._played.add(spec)
         return _scenes.get(spec, self._params.max_cached_scenes)
 
     def _state_of(self, slot: int) -> _Slot:
@@ -234,25 +242,32 @@ class _SceneCache:
 
     def __init__(self) -> None:
         self._scenes: OrderedDict[SceneSpec, Scene] = OrderedDict()
-        self.users = 0
-        """LiberoEnvs that are not closed."""
+        self.users: list[set[SceneSpec]] = []
+        """Of each LiberoEnv that is not closed, the scenes that it plays in."""
 
     def get(self, spec: SceneSpec, capacity: int) -> Scene:
         if spec in self._scenes:
             self._scenes.move_to_end(spec)
             return self._scenes[spec]
         while len(self._scenes) >= capacity:
-            self._scenes.popitem(last=False)[1].close()
-            give_memory_back()
+            self._close([next(iter(self._scenes))])
         self._scenes[spec] = Scene(spec)
         return self._scenes[spec]
 
+    def drop(self, played: set[SceneSpec]) -> None:
+        """A user plays no more; scenes that nobody else plays in are closed."""
+        others = set[SceneSpec]().union(*(other for other in self.users if other is not played))
+        self._close([spec for spec in self._scenes if spec in played - others])
+        played.clear()
+
     def clear(self) -> None:
-        if not self._scenes:
-            return
-        while self._scenes:
-            self._scenes.popitem()[1].close()
-        give_memory_back()
+        self._close(list(self._scenes))
+
+    def _close(self, specs: Sequence[SceneSpec]) -> None:
+        for spec in specs:
+            self._scenes.pop(spec).close()
+        if specs:
+            give_memory_back()
 
 
 _scenes = _SceneCache()

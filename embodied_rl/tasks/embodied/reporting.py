@@ -97,6 +97,7 @@ def rollout_metrics(
         "rollout/inferences": float(sum(report.inferences for rollout in rollouts for report in rollout.policies)),
         "rollout/interruptions": float(max(r.interruptions for rollout in rollouts for r in rollout.policies)),
     }
+    metrics |= {f"time/env_{phase}": spent for phase in ("acquire", "release") if (spent := env_time(phase))}
     # A worker that serves several rollouts is there once.
     work = [together(worker) for worker in zip(*(rollout.policies for rollout in rollouts), strict=True)]
     metrics |= memory_metrics("env", [report.peak_memory for report in envs])

@@ -464,7 +464,7 @@ def reportable(ended: Sequence[EpisodeRecord], num_envs: int) -> bool:
 def settings_of(config: EmbodiedConfig) -> dict[str, Any]:
     """The keys, with values as JSON gives them back, that an env's course is a function of, beside its actions."""
     env = {key: value for key, value in asdict(config.env).items() if key not in _WITHOUT_EFFECT}
-    train = {key: value for key, value in env.pop("train").items() if key != "video_cfg"}
+    train = {key: value for key, value in env.pop("train").items() if key not in ("video_cfg", "enable_offload")}
     settings = {
         **{f"env.{key}": value for key, value in env.items()},
         **{f"env.train.{key}": value for key, value in train.items()},
