@@ -24,6 +24,7 @@ from tests.test_end_to_end import metrics_of, only_run
 
 pytestmark = pytest.mark.timeout(300)
 AUTO_RESET = ("algorithm=ppo", "env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=8")
+OFFLOAD = ("env.train.enable_offload=true", "env.eval.enable_offload=true")
 TOGETHER = ("runner.max_steps=3", "runner.save_interval=-1", "runner.logger.logger_backends=[console,jsonl]")
 
 
@@ -89,6 +90,7 @@ def undisturbed(tmp_path: Path, *options: str) -> list[dict[str, float]]:
         ("raise", 10, ("rollout.pipeline_stage_num=1",)),
         ("hang", 40, ("env.worker_timeout=15",)),
         ("exit", 24, AUTO_RESET),
+        ("kill", 40, (*AUTO_RESET, *OFFLOAD)),
         ("kill", 52, ("algorithm.rollout_epoch=2",)),
         ("kill", 50, ("cluster.component_placement={env: 0-1, rollout: 0-1, actor: 0}",)),
         ("raise", 30, ("model.lora.rank=2",)),

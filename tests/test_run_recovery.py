@@ -59,7 +59,10 @@ def outcome(directory: Path) -> dict[str, Any]:
         (),
         ("model.lora.rank=2", "runner.save_async=true"),
         ("cluster.component_placement={env: 0-1, rollout: 0-1, actor: 0-1}",),
-        ("algorithm=ppo", "env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=8"),
+        (
+            *("algorithm=ppo", "env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=8"),
+            *("env.train.enable_offload=true", "env.eval.enable_offload=true"),
+        ),
     ],
     ids=str,
 )

@@ -160,6 +160,9 @@ def test_pictures_are_upright_and_drafts_alike() -> None:
         env.reset([0], [0])
         pictures[draft] = env.observe([0]).images["corner2"][0].astype(float)
         assert env.render([0]).shape == (1, 256, 256, 3)
+        env.release()
+        assert not env._painters
+        np.testing.assert_array_equal(env.observe([0]).images["corner2"][0], pictures[draft])
         env.close()
     top, table = pictures[True][:10, 100:].mean(axis=(0, 1)), pictures[True][-20:, 64:].mean(axis=(0, 1))
     assert np.ptp(top) < 10, "a grey wall"

@@ -198,6 +198,10 @@ def test_cameras() -> None:
     for camera in ("agentview", "wrist"):
         np.testing.assert_array_equal(after[camera][0], before[camera][0])
         assert (after[camera][1] != before[camera][1]).mean() > 0.02
+    env.release()
+    assert all(each.sim._render_context_offscreen is None for each in env._envs)
+    for camera, images in env.observe([1, 0]).images.items():
+        np.testing.assert_array_equal(images, after[camera], err_msg="as before they were released")
     assert env.render([0, 1]).shape == (2, 32, 32, 3)
     # Upright: the white table fills the lower half, the wall and the robot's base the upper.
     assert after["agentview"][0, 30:].mean() > after["agentview"][0, :15].mean() + 20

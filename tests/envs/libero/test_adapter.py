@@ -388,6 +388,33 @@ def test_closing_collects_garbage_once_for_all_scenes(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+def test_released_scenes_come_back_exactly() -> None:
+    _scenes.clear()
+    params = LiberoParams(task_suite_name="libero_goal", reward="progress", cameras=("wrist",), **SIZES)
+    env, other = LiberoEnv(1, params, seed=0), LiberoEnv(1, params, seed=0)
+    action = np.array([[0.4, -0.3, -0.5, 0.1, 0.0, 0.2, 1.0]], np.float32)
+
+    def go_on() -> tuple[Any, ...]:
+        outcome, obs = env.step([0], action), env.observe([0])
+        return outcome.rewards, obs.state, obs.images["wrist"]
+
+    for each in (env, other):
+        each.reset([0], [STOVE * 50])
+    env.step([0], action)
+    expected = go_on()
+    env.reset([0], [STOVE * 50])
+    env.step([0], action)
+    env.release()
+    assert len(_scenes._scenes) == 1, "the other plays in it"
+    other.release()
+    assert len(_scenes._scenes) == 0
+    for got, wanted in zip(go_on(), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    other.close()
+    env.close()
+
+
+@pytest.mark.slow
 def test_evicted_scenes_come_back_exactly(caplog: pytest.LogCaptureFixture) -> None:
     """Two tasks in turn on one cached scene, against two scenes: other contexts come and go in between."""
     small = LiberoParams(task_suite_name="libero_goal", max_cached_scenes=1, cameras=("agentview", "wrist"), **SIZES)
