@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DispatchKey
 from torch.distributed.fsdp import FSDPModule
 from torch.overrides import TorchFunctionMode
@@ -67,6 +67,9 @@ class _Sharded(FSDPModule):
 
     def reset_iter_state(self) -> None:
         """Nothing is gathered."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return nn.Module._apply(cast(nn.Module, self), fn, recurse)
 
 
 class _OnDevice(Tensor):

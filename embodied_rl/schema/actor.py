@@ -13,6 +13,7 @@ from embodied_rl.schema.types import (
     MicroBatchSize,
     NonNegativeFloat,
     NonNegativeInt,
+    Offloaded,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -108,8 +109,11 @@ class ActorConfig(Section):
     """Warn when ``actor/logprob_gap``, the mean distance of the rollout's log-probabilities from the recomputed, is
     above. null: never."""
     enable_offload: bool
-    """Keep weights and optimiser state in host memory but during the update, where a rollout worker shares the
+    """Keep what ``offload`` names in host memory but during the update, where a rollout worker shares the
     accelerator."""
+    offload: Offloaded
+    """Of ``enable_offload``. weights: those of the policy and of the reference. gradients: dropped after the update,
+    which begins without any; with the weights, too. optimizer: Adam's moments."""
     gradient_checkpointing: bool
     """Keep only the inputs of the model's blocks for the backward pass, which computes the rest again: less memory, one
     more forward pass, the same result."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied_rl.schema.actor import OptimConfig
-from embodied_rl.schema.types import PositiveInt, Section
+from embodied_rl.schema.types import Offloaded, PositiveInt, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,8 @@ class CriticConfig(Section):
     """Samples per pass of one rank through the critic; null: as ``actor.micro_batch_size`` and
     ``actor.max_tokens_per_micro_batch``."""
     enable_offload: bool
-    """Keep its weights and optimiser state in host memory but while it values and is trained."""
+    """Keep what ``offload`` names in host memory but while it values and is trained."""
+    offload: Offloaded
+    """As ``actor.offload``, of the critic."""
     optim: OptimConfig
     """Its optimiser, with the options of ``actor.optim``; rates follow ``actor.lr_sched``."""

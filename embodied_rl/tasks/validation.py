@@ -328,6 +328,8 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("actor.lr_sched.lr_decay_iters", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
     ("actor.lr_sched.min_lr_ratio", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
     ("actor.lr_sched.wsd_decay_fraction", lambda c: c.actor.lr_sched.lr_decay_style != "wsd", "the style is not wsd"),
+    ("actor.offload", lambda c: not c.actor.enable_offload, "actor.enable_offload is false"),
+    ("critic.offload", lambda c: not c.critic.enable_offload, "critic.enable_offload is false"),
     ("actor.logprob_gap_warning", lambda c: not c.actor.recompute_logprobs, "actor.recompute_logprobs is false"),
     ("actor.fsdp_config.fsdp_size", lambda c: _strategy(c) != "hybrid_shard", "sharding_strategy is not hybrid_shard"),
     ("actor.fsdp_config.reshard_after_forward", lambda c: _strategy(c) == "no_shard", "no_shard gathers nothing"),

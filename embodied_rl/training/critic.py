@@ -59,8 +59,8 @@ class Critic:
         self._state: TrainingState | None = None
         if config.enable_offload:
             require_accelerator("critic.enable_offload", training.device)
-            self._state = TrainingState([model], self.optimizer, training.device)
-            self._state.move("cpu")
+            self._state = TrainingState([model], self.optimizer, training.device, config.offload)
+            self._state.leave_device()
 
     @torch.no_grad()
     def value(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

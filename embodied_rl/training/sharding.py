@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -179,34 +179,51 @@ def _require_blocks(policy: Policy, key: str) -> None:
 
 
 class TrainingState:
-    """Sharded policies and an optimiser that are on a device while they train, and else in host memory.
+    """Sharded policies and an optimiser that are on a device while they train, and else, in part or whole, in host
+    memory.
 
     Args:
         policies: the one that is trained, and those beside it.
+        parts: what leaves the device. Gradients are dropped, which the next update does not need; with the weights,
+            too, beside which they lie.
     """
 
-    def __init__(self, policies: Sequence[nn.Module], optimizer: Optimizer, device: str) -> None:
-        self._policies, self._optimizer, self._device = policies, optimizer, device
+    def __init__(
+        self,
+        policies: Sequence[nn.Module],
+        optimizer: Optimizer,
+        device: str,
+        parts: Collection[str] = ("weights", "gradients", "optimizer"),
+    ) -> None:
+        self._policies, self._optimizer, self._device, self._parts = policies, optimizer, device, parts
 
     @contextlib.contextmanager
     def on_device(self, timer: PhaseTimer) -> Iterator[None]:
         """Training may go on inside. Phases ``load`` and ``offload`` of ``timer`` say what the moves take."""
         with timer.phase("load"):
-            self.move(self._device)
+            self._move(self._device)
         try:
             yield
         finally:
             with timer.phase("offload"):
-                self.move("cpu")
+                self.leave_device()
 
-    def move(self, device: str) -> None:
-        for policy in self._policies:
-            policy.to(device)
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                state = self._optimizer.state.get(parameter, {})
-                for name, value in state.items():
-                    # Only a fused optimiser has the number of its steps on the device.
-                    if isinstance(value, Tensor) and (value.ndim or group.get("fused")):
-                        state[name] = value.to(device)
+    def leave_device(self) -> None:
+        """Take all that is to leave it to host memory."""
+        if set(self._parts) & {"weights", "gradients"}:
+            self._optimizer.zero_grad(set_to_none=True)
+        self._move("cpu")
+
+    def _move(self, device: str) -> None:
+        if "weights" in self._parts:
+            for policy in self._policies:
+                policy.to(device)
+        if "optimizer" in self._parts:
+            for group in self._optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = self._optimizer.state.get(parameter, {})
+                    for name, value in state.items():
+                        # Only a fused optimiser has the number of its steps on the device.
+                        if isinstance(value, Tensor) and (value.ndim or group.get("fused")):
+                            state[name] = value.to(device)
         release_memory(self._device)

@@ -142,8 +142,8 @@ class ActorWorker(Worker):
         self._state: TrainingState | None = None
         if self._config.enable_offload:
             require_accelerator("actor.enable_offload", context.device)
-            self._state = TrainingState(training.policies, self._optimizer, context.device)
-            self._state.move("cpu")
+            self._state = TrainingState(training.policies, self._optimizer, context.device, self._config.offload)
+            self._state.leave_device()
         sync_dtype = self._config.sync_dtype or self._plan.config.rollout.dtype
         receivers = range(self._plan.world_size("rollout")) if context.rank == 0 else ()
         broadcasts = self._config.sync_backend == "collective" and context.rank == 0

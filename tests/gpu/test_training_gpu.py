@@ -179,6 +179,23 @@ def test_training_goes_on_after_its_state_was_in_host_memory(mesh: DeviceMesh, n
     assert same(full_state_dict(other), full_state_dict(policy))
 
 
+@pytest.mark.parametrize("parts", [["weights"], ["gradients"], ["optimizer"]], ids=str)
+def test_parts_of_the_state_leave_the_device_apart(mesh: DeviceMesh, parts: list[str]) -> None:
+    policy, optimizer = equipped(mesh, "tiny_vla")
+    other, beside = equipped(mesh, "tiny_vla")
+    state = TrainingState([other], beside, "cuda:0", parts)
+    for _ in range(2):
+        stepped(policy, optimizer, "tiny_vla", steps=1)
+        with state.on_device(PhaseTimer()):
+            stepped(other, beside, "tiny_vla", steps=1)
+            held = torch.cuda.memory_allocated()
+        assert torch.cuda.memory_allocated() < held
+        assert {p.device.type for p in other.parameters()} == {"cpu" if "weights" in parts else "cuda"}
+        moments = {entry["exp_avg"].device.type for entry in beside.state.values()}
+        assert moments == {"cpu" if "optimizer" in parts else "cuda"}
+    assert same(full_state_dict(other), full_state_dict(policy))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_rollouts_weights_wait_in_host_memory(name: str) -> None:
     policy = model(name)

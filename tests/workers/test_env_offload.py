@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ LANES = 4
 class Counted(DummyEnv):
     """Counts the simulators that there are."""
 
-    alive: Counter[str] = Counter()
+    alive: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, num_slots: int, params: DummyParams, seed: int) -> None:
         super().__init__(num_slots, params, seed)
