@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +62,7 @@ def check(subject: Subject, *, resets: int, picture: Path, traceback: bool = Fal
         picture: where to put what the env's cameras see.
         traceback: let exceptions through.
     """
-    parts = (sizes, observations, agents, determinism, groups, lone_slots, level_at_start, episodes, speed)
+    parts = (sizes, observations, agents, determinism, release, groups, lone_slots, level_at_start, episodes, speed)
     try:
         for part in parts:
             yield from part(subject)
@@ -190,6 +190,18 @@ def determinism(subject: Subject) -> Iterator[Finding]:
             f"{listed(map(str, subject.states))} look alike",
             "let a reset depend on its reset_state_id",
         )
+
+
+def release(subject: Subject) -> Iterator[Finding]:
+    """An episode goes on as if its env had not given back what it holds."""
+    give_back = getattr(subject.sim, "release", None)
+    if give_back is None:
+        return
+    actions = subject.random_actions(6, key=4)
+    if (found := _play(subject, actions).differs(_play(subject, actions, halfway=give_back))) is not None:
+        yield problem("release", f"after it an episode goes another way: {found}", "take again all that was given back")
+    else:
+        yield ok("release", "episodes go on to the same bits after it")
 
 
 _SEED_ADVICE: Final = "an episode is to be a function of (seed, reset state, actions): seed every generator in reset()"
@@ -389,12 +401,20 @@ class _Played:
         return None if levels[0] == levels[1] else "the reward levels"
 
 
-def _play(subject: Subject, actions: NDArray[np.float32], *, watch: bool = False) -> _Played:
-    """``watch``: look after each step, which renders."""
+def _play(
+    subject: Subject,
+    actions: NDArray[np.float32],
+    *,
+    watch: bool = False,
+    halfway: Callable[[], object] = lambda: None,
+) -> _Played:
+    """``watch``: look after each step, which renders; ``halfway``: called after half of the steps."""
     sim, end = subject.sim, ""
     sim.reset([0], [subject.states[0]])
     steps, seen = [], [sim.observe([0])]
-    for action in actions:
+    for number, action in enumerate(actions):
+        if number == len(actions) // 2:
+            halfway()
         steps.append(sim.step([0], action[None]))
         if watch:
             seen.append(sim.observe([0]))

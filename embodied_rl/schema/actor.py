@@ -13,7 +13,6 @@ from embodied_rl.schema.types import (
     MicroBatchSize,
     NonNegativeFloat,
     NonNegativeInt,
-    Offloaded,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -111,7 +110,7 @@ class ActorConfig(Section):
     enable_offload: bool
     """Keep what ``offload`` names in host memory but during the update, where a rollout worker shares the
     accelerator."""
-    offload: Offloaded
+    offload: list[Literal["weights", "gradients", "optimizer"]]
     """Of ``enable_offload``. weights: those of the policy and of the reference. gradients: dropped after the update,
     which begins without any; with the weights, too. optimizer: Adam's moments."""
     gradient_checkpointing: bool

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from embodied_rl.schema.actor import OptimConfig
-from embodied_rl.schema.types import Offloaded, PositiveInt, Section
+from embodied_rl.schema.types import PositiveInt, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class CriticConfig(Section):
     ``actor.max_tokens_per_micro_batch``."""
     enable_offload: bool
     """Keep what ``offload`` names in host memory but while it values and is trained."""
-    offload: Offloaded
+    offload: list[Literal["weights", "gradients", "optimizer"]]
     """As ``actor.offload``, of the critic."""
     optim: OptimConfig
     """Its optimiser, with the options of ``actor.optim``; rates follow ``actor.lr_sched``."""

@@ -44,6 +44,4 @@ LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-me
 KLType = Literal["k1", "abs", "k2", "k3", "full"]
 """``algorithm.kl_penalty_type``; see ``algorithms.losses.kl_estimate``."""
 DType = Literal["float32", "bfloat16", "float16"]
-Offloaded = Annotated[list[Literal["weights", "gradients", "optimizer"]], Field(min_length=1)]
-"""``offload`` of ``actor`` and ``critic``."""
 MicroBatchSize = PositiveInt | Literal["auto"]

@@ -57,6 +57,12 @@ def actor_problems(c: Config, placement: Placement | None) -> Iterator[str]:
             f"actor.max_tokens_per_micro_batch: got {c.actor.max_tokens_per_micro_batch} with micro_batch_size=auto; "
             "both say how much goes through the network at once: set one of them"
         )
+    for name, section in (("actor", c.actor), ("critic", c.critic)):
+        if section.enable_offload and not section.offload:
+            yield (
+                f"{name}.offload: got [] with {name}.enable_offload=true, expected some of weights, gradients and "
+                "optimizer"
+            )
     if c.actor.enable_offload and fsdp.cpu_offload:
         yield (
             "actor.enable_offload: got true with actor.fsdp_config.cpu_offload=true, which keeps all in host memory at "

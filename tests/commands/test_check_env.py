@@ -126,6 +126,16 @@ class Misannounced(DummyEnv):
         self.image_shapes = DummyEnv.image_shapes_of(params)
 
 
+class Forgetful(DummyEnv):
+    def release(self) -> None:
+        self._position[:] = 0
+
+
+class Lasting(DummyEnv):
+    def release(self) -> None:
+        """There is nothing to give back."""
+
+
 class Silent(DummyEnv):
     def task(self, reset_state_id: int) -> Task:
         return Task(task_id=super().task(reset_state_id).task_id, instruction=" ", suite="")
@@ -202,6 +212,7 @@ def findings(kind: type[DummyEnv], tmp_path: Path, **settings: Any) -> dict[str,
 def test_a_sound_env_passes_and_is_pictured(tmp_path: Path) -> None:
     found = findings(DummyEnv, tmp_path)
     assert {status for status, _ in found.values()} == {"ok"}, found
+    assert "release" not in found and findings(Lasting, tmp_path)["release"][0] == "ok"
     from PIL import Image
 
     with Image.open(tmp_path / "seen.png") as picture:
@@ -224,6 +235,7 @@ def test_a_sound_env_passes_and_is_pictured(tmp_path: Path) -> None:
         (Dark, "observations", "images[agentview] of one colour"),
         (DarkAfterAnother, "picture", "agentview: of one colour"),
         (Misannounced, "cameras", "image_shapes_of says {'agentview': (8, 8)}, image_shapes {'agentview': (16, 16)}"),
+        (Forgetful, "release", "after it an episode goes another way: later on state, by up to"),
         (Silent, "tasks", "0, 1, 2, 3: no instruction"),
         (Shuffled, "tasks", "among those of task 0"),
         (Restarting, "episodes", "step 12 brought it back to its initial state"),

@@ -1,7 +1,8 @@
 """``rollout.enable_offload`` with vLLM: the engine sleeps while others use its device, and wakes with new weights.
 
-A CPU has nothing to free, and vLLM refuses to prepare for it there; all else is the real engine: its scheduler pauses and
-goes on, and weights that level 2 would have dropped are overwritten. Run it with ``.venv-vllm/bin/python -m pytest``.
+A CPU has nothing to free, and vLLM refuses to prepare for it there; all else is the real engine: its scheduler pauses
+and goes on, and weights that level 2 would have dropped are overwritten. Run it with ``.venv-vllm/bin/python -m
+pytest``.
 """
 
 from __future__ import annotations
