@@ -39,7 +39,8 @@ def disable_dropout(policy: Policy) -> None:
     An actor's update puts its policy into training mode, for the dropout of adapters, which are added later.
     """
     for module in policy.modules():
-        if not type(module).__module__.startswith("transformers."):
+        # transformers_modules: from a folder's own code
+        if not type(module).__module__.startswith(("transformers.", "transformers_modules.")):
             continue
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):

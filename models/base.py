@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.models.weights import folder as pretrained
+from embodied_rl.models.weights.loading import Loading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +183,10 @@ class Policy(nn.Module):
     """See :meth:`truncate`."""
     attentions: ClassVar[tuple[str, ...]] = ()
     """Values of ``model.attn_implementation`` that its layers of transformers can have."""
+    loading_keys: ClassVar[tuple[str, ...]] = ()
+    """Those of ``model.hf_overrides``, ``revision``, ``trust_remote_code`` and ``tokenizer_path`` that it can have: its
+    constructor and :meth:`from_pretrained` then take a :class:`~embodied_rl.models.weights.loading.Loading`,
+    ``loading``."""
     float32_root: ClassVar[bool] = False
     """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
     log-probabilities directly."""
@@ -200,6 +205,15 @@ class Policy(nn.Module):
         policy = cls(spec, params)
         pretrained.read(policy, params, Path(path))
         return policy
+
+    @classmethod
+    def try_loading(cls, path: str, params: Any, loading: Loading) -> None:
+        """Find out from small files what is wrong with ``loading``, where that is not known before the weights are read.
+
+        Raises:
+            UserError: something is.
+        """
+        del path, params, loading
 
     def save_pretrained(self, directory: Path) -> None:
         """Write the folder that :meth:`from_pretrained` reads: weights as safetensors, and what is needed to use them.

@@ -15,8 +15,10 @@ samples are left out of the computation.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -31,6 +33,7 @@ from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
 from embodied_rl.models.categorical import scaled_log_softmax
 from embodied_rl.models.weights.folder import LOADING_ERRORS, VALUE_HEAD_FILE, load_head, load_model, write_tensors
+from embodied_rl.models.weights.loading import Loading, check_shapes, names_code, override, read_config, untrusted
 
 if TYPE_CHECKING:
     import transformers
@@ -79,21 +82,28 @@ class CausalLMPolicy(Policy):
     Params = CausalLMParams
     distribution_type = Categorical
     attentions = ("sdpa", "eager", "flash_attention_2")
+    loading_keys = ("hf_overrides", "revision", "trust_remote_code", "tokenizer_path")
 
-    def __init__(self, spec: PolicySpec, params: CausalLMParams, path: str | None = None) -> None:
+    def __init__(
+        self,
+        spec: PolicySpec,
+        params: CausalLMParams,
+        path: str | None = None,
+        loading: Loading = Loading(),  # noqa: B008  # it is frozen
+    ) -> None:
         super().__init__()
         if spec.state_dim or spec.image_shapes or spec.action_dim != 1:
             raise UserError("model_type 'causal_lm' answers prompts and does not act in an env; use task=math")
         self.spec, self.params = spec, params
-        self.model: transformers.PreTrainedModel = _build_model(params, path)
-        self.tokenizer: transformers.PreTrainedTokenizerBase = _load_tokenizer(params, path)
+        self.model: transformers.PreTrainedModel = _build_model(params, path, loading)
+        self.tokenizer: transformers.PreTrainedTokenizerBase = _load_tokenizer(params, path, loading)
         if path is not None and params.architecture is not None:
-            _compare(params.architecture, path, self.model, self.tokenizer)
+            _compare(params.architecture, path, self.model, self.tokenizer, loading)
         embedding: Any = self.model.get_input_embeddings()
         vocabulary = len(embedding.weight)
         if len(self.tokenizer) > vocabulary:
             raise UserError(
-                f"model.path={path}: the tokenizer has {len(self.tokenizer)} tokens and the model embeds "
+                f"model.path={path}: the tokenizer{_where(loading)} has {len(self.tokenizer)} tokens and the model embeds "
                 f"{vocabulary}; use the tokenizer that the model was trained with"
             )
         hidden = self.model.config.get_text_config().hidden_size
@@ -103,11 +113,23 @@ class CausalLMPolicy(Policy):
             nn.init.zeros_(self.value_head.bias)
 
     @classmethod
-    def from_pretrained(cls, path: str, spec: PolicySpec, params: CausalLMParams) -> Self:
-        policy = cls(spec, params, path)
+    def from_pretrained(
+        cls,
+        path: str,
+        spec: PolicySpec,
+        params: CausalLMParams,
+        loading: Loading = Loading(),  # noqa: B008
+    ) -> Self:
+        policy = cls(spec, params, path, loading)
         if policy.value_head is not None:
             load_head(policy.value_head, Path(path) / VALUE_HEAD_FILE)
         return policy
+
+    @classmethod
+    def try_loading(cls, path: str, params: CausalLMParams, loading: Loading) -> None:
+        if loading.given() or names_code(Path(path)):
+            _read_config(path, loading)
+            _load_tokenizer(params, path, loading)
 
     @classmethod
     def write_tiny(cls, directory: Path) -> None:
@@ -233,29 +255,62 @@ def position_ids(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def _load_tokenizer(params: CausalLMParams, path: str | None) -> transformers.PreTrainedTokenizerBase:
-    if path is None:
+def _where(loading: Loading) -> str:
+    return "" if loading.tokenizer_path is None else f" in model.tokenizer_path={loading.tokenizer_path}"
+
+
+def _load_tokenizer(
+    params: CausalLMParams, path: str | None, loading: Loading
+) -> transformers.PreTrainedTokenizerBase:
+    source, options = path, loading.hub_options()
+    if loading.tokenizer_path is not None:
+        source, options = loading.tokenizer_path, {"trust_remote_code": loading.trust_remote_code}
+    if source is None:
         assert params.architecture is not None  # else there would be no model
         return character_tokenizer(params.architecture.characters)
     import transformers
 
     try:
         tokenization_auto = transformers.models.auto.tokenization_auto
-        if tokenization_auto.get_tokenizer_config(path).get("tokenizer_class") in GENERIC_TOKENIZERS:
+        found = tokenization_auto.get_tokenizer_config(source, revision=options.get("revision"))
+        if found.get("tokenizer_class") in GENERIC_TOKENIZERS and "AutoTokenizer" not in found.get("auto_map", {}):
             # AutoTokenizer would go by the model's family instead, and cut texts as that family's tokenizer does.
-            return transformers.PreTrainedTokenizerFast.from_pretrained(path)
-        return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            return transformers.PreTrainedTokenizerFast.from_pretrained(source, **options)
+        return transformers.AutoTokenizer.from_pretrained(source, **options)
     except LOADING_ERRORS as error:
-        raise UserError(f"model.path={path}: no tokenizer: {first_line(error)}") from error
+        if refusal := untrusted(error, source, loading, "tokenizer_config.json"):
+            raise refusal from None
+        key = "path" if source is path else "tokenizer_path"
+        raise UserError(f"model.{key}={source}: no tokenizer: {first_line(error)}") from error
 
 
-def _build_model(params: CausalLMParams, path: str | None) -> transformers.PreTrainedModel:
+def _read_config(path: str, loading: Loading) -> transformers.PreTrainedConfig:
+    """The config of the model in ``path``, overridden."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        plain = read_config(path, loading)
+        if not loading.hf_overrides:
+            return plain
+        config, key = copy.deepcopy(plain), f"{loading.key}.hf_overrides"
+        override(config, loading.hf_overrides, key)
+        build = partial(AutoModelForCausalLM.from_config, trust_remote_code=loading.trust_remote_code)
+        check_shapes(build, plain, config, key)
+        return config
+    except LOADING_ERRORS as error:
+        raise UserError(
+            f"model.path={path}: not a causal language model's folder, nor one on the hub: {first_line(error)}"
+        ) from error
+
+
+def _build_model(params: CausalLMParams, path: str | None, loading: Loading) -> transformers.PreTrainedModel:
     import transformers
 
     dtype, architecture = getattr(torch, params.dtype), params.architecture
     if path is not None:
+        overridden = {"config": _read_config(path, loading)} if loading.hf_overrides else {}
         try:
-            return load_model(transformers.AutoModelForCausalLM, path, dtype=dtype)
+            return load_model(transformers.AutoModelForCausalLM, path, loading=loading, dtype=dtype, **overridden)
         except LOADING_ERRORS as error:
             raise UserError(
                 f"model.path={path}: not a causal language model's folder, nor one on the hub: {first_line(error)}"
@@ -275,7 +330,12 @@ def _build_model(params: CausalLMParams, path: str | None) -> transformers.PreTr
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=True,
     )
-    return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    build = transformers.AutoModelForCausalLM.from_config
+    if loading.hf_overrides:
+        plain, key = copy.deepcopy(config), f"{loading.key}.hf_overrides"
+        override(config, loading.hf_overrides, key)
+        check_shapes(build, plain, config, key)
+    return build(config).to(dtype)
 
 
 def _sizes(architecture: Architecture) -> dict[str, int]:
@@ -295,9 +355,11 @@ def _compare(
     path: str,
     model: transformers.PreTrainedModel,
     tokenizer: transformers.PreTrainedTokenizerBase,
+    loading: Loading,
 ) -> None:
     """Refuse a folder whose model is not of ``model.params.architecture``, as an exported ``model=tiny_lm`` is."""
-    expected = {"model_type": architecture.type, **_sizes(architecture)}
+    sizes = {name: size for name, size in _sizes(architecture).items() if name not in loading.hf_overrides}
+    expected = {"model_type": architecture.type, **sizes}
     found = {name: getattr(model.config, name, None) for name in expected}
     differs = [
         f"{name} is {found[name]!r}, expected {expected[name]!r}" for name in expected if found[name] != expected[name]

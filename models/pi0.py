@@ -117,6 +117,10 @@ class Pi0Policy(FlowPolicy):
         return result
 
     @classmethod
+    def hf_configs(cls, sizes: Any) -> dict[str, Any]:
+        return {"vlm_config": sizes.vlm_config, "dit_config": sizes.dit_config}
+
+    @classmethod
     def tiny_config(cls, vocabulary: int) -> dict[str, Any]:
         gemma = {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
         siglip = {"num_hidden_layers": 2, "num_attention_heads": 4}

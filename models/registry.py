@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.weights.loading import Loading, check_loading
 from embodied_rl.params import parse_params
 from embodied_rl.registry import Registry
 
@@ -60,7 +61,9 @@ def policy_of(
         UserError: as :func:`build_policy`, adapters or an attention that do not fit the model, or
             names of trained parameters that it does not have.
     """
-    policy = build_policy(config.model_type, spec, config.params if params is None else params, config.path)
+    policy = build_policy(
+        config.model_type, spec, config.params if params is None else params, config.path, Loading.of(config)
+    )
     if config.attn_implementation is not None:
         from embodied_rl.models.attention import set_attention  # imports torch
 
@@ -78,13 +81,19 @@ def policy_of(
     return policy
 
 
-def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any] | Any, path: str | None = None) -> Policy:
+def build_policy(
+    model_type: str,
+    spec: PolicySpec,
+    params: Mapping[str, Any] | Any,
+    path: str | None = None,
+    loading: Loading = Loading(),  # noqa: B008  # it is frozen
+) -> Policy:
     """Construct a policy with fresh weights, or with those of the folder ``path``; ``params`` is the config's
     ``model.params``, or what was parsed of it.
 
     Raises:
         UserError: an unknown model or parameter, a parameter of the wrong type or out of range, a spec that the model
-            cannot serve, or a folder that does not fit.
+            cannot serve, a folder that does not fit, or cannot be loaded so.
     """
     model = policy_class(model_type)
     if spec.action_choices and not model.takes_choices:
@@ -93,8 +102,11 @@ def build_policy(model_type: str, spec: PolicySpec, params: Mapping[str, Any] | 
             f"({' x '.join(map(str, spec.action_choices))}); use a model that chooses, such as 'mlp'"
         )
     parsed = parse_params(model.Params, params, "model.params")
-    policy = model(spec, parsed) if path is None else model.from_pretrained(path, spec, parsed)
-    from embodied_rl.models.attention import disable_dropout  # imports torch, as the policy did
+    check_loading(model, loading, path)
+    options = {"loading": loading} if loading.given() else {}  # else the model need not know of it
+    policy = model(spec, parsed, **options) if path is None else model.from_pretrained(path, spec, parsed, **options)
+    if not loading.asks_for_dropout():
+        from embodied_rl.models.attention import disable_dropout  # imports torch, as the policy did
 
-    disable_dropout(policy)
+        disable_dropout(policy)
     return policy

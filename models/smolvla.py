@@ -129,6 +129,10 @@ class SmolVlaPolicy(FlowPolicy):
         )
 
     @classmethod
+    def hf_configs(cls, sizes: Sizes) -> dict[str, Any]:
+        return {"vlm_config": sizes.vlm, "expert_config": sizes.expert}
+
+    @classmethod
     def tiny_config(cls, vocabulary: int) -> dict[str, Any]:
         return {
             "type": "smolvla",
@@ -236,8 +240,8 @@ def _checked_parts(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         if config.get(key, expected) != expected:
             raise UserError(f"model.path={path}: config.json has {key}={config[key]!r}, expected {expected!r}")
     name = str(config.get("vlm_model_name"))
-    parts = config.get(ARCHITECTURE) or _PUBLISHED.get(name)
-    if parts is None:
+    parts = {**_PUBLISHED.get(name, {}), **(config.get(ARCHITECTURE) or {})}
+    if "text" not in parts:
         raise UserError(
             f"model.path={path}: config.json has vlm_model_name={name!r}, expected {' or '.join(_PUBLISHED)}"
         )

@@ -26,7 +26,8 @@ class PolicyRecord:
 
     model: ModelConfig
     """Adapters of a folder (``model.lora.path``) are described here by their rank, layers, ..., and the folder is not
-    needed any more. A local ``path`` is absolute."""
+    needed any more. A local ``path`` is absolute. That a run trusted the folder's code is not written down: whoever
+    uses the checkpoint decides anew."""
     spec: PolicySpec
     versions: Mapping[str, str]
     """Package -> version that the checkpoint was written with."""
@@ -38,14 +39,20 @@ class PolicyRecord:
         Raises:
             UserError: ``model.lora.path`` cannot be used.
         """
-        lora, path = config.lora, config.path
+        lora = config.lora
         if lora.path is not None:
             from embodied_rl.models.weights.lora import described  # peft takes a second to import
 
             lora = described(lora)
-        if path is not None and Path(path).is_dir():  # else it is a name on the hub
-            path = str(Path(path).absolute())
-        model = ModelConfig(model_type=config.model_type, path=path, params=config.params, lora=lora)
+        model = ModelConfig(
+            model_type=config.model_type,
+            path=_lasting(config.path),
+            params=config.params,
+            lora=lora,
+            hf_overrides=config.hf_overrides,
+            revision=config.revision,
+            tokenizer_path=_lasting(config.tokenizer_path),
+        )
         return cls(model=model, spec=spec, versions=versions(*PACKAGES))
 
     def write(self, directory: Path) -> None:
@@ -75,3 +82,8 @@ class PolicyRecord:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise CheckpointError(f"{path}: cannot be used ({where or 'all of it'}: {first['msg']})") from error
+
+
+def _lasting(path: str | None) -> str | None:
+    """A local path as an absolute one; a name on the hub as it is."""
+    return str(Path(path).absolute()) if path is not None and Path(path).is_dir() else path

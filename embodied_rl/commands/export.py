@@ -22,12 +22,14 @@ from embodied_rl.commands.terminal import CommandParser, new_folder, refuse_exis
 from embodied_rl.errors import CheckpointError, UserError, listed
 from embodied_rl.files import parse_json
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
+from embodied_rl.models.weights.loading import Loading
+from embodied_rl.params import flat
 
 if TYPE_CHECKING:
     from embodied_rl.checkpoints.policy_record import PolicyRecord
     from embodied_rl.models.base import Policy
 
-USAGE: Final = "python train.py export <checkpoint or run directory> <folder> [adapters=merged|only] [base=<folder>]"
+USAGE: Final = "python train.py export <checkpoint or run directory> <folder> [adapters=merged|only] [base=<folder>] [trust_remote_code=true]"
 HELP: Final = """
 Writes a folder that model.path=<folder> loads: weights as safetensors, with what is needed to use them.
 A run directory means its newest checkpoint.
@@ -35,6 +37,7 @@ A run directory means its newest checkpoint.
   adapters=merged   (default) LoRA adapters are added to the weights under them
   adapters=only     LoRA adapters alone, in peft's format, for model.lora.path=<folder> or peft itself
   base=<folder>     where the folder is now that model.path named in the run
+  trust_remote_code=true   run the code that a language model's folder brings, as the run did
 """
 EXPORT_FILE: Final = "export.json"
 
@@ -45,17 +48,30 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         UserError: of :func:`export`, or wrong arguments.
     """
-    parser = CommandParser(USAGE, HELP, settings={"adapters": ("merged", "only"), "base": None})
+    parser = CommandParser(USAGE, HELP, settings={"adapters": ("merged", "only"), "base": None, "trust_remote_code": ("false", "true")})
     parser.add_argument("source", type=Path, metavar="<checkpoint or run directory>")
     parser.add_argument("output", type=Path, metavar="<folder>")
     given = parser.parse(arguments or ["--help"])
-    checkpoint = export(given.source, given.output, adapters_only=given.adapters == "only", base=given.base)
+    checkpoint = export(
+        given.source,
+        given.output,
+        adapters_only=given.adapters == "only",
+        base=given.base,
+        trust_remote_code=given.trust_remote_code == "true",
+    )
     console = rich.get_console()
     console.print(f"exported: {checkpoint}", highlight=False, soft_wrap=True)
     console.print(f"use it with: {use_of(given.output)}", highlight=False, soft_wrap=True, markup=False)
 
 
-def export(source: Path, output: Path, *, adapters_only: bool = False, base: str | None = None) -> Path:
+def export(
+    source: Path,
+    output: Path,
+    *,
+    adapters_only: bool = False,
+    base: str | None = None,
+    trust_remote_code: bool = False,
+) -> Path:
     """Write the policy of a checkpoint into a new folder.
 
     Args:
@@ -63,6 +79,7 @@ def export(source: Path, output: Path, *, adapters_only: bool = False, base: str
         output: must not exist, or be empty.
         adapters_only: leave out the weights under the adapters; else adapters are merged into them.
         base: used instead of the ``model.path`` of the run.
+        trust_remote_code: as ``model.trust_remote_code``.
 
     Returns:
         The checkpoint.
@@ -81,7 +98,9 @@ def export(source: Path, output: Path, *, adapters_only: bool = False, base: str
 
     record = PolicyRecord.read(checkpoint)
     if base is not None:
-        record = replace(record, model=replace(record.model, path=base))
+        local = Path(base).is_dir()
+        record = replace(record, model=replace(record.model, path=base, **({"revision": None} if local else {})))
+    record = replace(record, model=replace(record.model, trust_remote_code=trust_remote_code))
     if adapters_only:
         _check_adapters(record, checkpoint)
     policy = _rebuild(record, checkpoint, unchanged_base=adapters_only)
@@ -116,6 +135,12 @@ def use_of(folder: Path) -> str:
         words.append(f"model.num_action_chunks={content['num_action_chunks']}")
     plain = _without_fresh(content["params"])
     words += [f"model.params.{key}={_as_override(value)}" for key, value in plain.items()]
+    model = content.get("record", {}).get("model", {})
+    if base is not None:  # else the folder holds them
+        words += [f"model.{key}={model[key]}" for key in ("revision", "tokenizer_path") if model.get(key)]
+        words += [f"model.{key}={_as_override(value)}" for key, value in flat(model.get("hf_overrides", {}), "hf_overrides")]
+    if model.get("trust_remote_code"):
+        words.append("model.trust_remote_code=true")
     return shlex.join(words)
 
 
@@ -146,7 +171,8 @@ def exported_policy(folder: Path) -> Policy:
         ) from error
     model = record.model
     refuse_language(model.model_type, folder)
-    policy = build_policy(model.model_type, record.spec, _without_fresh(model.params), base or str(folder))
+    loading = Loading() if base is None else Loading.of(model)  # the folder holds the overrides
+    policy = build_policy(model.model_type, record.spec, _without_fresh(model.params), base or str(folder), loading)
     if base is not None:
         from embodied_rl.models.weights.lora import add_adapters
 

@@ -19,6 +19,10 @@ class CriticConfig(Section):
     where there is none."""
     params: dict[str, Any]
     """Options in which it differs from ``model.params``, such as a smaller ``hidden_size``."""
+    hf_overrides: dict[str, Any]
+    """Settings of transformers' config that differ from those of ``model.hf_overrides``, which it has, too."""
+    revision: str | None
+    """As ``model.revision``, of ``path``; null: the newest, or where ``path`` is null ``model.revision``."""
     micro_batch_size: PositiveInt | None
     """Samples per pass of one rank through the critic; null: as ``actor.micro_batch_size`` and
     ``actor.max_tokens_per_micro_batch``."""

@@ -62,6 +62,18 @@ class ModelConfig(Section):
     """Attention of the layers that are transformers', in actor, reference and rollout: openvla, openvla_oft, pi0 and
     smolvla have sdpa or eager, causal_lm also flash_attention_2 (CUDA, ``model.params.dtype=bfloat16``, the package
     flash-attn). null: torch's scaled dot-product attention, where transformers has it for the model."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """Settings of transformers' config that differ from the folder's, such as ``{attention_dropout: 0.1}`` or
+    ``{rope_parameters: {rope_type: linear, factor: 2.0}}``, of causal_lm; of openvla and openvla_oft within
+    ``text_config``, of pi0 and pi05 within ``vlm_config`` or ``dit_config``, of smolvla within ``vlm_config`` or
+    ``expert_config``. None may change a tensor of the weights. Checkpoints and exports keep them."""
+    revision: str | None = None
+    """Branch, tag or commit of a ``path`` that is a name on the hub (``causal_lm``); null: its newest."""
+    trust_remote_code: bool = False
+    """Run the code that the folder in ``path`` brings for its model or tokenizer (``causal_lm``), which can do whatever
+    you can. false: such a folder is refused."""
+    tokenizer_path: str | None = None
+    """A folder with the tokenizer, or a name on the hub, where it is not that of ``path`` (``causal_lm``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from embodied_rl.checkpoints.store import (
 from embodied_rl.envs.base import adapter_class, known_spaces
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.registry import policy_class
+from embodied_rl.models.weights.loading import Loading, check_loading, merged
 from embodied_rl.models.weights.look import check_checkpoint, check_folder
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
@@ -126,6 +127,9 @@ def plan_of(config: Config) -> RunPlan[Any]:
     from embodied_rl.tasks.trial import try_policy  # imports torch, as the policy's class did
 
     check_attention(policy_class(config.model.model_type), config.model.attn_implementation)
+    for section, model in (("model", config.model), ("critic", critic)):
+        if model is not None:
+            _check_loading(model, section)
     try_policy(plan)
     check_memory(plan)
     return plan
@@ -142,7 +146,18 @@ def critic_model(config: Config) -> ModelConfig | None:
         params={**model.params, **critic.params},
         lora=replace(model.lora, rank=0, path=None),
         attn_implementation=model.attn_implementation,
+        hf_overrides=merged(model.hf_overrides, critic.hf_overrides),
+        revision=critic.revision or (model.revision if critic.path in (None, model.path) else None),
+        trust_remote_code=model.trust_remote_code,
+        tokenizer_path=model.tokenizer_path,
     )
+
+
+def _check_loading(config: ModelConfig, section: str) -> None:
+    model, loading = policy_class(config.model_type), replace(Loading.of(config), key=section)
+    check_loading(model, loading, config.path)
+    if config.path is not None:
+        model.try_loading(config.path, parse_params(model.Params, config.params, f"{section}.params"), loading)
 
 
 def _env_params(env: EnvConfig | None, section: str) -> Any:

@@ -6,7 +6,7 @@
     model.safetensors                weights (until lerobot 0.3 also the statistics)
     policy_preprocessor.json         steps from an observation to the network; ..._normalizer_processor.safetensors
     policy_postprocessor.json        steps from the network to actions; ..._unnormalizer_processor.safetensors
-    architecture.json                of a small model alone: sizes that lerobot has no settings for
+    architecture.json                of a small or overridden model alone: what lerobot has no settings for
 
 Published folders only name their tokenizer. One of ours holds it, and so works without network.
 """
@@ -36,6 +36,8 @@ PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"
 STATE, ACTION = "observation.state", "action"
 ARCHITECTURE = "architecture"
 """Key of a config as it is read, and name of the file that it is in: lerobot refuses a ``config.json`` with it."""
+OVERRIDES = "hf_overrides"
+"""Key in :data:`ARCHITECTURE` of what differs from lerobot's network: see ``model.hf_overrides``."""
 CAMERA_NAMES = {"image": "agentview", "image2": "wrist", "wrist_image": "wrist"}
 """LIBERO's cameras in lerobot's data sets -> ours."""
 EMPTY_CAMERA = "empty_camera_"

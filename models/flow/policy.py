@@ -37,6 +37,8 @@ from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.flow import sde as flow
 from embodied_rl.models.flow.lerobot_folder import (
     ACTION,
+    ARCHITECTURE,
+    OVERRIDES,
     STATE,
     LerobotFolder,
     camera_map,
@@ -51,6 +53,7 @@ from embodied_rl.models.flow.lerobot_folder import (
 )
 from embodied_rl.models.flow.prefix import Prefix, resize_with_padding
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
+from embodied_rl.models.weights.loading import Loading, check_shapes, merged, override
 from embodied_rl.models.weights.stored import assign
 
 NOISE_HEAD_FILE = "noise_head.safetensors"
@@ -88,6 +91,7 @@ class FlowPolicy(Policy):
 
     Params = FlowPolicyParams
     attentions = ("sdpa", "eager")  # flash attention has no masks of one's own
+    loading_keys = ("hf_overrides",)
     name: ClassVar[str]
     example: ClassVar[str]
     """Published folder, for a message."""
@@ -108,7 +112,7 @@ class FlowPolicy(Policy):
                 f"model_type {self.name!r} needs model.path, a folder such as {self.example}; "
                 f"python train.py make-tiny model={self.name} <folder> writes a small one"
             )
-        sizes = self.network_config(folder.config, folder.path)
+        sizes = self.sizes_of(folder.config, folder.path)
         if spec.num_action_chunks > sizes.chunk_size:
             raise UserError(
                 f"model.num_action_chunks={spec.num_action_chunks}: model.path={folder.path} predicts "
@@ -143,9 +147,11 @@ class FlowPolicy(Policy):
         )
 
     @classmethod
-    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any) -> Self:
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any, loading: Loading = Loading()) -> Self:  # noqa: B008
         directory = Path(path)
         config, statistics = cls.read_config(directory, spec)
+        if loading.hf_overrides:
+            config = cls._overridden(config, path, loading)
         weights = read_weights(directory)
         folder = read_folder(directory, config, weights, params.tokenizer, cls.tokenizer_name, statistics)
         policy = cls(spec, params, folder)
@@ -195,6 +201,31 @@ class FlowPolicy(Policy):
             UserError: it is of another policy, or of a variant that is not done here.
         """
         raise NotImplementedError
+
+    @classmethod
+    def hf_configs(cls, sizes: Any) -> dict[str, Any]:
+        """transformers' configs among what :meth:`network_config` returned, by the names that ``model.hf_overrides`` has for
+        them."""
+        raise NotImplementedError
+
+    @classmethod
+    def sizes_of(cls, config: Mapping[str, Any], path: str) -> Any:
+        """:meth:`network_config`, with the overrides that the folder's or the run's configuration has."""
+        sizes = cls.network_config(config, path)
+        overrides = (config.get(ARCHITECTURE) or {}).get(OVERRIDES)
+        if overrides:
+            override(cls.hf_configs(sizes), overrides, f"model.{OVERRIDES}")
+        return sizes
+
+    @classmethod
+    def _overridden(cls, config: Mapping[str, Any], path: str, loading: Loading) -> dict[str, Any]:
+        """The configuration, which says of the overrides that it is used with."""
+        there = config.get(ARCHITECTURE) or {}
+        changed = {**config, ARCHITECTURE: {**there, OVERRIDES: merged(there.get(OVERRIDES) or {}, loading.hf_overrides)}}
+        check_shapes(
+            cls.build_network, cls.network_config(config, path), cls.sizes_of(changed, path), f"model.{OVERRIDES}"
+        )
+        return changed
 
     @classmethod
     def tiny_config(cls, vocabulary: int) -> dict[str, Any]:

@@ -64,14 +64,15 @@ class OpenVlaNetwork(nn.Module):
 
     Args:
         config: the checkpoint's ``config.json``.
+        text: the language model's, where it is another than :func:`text_config` says.
 
     Raises:
         UserError: a config of another model.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], text: Any = None) -> None:
         super().__init__()
-        text = LlamaConfig(**{**config["text_config"], "attn_implementation": "sdpa"})
+        text = text_config(config) if text is None else text
         self.image_size: int = config["image_sizes"][0]
         self.vision_backbone = VisionBackbone([_shape(name) for name in config["timm_model_ids"]], self.image_size)
         vision = self.vision_backbone.width
@@ -163,6 +164,11 @@ class OpenVlaNetwork(nn.Module):
         encoders = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
         vision = [block for encoder in encoders for block in encoder.blocks[:-1]]
         return [*vision, *self.language_model.model.layers]
+
+
+def text_config(config: Mapping[str, Any]) -> Any:
+    """transformers' config of the language model."""
+    return LlamaConfig(**{**config["text_config"], "attn_implementation": "sdpa"})
 
 
 class L1ActionHead(nn.Module):

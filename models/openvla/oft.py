@@ -28,6 +28,7 @@ from embodied_rl.models.openvla.network import L1ActionHead, Mlp
 from embodied_rl.models.openvla.policy import OpenVlaBase, OpenVlaParams
 from embodied_rl.models.openvla.tiny import write_tiny
 from embodied_rl.models.weights.folder import check_fit
+from embodied_rl.models.weights.loading import Loading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +58,16 @@ class OpenVlaOftPolicy(OpenVlaBase):
     name: ClassVar[str] = "openvla_oft"
     params: OpenVlaOftParams
 
-    def __init__(self, spec: PolicySpec, params: OpenVlaOftParams, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        spec: PolicySpec,
+        params: OpenVlaOftParams,
+        folder: Path | None = None,
+        loading: Loading = Loading(),  # noqa: B008
+    ) -> None:
         if not params.cameras or len(set(params.cameras)) < len(params.cameras):
             raise UserError(f"model.params.cameras: got {list(params.cameras)}, expected at least one, each once")
-        super().__init__(spec, params, folder, params.cameras)
+        super().__init__(spec, params, folder, params.cameras, loading)
         assert folder is not None  # else the base class would have said so
         self.num_slots = spec.num_action_chunks * spec.action_dim
         width = self.network.width

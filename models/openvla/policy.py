@@ -11,8 +11,9 @@ takes a single pass. The base class, which ``openvla_oft`` shares, has the folde
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -35,11 +36,12 @@ from embodied_rl.models.base import (
 )
 from embodied_rl.models.categorical import chosen_logprobs, cut, draw, entropy, scaled_log_softmax
 from embodied_rl.models.openvla.actions import ActionCodec, Bounds, PolicySetup, choose_statistics
-from embodied_rl.models.openvla.files import read_folder, write_folder
+from embodied_rl.models.openvla.files import Folder, read_folder, write_folder
 from embodied_rl.models.openvla.inputs import PAD, ImageProfile, PromptTokenizer, normalize, trim
-from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork, ValueHead
+from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork, ValueHead, text_config
 from embodied_rl.models.openvla.tiny import write_tiny
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
+from embodied_rl.models.weights.loading import Loading, check_shapes, override
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +90,16 @@ class OpenVlaBase(Policy):
     distribution_type = Categorical
     attentions = ("sdpa", "eager")  # flash attention has no masks of one's own
     truncates = True
+    loading_keys = ("hf_overrides",)
 
-    def __init__(self, spec: PolicySpec, params: OpenVlaParams, folder: Path | None, cameras: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        spec: PolicySpec,
+        params: OpenVlaParams,
+        folder: Path | None,
+        cameras: tuple[str, ...],
+        loading: Loading,
+    ) -> None:
         super().__init__()
         if folder is None:
             raise UserError(
@@ -106,8 +116,12 @@ class OpenVlaBase(Policy):
         self.spec, self.params = spec, params
         self._cameras = cameras
         self._folder = files = read_folder(folder)
+        text = text_config(files.config)
+        if loading.hf_overrides:
+            text, files = _overridden(text, files, loading)
+            self._folder = files
         with torch.device("meta"):
-            self.network = OpenVlaNetwork(files.config)
+            self.network = OpenVlaNetwork(files.config, text)
         weights = read_weights(folder)
         check_fit(self.network.state_dict(), weights, f"model.path={folder}")
         self.dtype: torch.dtype = getattr(torch, params.dtype)
@@ -138,8 +152,8 @@ class OpenVlaBase(Policy):
             self.value_head.to(self.dtype)
 
     @classmethod
-    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any) -> Self:
-        return cls(spec, params, Path(path))  # pyright: ignore[reportCallIssue]
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any, loading: Loading = Loading()) -> Self:  # noqa: B008
+        return cls(spec, params, Path(path), loading)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def save_pretrained(self, directory: Path) -> None:
         weights = self.network.state_dict()
@@ -236,6 +250,17 @@ class OpenVlaBase(Policy):
         return chosen_logprobs(log_probabilities, tokens.to(log_probabilities.device) - self.network.first_action_token)
 
 
+def _overridden(text: Any, files: Folder, loading: Loading) -> tuple[Any, Folder]:
+    """The language model's config with the overrides, and the folder whose ``config.json`` has them, too."""
+    changed, key = copy.deepcopy(text), f"{loading.key}.hf_overrides"
+    override({"text_config": changed}, loading.hf_overrides, key)
+    check_shapes(lambda config: OpenVlaNetwork(files.config, config), text, changed, key)
+    before, after = text.to_dict(), changed.to_dict()
+    differing = {name: value for name, value in after.items() if before.get(name) != value}
+    config = {**files.config, "text_config": {**files.config["text_config"], **differing}}
+    return changed, replace(files, config=config)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVlaSingleParams(OpenVlaParams):
     """``model.params`` of ``openvla``."""
@@ -250,13 +275,19 @@ class OpenVlaPolicy(OpenVlaBase):
     Params = OpenVlaSingleParams
     name: ClassVar[str] = "openvla"
 
-    def __init__(self, spec: PolicySpec, params: OpenVlaSingleParams, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        spec: PolicySpec,
+        params: OpenVlaSingleParams,
+        folder: Path | None = None,
+        loading: Loading = Loading(),  # noqa: B008
+    ) -> None:
         if spec.num_action_chunks != 1:
             raise UserError(
                 f"model.num_action_chunks: got {spec.num_action_chunks}, expected 1: openvla decides on one action at "
                 "a time; openvla_oft decides on several"
             )
-        super().__init__(spec, params, folder, (params.camera,))
+        super().__init__(spec, params, folder, (params.camera,), loading)
 
     @classmethod
     def write_tiny(cls, directory: Path) -> None:

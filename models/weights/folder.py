@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from embodied_rl.errors import UserError, listed
 from embodied_rl.files import write_json
+from embodied_rl.models.weights.loading import Loading, untrusted
 from embodied_rl.models.weights.look import CONFIG_FILE, contents, read_json
 from embodied_rl.params import NOT_OF_WEIGHTS
 
@@ -170,9 +171,10 @@ def load_head(head: nn.Module, path: Path) -> None:
 
 
 def load_model(
-    auto_class: Any, path: str, *, key: str = "model.path", expected: str | None = None, **options: Any
+    auto_class: Any, path: str, *, loading: Loading = Loading(), expected: str | None = None, **options: Any  # noqa: B008
 ) -> PreTrainedModel:
-    """Load a model of transformers whose weights are exactly those of ``path``, from a folder that cannot run code.
+    """Load a model of transformers whose weights are exactly those of ``path``, from a folder that cannot run code unless
+    ``loading`` trusts it.
 
     transformers itself fills what is missing with random numbers, opens pickles, and asks on the console whether to run
     a folder's code.
@@ -183,22 +185,26 @@ def load_model(
     Args:
         auto_class: one of transformers' ``AutoModelFor...``.
         path: a folder, or a name on the hub.
-        key: the configuration's that gave the path.
+        loading: what the configuration says of the path.
         expected: what its weights should be of, for the message.
         options: of ``from_pretrained``.
 
     Raises:
-        UserError: a tensor is missing or too many, or has another shape, the index of shards is damaged, or the weights
-            are pickles.
+        UserError: a tensor is missing or too many, or has another shape, the index of shards is damaged, the weights
+            are pickles, or there is code that is not trusted.
         LOADING_ERRORS: there is no such model, or a file is damaged (OSError, ValueError, SafetensorError, ...).
     """
+    key = f"{loading.key}.path"
     refuse_pickled_weights(Path(path), key=key)
     weight_files(Path(path), key=key)
-    safe = {"use_safetensors": True, "trust_remote_code": False}
-    # With ignore_mismatched_sizes shapes are reported like the rest; without, they are an error that names none.
-    model, report = auto_class.from_pretrained(
-        path, output_loading_info=True, ignore_mismatched_sizes=True, **safe, **options
-    )
+    safe = {"use_safetensors": True, **loading.hub_options()}
+    try:
+        # With ignore_mismatched_sizes shapes are reported like the rest; without, they are an error that names none.
+        model, report = auto_class.from_pretrained(
+            path, output_loading_info=True, ignore_mismatched_sizes=True, **safe, **options
+        )
+    except ValueError as error:
+        raise untrusted(error, path, loading, CONFIG_FILE) or error from None
     mismatched = sorted(report["mismatched_keys"])
     wanted = dict.fromkeys(sorted(report["missing_keys"]), ()) | {name: shape for name, _, shape in mismatched}
     given = dict.fromkeys(sorted(report["unexpected_keys"]), ()) | {name: shape for name, shape, _ in mismatched}

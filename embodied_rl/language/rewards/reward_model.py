@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.weights.folder import LOADING_ERRORS, load_model
+from embodied_rl.models.weights.loading import Loading, check_revision, override, read_config, untrusted
 from embodied_rl.params import parse_params
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ class RewardModelParams:
 
     path: str
     """A folder, or a name on the hub: a sequence classifier with one label, and its tokenizer."""
+    revision: str | None = None
+    """Branch, tag or commit of a name on the hub; null: its newest."""
+    trust_remote_code: bool = False
+    """Run the code that the folder brings for its model or tokenizer; false: such a folder is refused."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """Settings of transformers' config that differ from the folder's, as ``model.hf_overrides``."""
     batch_size: Annotated[int, Field(ge=1)] = 8
     """Texts at once."""
     max_length: Annotated[int, Field(ge=1)] | None = None
@@ -45,19 +52,31 @@ class RewardModel:
     def __init__(self, params: Mapping[str, Any], device: str) -> None:
         self._params: RewardModelParams = parse_params(RewardModelParams, params, "reward.params")
         self._device, path = device, self._params.path
+        loading = Loading(
+            key="reward.params",
+            revision=self._params.revision,
+            trust_remote_code=self._params.trust_remote_code,
+            hf_overrides=self._params.hf_overrides,
+        )
+        check_revision(loading, path)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                path, truncation_side="left", padding_side="right", trust_remote_code=False
-            )
+            config = read_config(path, loading)
+            config.num_labels = 1
+            override(config, loading.hf_overrides, "reward.params.hf_overrides")
             model: Any = load_model(
                 AutoModelForSequenceClassification,
                 path,
-                key="reward.params.path",
+                loading=loading,
                 expected="trained reward model with one label",
+                config=config,
                 dtype=getattr(torch, self._params.dtype),
-                num_labels=1,
+            )
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                path, truncation_side="left", padding_side="right", **loading.hub_options()
             )
         except LOADING_ERRORS as error:
+            if refusal := untrusted(error, path, loading, "tokenizer_config.json"):
+                raise refusal from None
             raise UserError(
                 f"reward.params.path={path}: no sequence classifier with one label and a tokenizer: {first_line(error)}"
             ) from error
