@@ -208,7 +208,7 @@ class Policy(nn.Module):
 
     @classmethod
     def try_loading(cls, path: str, params: Any, loading: Loading) -> None:
-        """Find out from small files what is wrong with ``loading``, where that is not known before the weights are read.
+        """Find out from small files what is wrong with ``loading``, where else only reading the weights would tell.
 
         Raises:
             UserError: something is.

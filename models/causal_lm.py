@@ -33,7 +33,16 @@ from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Evaluation, Policy, PolicySpec
 from embodied_rl.models.categorical import scaled_log_softmax
 from embodied_rl.models.weights.folder import LOADING_ERRORS, VALUE_HEAD_FILE, load_head, load_model, write_tensors
-from embodied_rl.models.weights.loading import Loading, check_shapes, names_code, override, read_config, untrusted
+from embodied_rl.models.weights.loading import (
+    AS_IT_IS,
+    Loading,
+    check_shapes,
+    names_code,
+    override,
+    read_config,
+    refusal,
+    untrusted,
+)
 
 if TYPE_CHECKING:
     import transformers
@@ -89,7 +98,7 @@ class CausalLMPolicy(Policy):
         spec: PolicySpec,
         params: CausalLMParams,
         path: str | None = None,
-        loading: Loading = Loading(),  # noqa: B008  # it is frozen
+        loading: Loading = AS_IT_IS,
     ) -> None:
         super().__init__()
         if spec.state_dim or spec.image_shapes or spec.action_dim != 1:
@@ -103,8 +112,8 @@ class CausalLMPolicy(Policy):
         vocabulary = len(embedding.weight)
         if len(self.tokenizer) > vocabulary:
             raise UserError(
-                f"model.path={path}: the tokenizer{_where(loading)} has {len(self.tokenizer)} tokens and the model embeds "
-                f"{vocabulary}; use the tokenizer that the model was trained with"
+                f"model.path={path}: the tokenizer{_where(loading)} has {len(self.tokenizer)} tokens and the model "
+                f"embeds {vocabulary}; use the tokenizer that the model was trained with"
             )
         hidden = self.model.config.get_text_config().hidden_size
         self.value_head = nn.Linear(hidden, 1) if spec.values_per_chunk else None
@@ -118,7 +127,7 @@ class CausalLMPolicy(Policy):
         path: str,
         spec: PolicySpec,
         params: CausalLMParams,
-        loading: Loading = Loading(),  # noqa: B008
+        loading: Loading = AS_IT_IS,
     ) -> Self:
         policy = cls(spec, params, path, loading)
         if policy.value_head is not None:
@@ -259,10 +268,9 @@ def _where(loading: Loading) -> str:
     return "" if loading.tokenizer_path is None else f" in model.tokenizer_path={loading.tokenizer_path}"
 
 
-def _load_tokenizer(
-    params: CausalLMParams, path: str | None, loading: Loading
-) -> transformers.PreTrainedTokenizerBase:
-    source, options = path, loading.hub_options()
+def _load_tokenizer(params: CausalLMParams, path: str | None, loading: Loading) -> transformers.PreTrainedTokenizerBase:
+    source: str | None = path
+    options: dict[str, Any] = loading.hub_options()
     if loading.tokenizer_path is not None:
         source, options = loading.tokenizer_path, {"trust_remote_code": loading.trust_remote_code}
     if source is None:
@@ -273,13 +281,16 @@ def _load_tokenizer(
     try:
         tokenization_auto = transformers.models.auto.tokenization_auto
         found = tokenization_auto.get_tokenizer_config(source, revision=options.get("revision"))
-        if found.get("tokenizer_class") in GENERIC_TOKENIZERS and "AutoTokenizer" not in found.get("auto_map", {}):
+        kind, has_code = str(found.get("tokenizer_class")), "AutoTokenizer" in found.get("auto_map", {})
+        if kind in GENERIC_TOKENIZERS and not has_code:
             # AutoTokenizer would go by the model's family instead, and cut texts as that family's tokenizer does.
             return transformers.PreTrainedTokenizerFast.from_pretrained(source, **options)
+        if has_code and not loading.trust_remote_code and tokenization_auto.tokenizer_class_from_name(kind) is None:
+            raise refusal(source, loading, "tokenizer_config.json")  # AutoTokenizer would take the family's here, too
         return transformers.AutoTokenizer.from_pretrained(source, **options)
     except LOADING_ERRORS as error:
-        if refusal := untrusted(error, source, loading, "tokenizer_config.json"):
-            raise refusal from None
+        if refused := untrusted(error, source, loading, "tokenizer_config.json"):
+            raise refused from None
         key = "path" if source is path else "tokenizer_path"
         raise UserError(f"model.{key}={source}: no tokenizer: {first_line(error)}") from error
 
@@ -308,7 +319,7 @@ def _build_model(params: CausalLMParams, path: str | None, loading: Loading) -> 
 
     dtype, architecture = getattr(torch, params.dtype), params.architecture
     if path is not None:
-        overridden = {"config": _read_config(path, loading)} if loading.hf_overrides else {}
+        overridden: dict[str, Any] = {"config": _read_config(path, loading)} if loading.hf_overrides else {}
         try:
             return load_model(transformers.AutoModelForCausalLM, path, loading=loading, dtype=dtype, **overridden)
         except LOADING_ERRORS as error:

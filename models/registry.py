@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from embodied_rl.errors import UserError
-from embodied_rl.models.weights.loading import Loading, check_loading
+from embodied_rl.models.weights.loading import AS_IT_IS, Loading, check_loading
 from embodied_rl.params import parse_params
 from embodied_rl.registry import Registry
 
@@ -86,7 +86,7 @@ def build_policy(
     spec: PolicySpec,
     params: Mapping[str, Any] | Any,
     path: str | None = None,
-    loading: Loading = Loading(),  # noqa: B008  # it is frozen
+    loading: Loading = AS_IT_IS,
 ) -> Policy:
     """Construct a policy with fresh weights, or with those of the folder ``path``; ``params`` is the config's
     ``model.params``, or what was parsed of it.

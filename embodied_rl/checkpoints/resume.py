@@ -30,6 +30,8 @@ _FIXED: Final[Mapping[str, str]] = {
 """Key or section that a run cannot change on its way -> why."""
 _FREE: Final = ("model.lora.dropout", "model.attn_implementation")
 """Exceptions to that."""
+_OPEN: Final = ("model.params.", "model.hf_overrides.")
+"""Sections whose keys need not be there to mean something."""
 _OF_REFERENCE: Final = ("runner.init_from", "actor.seed")
 """Keys that decide the reference policy."""
 
@@ -124,9 +126,9 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
             return f"the value head would be {wanted}, and the checkpoint's is {saved}"
     if key in ("model.path", "critic.path") and _moved(before.get(key), now.get(key)):
         return None
-    if config.critic.enable and key.startswith(("critic.path", "critic.params")):
+    if config.critic.enable and key.startswith(("critic.path", "critic.params", "critic.hf_overrides")):
         return "it would be another critic than the one whose weights and moments were saved"
-    if key not in before and not key.startswith("model.params."):  # it is new here, and did nothing before
+    if key not in before and not key.startswith(_OPEN):  # it is new here, and did nothing before
         return None
     for fixed, why in _FIXED.items():
         if (key == fixed or key.startswith(f"{fixed}.")) and key not in _FREE:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from embodied_rl.checkpoints.policy_record import PolicyRecord
     from embodied_rl.models.base import Policy
 
-USAGE: Final = "python train.py export <checkpoint or run directory> <folder> [adapters=merged|only] [base=<folder>] [trust_remote_code=true]"
+USAGE: Final = "python train.py export <checkpoint or run directory> <folder> [adapters=merged|only] [options]"
 HELP: Final = """
 Writes a folder that model.path=<folder> loads: weights as safetensors, with what is needed to use them.
 A run directory means its newest checkpoint.
@@ -48,7 +48,9 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         UserError: of :func:`export`, or wrong arguments.
     """
-    parser = CommandParser(USAGE, HELP, settings={"adapters": ("merged", "only"), "base": None, "trust_remote_code": ("false", "true")})
+    parser = CommandParser(
+        USAGE, HELP, settings={"adapters": ("merged", "only"), "base": None, "trust_remote_code": ("false", "true")}
+    )
     parser.add_argument("source", type=Path, metavar="<checkpoint or run directory>")
     parser.add_argument("output", type=Path, metavar="<folder>")
     given = parser.parse(arguments or ["--help"])
@@ -138,7 +140,9 @@ def use_of(folder: Path) -> str:
     model = content.get("record", {}).get("model", {})
     if base is not None:  # else the folder holds them
         words += [f"model.{key}={model[key]}" for key in ("revision", "tokenizer_path") if model.get(key)]
-        words += [f"model.{key}={_as_override(value)}" for key, value in flat(model.get("hf_overrides", {}), "hf_overrides")]
+        words += [
+            f"model.{key}={_as_override(value)}" for key, value in flat(model.get("hf_overrides", {}), "hf_overrides")
+        ]
     if model.get("trust_remote_code"):
         words.append("model.trust_remote_code=true")
     return shlex.join(words)

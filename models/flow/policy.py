@@ -53,7 +53,7 @@ from embodied_rl.models.flow.lerobot_folder import (
 )
 from embodied_rl.models.flow.prefix import Prefix, resize_with_padding
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
-from embodied_rl.models.weights.loading import Loading, check_shapes, merged, override
+from embodied_rl.models.weights.loading import AS_IT_IS, Loading, check_shapes, merged, override
 from embodied_rl.models.weights.stored import assign
 
 NOISE_HEAD_FILE = "noise_head.safetensors"
@@ -147,7 +147,7 @@ class FlowPolicy(Policy):
         )
 
     @classmethod
-    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any, loading: Loading = Loading()) -> Self:  # noqa: B008
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any, loading: Loading = AS_IT_IS) -> Self:
         directory = Path(path)
         config, statistics = cls.read_config(directory, spec)
         if loading.hf_overrides:
@@ -204,8 +204,7 @@ class FlowPolicy(Policy):
 
     @classmethod
     def hf_configs(cls, sizes: Any) -> dict[str, Any]:
-        """transformers' configs among what :meth:`network_config` returned, by the names that ``model.hf_overrides`` has for
-        them."""
+        """transformers' configs in what :meth:`network_config` returned, by their names in ``model.hf_overrides``."""
         raise NotImplementedError
 
     @classmethod
@@ -221,7 +220,10 @@ class FlowPolicy(Policy):
     def _overridden(cls, config: Mapping[str, Any], path: str, loading: Loading) -> dict[str, Any]:
         """The configuration, which says of the overrides that it is used with."""
         there = config.get(ARCHITECTURE) or {}
-        changed = {**config, ARCHITECTURE: {**there, OVERRIDES: merged(there.get(OVERRIDES) or {}, loading.hf_overrides)}}
+        changed = {
+            **config,
+            ARCHITECTURE: {**there, OVERRIDES: merged(there.get(OVERRIDES) or {}, loading.hf_overrides)},
+        }
         check_shapes(
             cls.build_network, cls.network_config(config, path), cls.sizes_of(changed, path), f"model.{OVERRIDES}"
         )

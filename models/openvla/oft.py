@@ -28,7 +28,7 @@ from embodied_rl.models.openvla.network import L1ActionHead, Mlp
 from embodied_rl.models.openvla.policy import OpenVlaBase, OpenVlaParams
 from embodied_rl.models.openvla.tiny import write_tiny
 from embodied_rl.models.weights.folder import check_fit
-from embodied_rl.models.weights.loading import Loading
+from embodied_rl.models.weights.loading import AS_IT_IS, Loading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class OpenVlaOftPolicy(OpenVlaBase):
         spec: PolicySpec,
         params: OpenVlaOftParams,
         folder: Path | None = None,
-        loading: Loading = Loading(),  # noqa: B008
+        loading: Loading = AS_IT_IS,
     ) -> None:
         if not params.cameras or len(set(params.cameras)) < len(params.cameras):
             raise UserError(f"model.params.cameras: got {list(params.cameras)}, expected at least one, each once")

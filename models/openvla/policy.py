@@ -41,7 +41,7 @@ from embodied_rl.models.openvla.inputs import PAD, ImageProfile, PromptTokenizer
 from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork, ValueHead, text_config
 from embodied_rl.models.openvla.tiny import write_tiny
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
-from embodied_rl.models.weights.loading import Loading, check_shapes, override
+from embodied_rl.models.weights.loading import AS_IT_IS, Loading, check_shapes, override
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class OpenVlaBase(Policy):
             self.value_head.to(self.dtype)
 
     @classmethod
-    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any, loading: Loading = Loading()) -> Self:  # noqa: B008
+    def from_pretrained(cls, path: str, spec: PolicySpec, params: Any, loading: Loading = AS_IT_IS) -> Self:
         return cls(spec, params, Path(path), loading)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def save_pretrained(self, directory: Path) -> None:
@@ -280,7 +280,7 @@ class OpenVlaPolicy(OpenVlaBase):
         spec: PolicySpec,
         params: OpenVlaSingleParams,
         folder: Path | None = None,
-        loading: Loading = Loading(),  # noqa: B008
+        loading: Loading = AS_IT_IS,
     ) -> None:
         if spec.num_action_chunks != 1:
             raise UserError(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from embodied_rl.errors import UserError, listed
 from embodied_rl.files import write_json
-from embodied_rl.models.weights.loading import Loading, untrusted
+from embodied_rl.models.weights.loading import AS_IT_IS, Loading, untrusted
 from embodied_rl.models.weights.look import CONFIG_FILE, contents, read_json
 from embodied_rl.params import NOT_OF_WEIGHTS
 
@@ -171,10 +171,15 @@ def load_head(head: nn.Module, path: Path) -> None:
 
 
 def load_model(
-    auto_class: Any, path: str, *, loading: Loading = Loading(), expected: str | None = None, **options: Any  # noqa: B008
+    auto_class: Any,
+    path: str,
+    *,
+    loading: Loading = AS_IT_IS,
+    expected: str | None = None,
+    **options: Any,
 ) -> PreTrainedModel:
-    """Load a model of transformers whose weights are exactly those of ``path``, from a folder that cannot run code unless
-    ``loading`` trusts it.
+    """Load a model of transformers whose weights are exactly those of ``path``, from a folder that cannot run code
+    unless ``loading`` trusts it.
 
     transformers itself fills what is missing with random numbers, opens pickles, and asks on the console whether to run
     a folder's code.

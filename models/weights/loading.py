@@ -62,6 +62,9 @@ class Loading:
         return {"trust_remote_code": self.trust_remote_code, **({"revision": self.revision} if self.revision else {})}
 
 
+AS_IT_IS: Final = Loading()
+
+
 def check_loading(model: type[Policy], loading: Loading, path: str | None) -> None:
     """Raise UserError unless the model can be loaded so."""
     for name in loading.given():
@@ -99,10 +102,14 @@ def read_config(path: str, loading: Loading) -> PreTrainedConfig:
 
 
 def untrusted(error: Exception, path: str, loading: Loading, file: str) -> UserError | None:
-    """The refusal to run code of ``path`` that ``file`` names, where that is what transformers' error is about."""
-    if "trust_remote_code" not in str(error) or loading.trust_remote_code:
-        return None
-    from transformers.utils import cached_file
+    """The :func:`refusal`, where that is what transformers' error is about."""
+    is_of_code = "trust_remote_code" in str(error) and not loading.trust_remote_code
+    return refusal(path, loading, file) if is_of_code else None
+
+
+def refusal(path: str, loading: Loading, file: str) -> UserError:
+    """The error that says what code of ``path`` would have to be run."""
+    from transformers.utils.hub import cached_file
 
     try:
         found = cached_file(path, file, revision=loading.revision)
@@ -174,8 +181,11 @@ def _override(config: Any, overrides: Mapping[str, Any], key: str) -> None:
         if name in _NOT_OVERRIDDEN and not isinstance(config, Mapping):
             raise UserError(f"{where}: cannot be overridden: {_NOT_OVERRIDDEN[name]}; leave it out")
         if name not in known:
-            names = listed(sorted(known), 60)
-            raise UserError(f"{where}: no name of this config.{suggestion(name, known)} It has {names}")
+            from transformers import PreTrainedConfig
+
+            # Every config has those of the base class, which decide nothing here.
+            of_it = listed(sorted(known - set(PreTrainedConfig().to_dict())), 60)
+            raise UserError(f"{where}: no name of this config.{suggestion(name, known)} It has {of_it}")
         # transformers 5 calls them rope_parameters, and their type rope_type.
         name = "rope_parameters" if name == "rope_scaling" and "rope_parameters" in known else name
         old = config[name] if isinstance(config, Mapping) else getattr(config, name)

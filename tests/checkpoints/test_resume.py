@@ -49,6 +49,7 @@ def test_what_a_run_may_change_is_shown(tmp_path: Path) -> None:
     ("before", "now", "key"),
     [
         ([], ["model.params.hidden_size=8"], "model.params.hidden_size"),
+        ([], ["++model.hf_overrides.attention_dropout=0.1"], "model.hf_overrides.attention_dropout"),
         ([], ["model.num_action_chunks=2"], "model.num_action_chunks"),
         (["model.lora.rank=4"], ["model.lora.rank=8"], "model.lora.rank"),
         (["algorithm=grpo"], ["algorithm=ppo"], "algorithm.adv_type"),

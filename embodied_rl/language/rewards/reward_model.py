@@ -75,8 +75,8 @@ class RewardModel:
                 path, truncation_side="left", padding_side="right", **loading.hub_options()
             )
         except LOADING_ERRORS as error:
-            if refusal := untrusted(error, path, loading, "tokenizer_config.json"):
-                raise refusal from None
+            if refused := untrusted(error, path, loading, "tokenizer_config.json"):
+                raise refused from None
             raise UserError(
                 f"reward.params.path={path}: no sequence classifier with one label and a tokenizer: {first_line(error)}"
             ) from error

@@ -61,7 +61,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 def load(model: str, folder: Path | str, **keys: Any) -> Policy:
-    return build_policy(model, SPECS[model], {}, str(folder), Loading(**keys)).eval()
+    params = {"unnorm_key": "libero_spatial_no_noops"} if model.startswith("openvla") else {}
+    return build_policy(model, SPECS[model], params, str(folder), Loading(**keys)).eval()
 
 
 def computed(model: str, policy: Policy) -> Tensor:
@@ -146,7 +147,9 @@ def test_a_record_builds_the_same_network(folders: Mapping[str, Path], tmp_path:
     record = PolicyRecord.read(tmp_path)
     assert not record.model.trust_remote_code, "whoever reads the record decides"
     again = policy_of(record.model, record.spec)
-    assert torch.equal(computed("pi0", again), computed("pi0", load("pi0", folders["pi0"], hf_overrides=OVERRIDES["pi0"])))
+    assert torch.equal(
+        computed("pi0", again), computed("pi0", load("pi0", folders["pi0"], hf_overrides=OVERRIDES["pi0"]))
+    )
 
 
 def test_an_export_says_how_its_base_is_loaded(tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_a_tokenizer_from_elsewhere(folders: Mapping[str, Path], tmp_path: Path)
     policy = load("causal_lm", folders["causal_lm"], tokenizer_path=str(tmp_path))
     assert isinstance(policy, CausalLMPolicy)
     assert len(policy.tokenizer) == 5
-    with pytest.raises(UserError, match="model.tokenizer_path=/nowhere: no tokenizer"):
+    with pytest.raises(UserError, match=r"model.tokenizer_path=/nowhere: no tokenizer"):
         load("causal_lm", folders["causal_lm"], tokenizer_path="/nowhere")
 
 
@@ -228,7 +231,7 @@ def test_a_revision_of_the_hub(tmp_path: Path) -> None:
     assert refusal.startswith("UserError model.path=org/name: not a causal language model's folder, nor one on the hub")
 
 
-CODE = '''
+CODE = """
 import os
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -246,7 +249,15 @@ class OwnModel(Qwen2ForCausalLM):
         output = super().forward(*args, **kwargs)
         output.logits = output.logits * 2.0
         return output
-'''
+"""
+
+
+DROPPING = """
+    def __init__(self, config):
+        super().__init__(config)
+        self.hidden_dropout = 0.5
+        self.drop = __import__("torch").nn.Dropout(0.5)
+"""
 
 
 @pytest.fixture
@@ -266,13 +277,17 @@ def own_code(folders: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("early", [False, True])
 def test_code_of_a_folder_is_not_run(own_code: Path, early: bool) -> None:
     model = policy_class("causal_lm")
-    with pytest.raises(UserError, match=r"own_code: its config.json names code of its own \(.*modeling_own.OwnModel") as error:
+    with pytest.raises(
+        UserError, match=r"own_code: its config.json names code of its own \(.*modeling_own.OwnModel"
+    ) as error:
         model.try_loading(str(own_code), model.Params(), Loading()) if early else load("causal_lm", own_code)
     assert "set model.trust_remote_code=true" in str(error.value)
     assert "RAN_CODE_OF_A_FOLDER" not in os.environ
 
 
-def test_trusted_code_trains_and_travels_with_the_policy(own_code: Path, folders: Mapping[str, Path], tmp_path: Path) -> None:
+def test_trusted_code_trains_and_travels_with_the_policy(
+    own_code: Path, folders: Mapping[str, Path], tmp_path: Path
+) -> None:
     policy = load("causal_lm", own_code, trust_remote_code=True)
     assert isinstance(policy, CausalLMPolicy)
     assert type(policy.model).__module__.startswith("transformers_modules.")
@@ -280,7 +295,7 @@ def test_trusted_code_trains_and_travels_with_the_policy(own_code: Path, folders
     sharper = plain.evaluate(TEXT, temperature=0.5).logprobs
     before = computed("causal_lm", policy)
     torch.testing.assert_close(before, sharper)
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.001)
     (-policy.train()(TEXT, temperature=1.0).logprobs.sum()).backward()
     optimizer.step()
     after = computed("causal_lm", policy.eval())
@@ -295,7 +310,7 @@ def test_trusted_code_trains_and_travels_with_the_policy(own_code: Path, folders
 def test_dropout_of_trusted_code_is_off(own_code: Path) -> None:
     config = json.loads((own_code / "config.json").read_text())
     (own_code / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.9}))
-    code = (own_code / "modeling_own.py").read_text().replace("def forward", "def __init__(self, config):\n        super().__init__(config)\n        self.hidden_dropout = 0.5\n        self.drop = __import__('torch').nn.Dropout(0.5)\n\n    def forward")
+    code = CODE.replace("    def forward", f"{DROPPING}\n    def forward")
     (own_code / "modeling_own.py").write_text(code)
     policy = load("causal_lm", own_code, trust_remote_code=True).train()
     assert isinstance(policy, CausalLMPolicy)
