@@ -18,7 +18,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.flow.lerobot_folder import ACTION, ARCHITECTURE, STATE, features, tiny_features
 from embodied_rl.models.flow.policy import FlowPolicy
-from embodied_rl.models.flow.prefix import Prefix, run_after_prefix, run_prefix
+from embodied_rl.models.flow.prefix import Prefix, Steps, run_after_prefix, run_prefix, steps_after
 from embodied_rl.models.weights.look import read_json
 
 _GEMMA = {"num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}
@@ -197,14 +197,16 @@ class Pi0Policy(FlowPolicy):
         seen[:, x.shape[1] - tokens.shape[1] :] = tokens >= 0
         return run_prefix(vlm.language_model, x, seen, state)
 
-    def features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
+    def steps(self, prefix: Prefix, *, in_place: bool) -> Steps:
+        length = 1 + self.horizon
+        own = torch.ones(length, length, dtype=torch.bool, device=prefix.seen.device)
+        own[0, 1:] = False  # the state does not look at the actions
+        return steps_after(self.model.model.dit, prefix, own, in_place=in_place)
+
+    def features(self, prefix: Prefix, steps: Steps, x: Tensor, t: Tensor) -> Tensor:
         expert: Any = self.model.model.dit
         embedded = self.model.embed_action_time(prefix.state.to(self._dtype), x.to(self._dtype), t) + prefix.zero
-        length = embedded.shape[1]
-        # The state does not look at the actions.
-        own = torch.ones(length, length, dtype=torch.bool, device=x.device)
-        own[0, 1:] = False
-        return expert.norm(run_after_prefix(expert, embedded, prefix, own))[:, 1:]
+        return expert.norm(run_after_prefix(expert, embedded, steps))[:, 1:]
 
     def adapter_root(self) -> nn.Module:
         return self.model.model.dit if self.params.train_expert_only else self.model

@@ -20,7 +20,7 @@ from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
 from embodied_rl.models.flow.lerobot_folder import STATE_PROMPT_STEP, prompt_tokens, tiny_features
 from embodied_rl.models.flow.policy import FlowPolicyParams
-from embodied_rl.models.flow.prefix import Prefix, run_after_prefix
+from embodied_rl.models.flow.prefix import Prefix, Steps, run_after_prefix, steps_after
 from embodied_rl.models.flow.sde import time_embedding
 from embodied_rl.models.pi0 import TOWERS, Pi0Policy
 
@@ -89,11 +89,14 @@ class Pi05Policy(Pi0Policy):
             prompt_tokens(self.folder, prompt(text, [BINS - 1] * state.shape[1]))
         return [prompt(text, bins) for text, bins in zip(obs.instructions, state_bins(state).tolist(), strict=True)]
 
-    def features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
+    def steps(self, prefix: Prefix, *, in_place: bool) -> Steps:
+        own = torch.ones(self.horizon, self.horizon, dtype=torch.bool, device=prefix.seen.device)
+        return steps_after(self.model.model.dit, prefix, own, in_place=in_place)
+
+    def features(self, prefix: Prefix, steps: Steps, x: Tensor, t: Tensor) -> Tensor:
         expert: Any = self.model.model.dit
         embedded, condition = self.model.embed_action_time(x.to(self._dtype), t)
-        own = torch.ones(self.horizon, self.horizon, dtype=torch.bool, device=x.device)
-        hidden = run_after_prefix(expert, embedded + prefix.zero, prefix, own, condition=condition)
+        hidden = run_after_prefix(expert, embedded + prefix.zero, steps, condition=condition)
         return expert.norm(hidden, condition)[0]
 
 

@@ -22,7 +22,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.attention import attention_mask
 from embodied_rl.models.flow.lerobot_folder import ARCHITECTURE, tiny_features
 from embodied_rl.models.flow.policy import FlowPolicy
-from embodied_rl.models.flow.prefix import AfterPrefix, Prefix, run_prefix
+from embodied_rl.models.flow.prefix import AfterPrefix, InPlace, Prefix, Steps, run_prefix
 from embodied_rl.models.flow.sde import time_embedding
 
 VLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
@@ -220,8 +220,11 @@ class SmolVlaPolicy(FlowPolicy):
         mask[:, :, :-1, -1] = False
         return run_prefix(vlm.text_model, x, seen, state, mask)
 
-    def features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
-        return self.model.expert(prefix, x.to(self._dtype), t)
+    def steps(self, prefix: Prefix, *, in_place: bool) -> Steps:
+        return self.model.steps(prefix, self.horizon, in_place=in_place)
+
+    def features(self, prefix: Prefix, steps: Steps, x: Tensor, t: Tensor) -> Tensor:
+        return self.model.expert(prefix, steps, x.to(self._dtype), t)
 
     def adapter_root(self) -> nn.Module:
         return self.model.vlm_with_expert.lm_expert if self.params.train_expert_only else self.model
@@ -230,6 +233,10 @@ class SmolVlaPolicy(FlowPolicy):
         parts: Any = self.model.vlm_with_expert
         vlm = parts.vlm.model
         return [*vlm.vision_model.encoder.layers, *vlm.text_model.layers, *parts.lm_expert.layers]
+
+
+def _looks_at_prefix_alone(layer: Any) -> bool:
+    return isinstance(layer.self_attn, CrossAttention)
 
 
 def _checked_parts(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
@@ -271,26 +278,38 @@ class SmolVlaNetwork(nn.Module):
         self.action_time_mlp_in = nn.Linear(2 * width, width)
         self.action_time_mlp_out = nn.Linear(width, width)
 
-    def expert(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
+    def steps(self, prefix: Prefix, length: int, *, in_place: bool) -> Steps:
+        """For :meth:`expert`: first of the layers that look at prefix and actions, then of those that look at the prefix
+        alone."""
+        expert: Any = self.vlm_with_expert.lm_expert
+        count, like, order = len(prefix.seen), prefix.zero, torch.arange(length, device=prefix.seen.device)
+        causal = (order[:, None] >= order).expand(count, -1, -1)
+        to_prefix = prefix.seen[:, None].expand(-1, length, -1)
+        joined = [index for index, layer in enumerate(expert.layers) if not _looks_at_prefix_alone(layer)]
+        return Steps(
+            cache=InPlace(prefix.cache, length, joined) if in_place else AfterPrefix(prefix.cache),
+            masks=(
+                attention_mask(expert, torch.cat((to_prefix, causal), 2)[:, None], like.dtype),
+                to_prefix[:, None],  # CrossAttention is not transformers'
+            ),
+            # Layers that look at the prefix alone count the actions from 0.
+            rotary=(
+                expert.rotary_emb(like, position_ids=prefix.seen.sum(1, keepdim=True) + order),
+                expert.rotary_emb(like, position_ids=order.expand(count, -1)),
+            ),
+        )
+
+    def expert(self, prefix: Prefix, steps: Steps, x: Tensor, t: Tensor) -> Tensor:
         """Features [N,H,W] of noisy actions ``x`` [N,H,D] in the weights' type at times ``t`` [N] float32."""
         expert: Any = self.vlm_with_expert.lm_expert
         hidden = self._embed(x, t) + prefix.zero
-        count, length = hidden.shape[:2]
-        order = torch.arange(length, device=x.device)
-        causal = (order[:, None] >= order).expand(count, -1, -1)
-        to_prefix = prefix.seen[:, None].expand(-1, length, -1)
-        among = attention_mask(expert, torch.cat((to_prefix, causal), 2)[:, None], hidden.dtype)
-        masks = (among, to_prefix[:, None])  # CrossAttention is not transformers'
-        # Layers that look at the prefix alone count the actions from 0.
-        rotary = (
-            expert.rotary_emb(hidden, position_ids=prefix.seen.sum(1, keepdim=True) + order),
-            expert.rotary_emb(hidden, position_ids=order.expand(count, -1)),
-        )
-        cache = AfterPrefix(prefix.cache)
         for layer in expert.layers:
-            cross = isinstance(layer.self_attn, CrossAttention)
+            kind = _looks_at_prefix_alone(layer)
             hidden = layer(
-                hidden, attention_mask=masks[cross], past_key_values=cache, position_embeddings=rotary[cross]
+                hidden,
+                attention_mask=steps.masks[kind],
+                past_key_values=steps.cache,
+                position_embeddings=steps.rotary[kind],
             )
         return expert.norm(hidden)
 
@@ -324,12 +343,16 @@ class CrossAttention(nn.Module):
         **_: Any,
     ) -> tuple[Tensor, None]:
         """As transformers calls a layer's attention."""
-        key, value = (tensor.transpose(1, 2).flatten(2) for tensor in past_key_values.layers[self.layer])
-        key, value = self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
+        key, value = past_key_values.projected(self.layer, self._project)
         query = self._heads(self.q_proj(hidden_states))
         query, _ = apply_rotary_pos_emb(query, query, *position_embeddings)
         output = functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, enable_gqa=True)
         return self.o_proj(output.transpose(1, 2).flatten(2)), None
+
+    def _project(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """[N,heads,L,head_dim] each, of the prefix's."""
+        key, value = (tensor.transpose(1, 2).flatten(2) for tensor in (key, value))
+        return self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -51,7 +51,7 @@ from embodied_rl.models.flow.lerobot_folder import (
     without_statistics,
     write_folder,
 )
-from embodied_rl.models.flow.prefix import Prefix, resize_with_padding
+from embodied_rl.models.flow.prefix import Prefix, Steps, resize_with_padding
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
 from embodied_rl.models.weights.loading import AS_IT_IS, Loading, check_shapes, merged, override
 from embodied_rl.models.weights.stored import assign
@@ -268,7 +268,11 @@ class FlowPolicy(Policy):
         """
         raise NotImplementedError
 
-    def features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
+    def steps(self, prefix: Prefix, *, in_place: bool) -> Steps:
+        """What all calls of :meth:`features` with this prefix have in common; ``in_place``: without gradients."""
+        raise NotImplementedError
+
+    def features(self, prefix: Prefix, steps: Steps, x: Tensor, t: Tensor) -> Tensor:
         """The expert's outputs [N,H,W] for noisy actions [N,H,D] at times [N]."""
         raise NotImplementedError
 
@@ -290,7 +294,7 @@ class FlowPolicy(Policy):
         ``temperature`` scales the deviation of the stochastic steps.
         """
         inputs = self._inputs(obs)
-        prefix = self._prefix(inputs)
+        prefix = self._prefix(inputs, in_place=True)
         path, logprobs = flow.sample(
             self._velocity_of(prefix),
             self._draw_noise(len(obs), generator),
@@ -370,7 +374,7 @@ class FlowPolicy(Policy):
         parameters = (p for part in self.frozen_modules() for p in part.parameters())
         return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
 
-    def _prefix(self, inputs: Mapping[str, Tensor]) -> Prefix:
+    def _prefix(self, inputs: Mapping[str, Tensor], *, in_place: bool = False) -> Prefix:
         cameras = [camera for camera in self.cameras.values() if camera is not None]
         images = [inputs[f"images/{camera}"].to(self.device) for camera in cameras]
         pixels = [resize_with_padding(image, self.image_size, centered=self.centered_images) for image in images]
@@ -380,11 +384,16 @@ class FlowPolicy(Policy):
         state = self.state_normalizer.normalize(inputs["state"].to(self.device).float())
         state = functional.pad(state, (0, self.max_state_dim - state.shape[1]))
         with torch.set_grad_enabled(self._trains_prefix()):
-            return self.prefix(torch.cat(pixels).to(self._dtype), tokens, state)
+            prefix = self.prefix(torch.cat(pixels).to(self._dtype), tokens, state)
+        return replace(prefix, steps=self.steps(prefix, in_place=in_place))
+
+    def _features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
+        assert prefix.steps is not None
+        return self.features(prefix, prefix.steps, x, t)
 
     def _velocity_of(self, prefix: Prefix) -> flow.Velocity:
         def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-            features = self.features(prefix, x, t)
+            features = self._features(prefix, x, t)
             log_std = None
             if self.noise_head is not None:
                 log_std = flow.learned_log_std(_apply(self.noise_head, features))
@@ -396,7 +405,7 @@ class FlowPolicy(Policy):
         """[N,C,A], squared."""
         noise, targets, t = (inputs[name].to(self.device) for name in ("noise", "targets", "time"))
         x = t[:, None, None] * noise + (1.0 - t[:, None, None]) * targets
-        velocity = self.velocity(self.features(prefix, x, t)).float()
+        velocity = self.velocity(self._features(prefix, x, t)).float()
         chunks, dims = self._executed
         return (velocity - (noise - targets))[:, :chunks, :dims].square()
 
@@ -407,7 +416,7 @@ class FlowPolicy(Policy):
             return None
         x = torch.zeros(count, self.horizon, self.max_action_dim, device=self.device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.params.detach_critic_input):
-            mean = self.features(prefix, x, torch.ones(count, device=self.device)).float().mean(1)
+            mean = self._features(prefix, x, torch.ones(count, device=self.device)).float().mean(1)
         return _apply(self.value_head, mean).float()
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:

@@ -1,12 +1,13 @@
 """The prefix of a chunk: pictures, words and their keys and values, to which another transformer attends.
 
-The layers are transformers', and their ``past_key_values`` two small objects instead of transformers' caches. Nothing
+The layers are transformers', and their ``past_key_values`` small objects instead of transformers' caches. Nothing
 is appended to them, so that a prefix serves any number of denoising steps, and a layer that is computed again in the
-backward pass finds what it found before.
+backward pass finds what it found before. What all steps have alike is computed once, in :class:`Steps`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,58 @@ class AfterPrefix:
         prefix_key, prefix_value = self.layers[layer]
         return torch.cat((prefix_key, key), 2), torch.cat((prefix_value, value), 2)
 
+    def projected(
+        self, layer: int, project: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """``project`` of the prefix's keys and values, for a layer that looks at nothing else."""
+        return project(*self.layers[layer])
+
+
+class InPlace(AfterPrefix):
+    """The same in buffers that hold the prefix already, and take each step's keys and values at their end: for acting,
+    where no gradient needs those of earlier steps.
+
+    Args:
+        behind: tokens after the prefix.
+        joined: layers that put them after it.
+    """
+
+    def __init__(self, prefix: PrefixCache, behind: int, joined: Iterable[int]) -> None:
+        super().__init__(prefix)
+        self._behind = behind
+        self.buffers = {layer: tuple(self._with_room(tensor) for tensor in self.layers[layer]) for layer in joined}
+        self._projected: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        keys, values = self.buffers[layer]
+        keys[:, :, -self._behind :] = key
+        values[:, :, -self._behind :] = value
+        return keys, values
+
+    def projected(
+        self, layer: int, project: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        if layer not in self._projected:
+            self._projected[layer] = super().projected(layer, project)
+        return self._projected[layer]
+
+    def _with_room(self, tensor: Tensor) -> Tensor:
+        count, heads, length, size = tensor.shape
+        buffer = tensor.new_empty(count, heads, length + self._behind, size)
+        buffer[:, :, :length] = tensor
+        return buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What a chunk's denoising steps have in common."""
+
+    cache: AfterPrefix
+    masks: tuple[Tensor, ...]
+    """One for each kind of layer, as :func:`~embodied_rl.models.attention.attention_mask` makes it."""
+    rotary: tuple[Any, ...]
+    """Cosines and sines of the positions, for each kind of layer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
@@ -50,6 +103,8 @@ class Prefix:
     """[N,L] bool: false where the prompt is padding."""
     state: Tensor
     """[N,max_state_dim], normalised and filled with zeros."""
+    steps: Steps | None = None
+    """None: not yet known."""
 
 
 def run_prefix(decoder: Any, x: Tensor, seen: Tensor, state: Tensor, mask: Tensor | None = None) -> Prefix:
@@ -71,21 +126,37 @@ def run_prefix(decoder: Any, x: Tensor, seen: Tensor, state: Tensor, mask: Tenso
     return Prefix(cache=cache, zero=decoder.norm(x)[:, :1, :1] * 0.0, seen=seen, state=state)
 
 
-def run_after_prefix(decoder: Any, x: Tensor, prefix: Prefix, own: Tensor, **inputs: Any) -> Tensor:
-    """Gemma's layers over ``x`` [N,L,W], without the last norm; all look at the prefix, and positions follow its.
+def steps_after(decoder: Any, prefix: Prefix, own: Tensor, *, in_place: bool) -> Steps:
+    """For :func:`run_after_prefix`: all tokens look at the prefix, and positions follow its.
 
     Args:
-        own: bool [L,L], true where a token may look at another of ``x``.
+        own: bool [L,L], true where a token may look at another of the L behind the prefix.
+        in_place: without gradients.
+    """
+    count, length, like = len(prefix.seen), len(own), prefix.zero
+    mask = torch.cat((prefix.seen[:, None].expand(-1, length, -1), own.expand(count, -1, -1)), 2)[:, None]
+    positions = prefix.seen.sum(1, keepdim=True) + torch.arange(length, device=own.device)
+    return Steps(
+        cache=InPlace(prefix.cache, length, prefix.cache.layers) if in_place else AfterPrefix(prefix.cache),
+        masks=(attention_mask(decoder, mask, like.dtype),),
+        rotary=(decoder.rotary_emb(like, position_ids=positions),),
+    )
+
+
+def run_after_prefix(decoder: Any, x: Tensor, steps: Steps, **inputs: Any) -> Tensor:
+    """Gemma's layers over ``x`` [N,L,W], without the last norm.
+
+    Args:
         inputs: what the layers take beside that.
     """
-    count, length = x.shape[:2]
-    mask = torch.cat((prefix.seen[:, None].expand(-1, length, -1), own.expand(count, -1, -1)), 2)[:, None]
-    mask = attention_mask(decoder, mask, x.dtype)
-    positions = prefix.seen.sum(1, keepdim=True) + torch.arange(length, device=x.device)
-    rotary = decoder.rotary_emb(x, position_ids=positions)
-    cache = AfterPrefix(prefix.cache)
     for layer in decoder.layers:
-        x = layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotary, **inputs)
+        x = layer(
+            x,
+            attention_mask=steps.masks[0],
+            past_key_values=steps.cache,
+            position_embeddings=steps.rotary[0],
+            **inputs,
+        )
     return x
 
 
