@@ -300,6 +300,26 @@ class Policy(nn.Module):
         :meth:`sample_lengths`."""
         raise NotImplementedError
 
+    def compile_acting(self, compiled: Callable[[Callable[..., Any]], Any], *, cuda_graphs: bool) -> None:
+        """Put what :meth:`act` runs most through ``compiled``, in place: here the blocks.
+
+        Args:
+            cuda_graphs: results are overwritten by the next call, and tensors that are written to must stay where they
+                are.
+
+        Raises:
+            UserError: there is nothing.
+        """
+        del cuda_graphs
+        blocks = self.shard_units()
+        if not blocks:
+            raise UserError(
+                f"rollout.torch_compile=true: {type(self).__name__} names no blocks to compile; set it to false, or "
+                "name them in its shard_units()"
+            )
+        for block in blocks:
+            block.forward = compiled(block.forward)
+
     def value_parameters(self) -> list[nn.Parameter]:
         """Parameters of the value head alone: they train at ``actor.optim.value_lr``."""
         return [p for name, p in self.named_parameters() if name.startswith("value_head.")]

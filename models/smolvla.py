@@ -279,15 +279,20 @@ class SmolVlaNetwork(nn.Module):
         self.action_time_mlp_out = nn.Linear(width, width)
 
     def steps(self, prefix: Prefix, length: int, *, in_place: bool) -> Steps:
-        """For :meth:`expert`: first of the layers that look at prefix and actions, then of those that look at the prefix
-        alone."""
+        """For :meth:`expert`: first of the layers that look at prefix and actions, then of those that look at one."""
         expert: Any = self.vlm_with_expert.lm_expert
         count, like, order = len(prefix.seen), prefix.zero, torch.arange(length, device=prefix.seen.device)
         causal = (order[:, None] >= order).expand(count, -1, -1)
         to_prefix = prefix.seen[:, None].expand(-1, length, -1)
-        joined = [index for index, layer in enumerate(expert.layers) if not _looks_at_prefix_alone(layer)]
+        cache = AfterPrefix(prefix.cache)
+        if in_place:
+            alone = {
+                index: layer.self_attn for index, layer in enumerate(expert.layers) if _looks_at_prefix_alone(layer)
+            }
+            known = {index: attention.project(*cache.layers[index]) for index, attention in alone.items()}
+            cache = InPlace(prefix.cache, length, known)
         return Steps(
-            cache=InPlace(prefix.cache, length, joined) if in_place else AfterPrefix(prefix.cache),
+            cache=cache,
             masks=(
                 attention_mask(expert, torch.cat((to_prefix, causal), 2)[:, None], like.dtype),
                 to_prefix[:, None],  # CrossAttention is not transformers'
@@ -343,13 +348,13 @@ class CrossAttention(nn.Module):
         **_: Any,
     ) -> tuple[Tensor, None]:
         """As transformers calls a layer's attention."""
-        key, value = past_key_values.projected(self.layer, self._project)
+        key, value = past_key_values.projected(self.layer, self.project)
         query = self._heads(self.q_proj(hidden_states))
         query, _ = apply_rotary_pos_emb(query, query, *position_embeddings)
         output = functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, enable_gqa=True)
         return self.o_proj(output.transpose(1, 2).flatten(2)), None
 
-    def _project(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """[N,heads,L,head_dim] each, of the prefix's."""
         key, value = (tensor.transpose(1, 2).flatten(2) for tensor in (key, value))
         return self._heads(self.k_proj(key)), self._heads(self.v_proj(value))

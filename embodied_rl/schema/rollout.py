@@ -33,6 +33,12 @@ class RolloutConfig(SharedRolloutConfig):
     micro_batch_size: PositiveInt | None
     """Observations that a rollout worker's policy sees at once, beside rounding without influence on the result; null:
     those of all envs that wait for it. Where memory runs out, half as many from then on."""
+    torch_compile: bool
+    """Compile what a policy runs for each denoising step (pi0, pi05, smolvla) or action token (openvla), or else its
+    blocks, with ``torch.compile``; the first decisions take a minute or more. Padding of prompts is then computed, too,
+    so that shapes stay. For acting; ``actor.torch_compile`` is for training."""
+    cuda_graphs: bool
+    """Record what ``torch_compile`` makes as CUDA graphs, one for each number of envs that act at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

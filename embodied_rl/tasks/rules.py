@@ -371,6 +371,19 @@ def staleness_problems(c: Config) -> Iterator[str]:
         )
 
 
+def acting_problems(c: Config) -> Iterator[str]:
+    """Each problem of how rollout workers compute."""
+    if not isinstance(c, EmbodiedConfig) or not c.rollout.cuda_graphs:
+        return
+    if not c.rollout.torch_compile:
+        yield "rollout.cuda_graphs: got true with rollout.torch_compile=false, which makes what is recorded; set both"
+    if c.rollout.enable_offload:
+        yield (
+            "rollout.cuda_graphs: got true with rollout.enable_offload=true, which moves the weights from where graphs "
+            "find them; set one of them to false"
+        )
+
+
 def weight_sync_problems(c: Config, placement: Placement | None) -> Iterator[str]:
     """Each problem of the weights' way: what was got, why it cannot be, and what to do."""
     if c.actor.sync_backend == "channel" or not isinstance(c, EmbodiedConfig | MathConfig):

@@ -32,6 +32,7 @@ from embodied_rl.schema import (
 )
 from embodied_rl.tasks.planning import placement_of
 from embodied_rl.tasks.rules import (
+    acting_problems,
     actor_problems,
     algorithm_problems,
     attention_problems,
@@ -189,6 +190,7 @@ def _rule_problems(c: Config) -> Iterator[str]:
         yield from critic_problems(c)
     yield from attention_problems(c, placement)
     yield from trainable_problems(c)
+    yield from acting_problems(c)
     yield from task.rules(c, placement)
 
 

@@ -22,6 +22,7 @@ from embodied_rl.checkpoints.store import Publication, publish, seal
 from embodied_rl.contracts import Delivery, TrainBatch, Trajectory
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
+from embodied_rl.models.compilation import require_compiler
 from embodied_rl.models.flops import SampleCost, if_countable, sample_cost, without_memory
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import require_accelerator
@@ -115,6 +116,7 @@ class ActorWorker(Worker):
         self._blank = if_countable(lambda: without_memory(self._policy))
         self._peak = self._device_peak()
         if self._config.torch_compile:
+            require_compiler("actor.torch_compile", context.device)
             compile_blocks(self._policy)
         if self._config.gradient_checkpointing:
             checkpoint_blocks(self._policy)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import ActionChunk, ChunkResult, Delivery, EnvObs, RolloutEnd, RolloutStart
 from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec, Truncation
+from embodied_rl.models.compilation import compile_acting
 from embodied_rl.models.flops import ActingCost, acting_cost, if_countable, without_memory
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
@@ -61,6 +62,7 @@ class RolloutWorker(Worker):
         self._plan, self._sampling, self._seed = plan, config.algorithm.sampling_params, config.actor.seed
         self._enable_offload, self._interruptible = config.rollout.enable_offload, config.rollout.interruptible
         self._dtype = config.rollout.dtype
+        self._torch_compile, self._cuda_graphs = config.rollout.torch_compile, config.rollout.cuda_graphs
         self._micro_batches = MicroBatches(config.rollout.micro_batch_size)
         self._resident: HostWeights | None = None
         self._stages = plan.lanes.served_by(context.rank, context.world_size)
@@ -98,6 +100,8 @@ class RolloutWorker(Worker):
             self._policy.to(self.context.device)
         self._blank = if_countable(lambda: without_memory(policy))
         self._peak = peak_of(self.context.device, main_type(policy.parameters()))
+        if self._torch_compile:
+            compile_acting(policy, self.context.device, cuda_graphs=self._cuda_graphs)
         self._weights = WeightReceiver(self._policy.state_dict(), self._channel, self.context.rank)
 
     async def load_weights(self, version: int) -> int:

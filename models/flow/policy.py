@@ -20,7 +20,7 @@ or, of a demonstration, ``noise`` [N,H,D], ``time`` [N] and ``targets`` [N,H,D].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -119,6 +119,7 @@ class FlowPolicy(Policy):
                 f"{sizes.chunk_size} actions at once (chunk_size); set at most that"
             )
         self.spec, self.params, self.folder = spec, params, folder
+        self._fixed, self._in_place = False, True
         self.horizon, self.max_action_dim = int(sizes.chunk_size), int(sizes.max_action_dim)
         self.max_state_dim = int(sizes.max_state_dim)
         self.cameras = camera_map(folder, params.cameras, list(spec.image_shapes))
@@ -287,6 +288,11 @@ class FlowPolicy(Policy):
     def head_parameters(self) -> list[nn.Parameter]:
         return list(self.model.action_out_proj.parameters())
 
+    def compile_acting(self, compiled: Callable[[Callable[..., Any]], Any], *, cuda_graphs: bool) -> None:
+        """The expert's pass over the noisy actions, as one function of unchanging shapes."""
+        self._fixed, self._in_place = True, not cuda_graphs
+        self.features = compiled(self.features)
+
     @torch.no_grad()
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         """``greedy`` follows the ODE, from noise that is drawn as ever; else one or all steps are stochastic.
@@ -294,7 +300,7 @@ class FlowPolicy(Policy):
         ``temperature`` scales the deviation of the stochastic steps.
         """
         inputs = self._inputs(obs)
-        prefix = self._prefix(inputs, in_place=True)
+        prefix = self._prefix(inputs, in_place=self._in_place)
         path, logprobs = flow.sample(
             self._velocity_of(prefix),
             self._draw_noise(len(obs), generator),
@@ -313,7 +319,8 @@ class FlowPolicy(Policy):
 
     @torch.no_grad()
     def values(self, obs: EnvObs) -> Tensor:
-        return require_values(self._values(self._prefix(self._inputs(obs)), len(obs)))
+        prefix = self._prefix(self._inputs(obs), in_place=self._in_place)
+        return require_values(self._values(prefix, len(obs)))
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
@@ -379,8 +386,10 @@ class FlowPolicy(Policy):
         images = [inputs[f"images/{camera}"].to(self.device) for camera in cameras]
         pixels = [resize_with_padding(image, self.image_size, centered=self.centered_images) for image in images]
         tokens = inputs["tokens"]
-        # Padding changes nothing; columns that are padding in all samples are left out.
-        tokens = tokens[:, : int((tokens != _NO_TOKEN).sum(1).max())].to(self.device)
+        if not self._fixed:
+            # Padding changes nothing; columns that are padding in all samples are left out.
+            tokens = tokens[:, : int((tokens != _NO_TOKEN).sum(1).max())]
+        tokens = tokens.to(self.device)
         state = self.state_normalizer.normalize(inputs["state"].to(self.device).float())
         state = functional.pad(state, (0, self.max_state_dim - state.shape[1]))
         with torch.set_grad_enabled(self._trains_prefix()):

@@ -7,7 +7,7 @@ backward pass finds what it found before. What all steps have alike is computed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +52,16 @@ class InPlace(AfterPrefix):
 
     Args:
         behind: tokens after the prefix.
-        joined: layers that put them after it.
+        projected: layer that looks at the prefix alone -> what it takes of that.
     """
 
-    def __init__(self, prefix: PrefixCache, behind: int, joined: Iterable[int]) -> None:
+    def __init__(
+        self, prefix: PrefixCache, behind: int, projected: Mapping[int, tuple[Tensor, Tensor]] | None = None
+    ) -> None:
         super().__init__(prefix)
-        self._behind = behind
+        self._behind, self._projected = behind, dict(projected or {})
+        joined = [layer for layer in self.layers if layer not in self._projected]
         self.buffers = {layer: tuple(self._with_room(tensor) for tensor in self.layers[layer]) for layer in joined}
-        self._projected: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         keys, values = self.buffers[layer]
@@ -70,8 +72,7 @@ class InPlace(AfterPrefix):
     def projected(
         self, layer: int, project: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        if layer not in self._projected:
-            self._projected[layer] = super().projected(layer, project)
+        del project
         return self._projected[layer]
 
     def _with_room(self, tensor: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ def steps_after(decoder: Any, prefix: Prefix, own: Tensor, *, in_place: bool) ->
     mask = torch.cat((prefix.seen[:, None].expand(-1, length, -1), own.expand(count, -1, -1)), 2)[:, None]
     positions = prefix.seen.sum(1, keepdim=True) + torch.arange(length, device=own.device)
     return Steps(
-        cache=InPlace(prefix.cache, length, prefix.cache.layers) if in_place else AfterPrefix(prefix.cache),
+        cache=InPlace(prefix.cache, length) if in_place else AfterPrefix(prefix.cache),
         masks=(attention_mask(decoder, mask, like.dtype),),
         rotary=(decoder.rotary_emb(like, position_ids=positions),),
     )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from embodied_rl.errors import UserError, suggestion
@@ -126,22 +126,22 @@ class OpenVlaNetwork(nn.Module):
         mask = torch.cat([prompt_mask[:, :1], whole, prompt_mask[:, 1:], prompt_mask.new_ones(rows, tail.shape[1])], 1)
         return embeddings, mask
 
-    def hidden(self, embeddings: Tensor, mask: Tensor, *, causal: bool, cache: Cache | None = None) -> Tensor:
+    def hidden(self, embeddings: Tensor, mask: Tensor, *, causal: bool, cache: TokenCache | None = None) -> Tensor:
         """Final hidden states [N,Q,H] of the last Q tokens.
 
         Args:
-            embeddings: [N,Q,H]; with a cache, those that it has not seen.
-            mask: [N,S] bool, of all tokens.
+            embeddings: [N,Q,H]; with a cache, those that follow what it has seen.
+            mask: [N,S] bool, of all tokens; with a cache, of all that it has room for.
             causal: each token sees itself and those before it; else all see all.
         """
         total, new = mask.shape[1], embeddings.shape[1]
-        seen = mask[:, None, None, :]
+        seen, rows = mask[:, None, None, :], torch.arange(new, device=mask.device)
+        rows = rows + (total - new if cache is None else cache.filled)
         if causal:
-            rows = torch.arange(total - new, total, device=mask.device)[:, None]
             columns = torch.arange(total, device=mask.device)
             # Padding sees itself, so that no row of the attention is empty.
-            seen = (seen & (columns <= rows)) | (columns == rows)
-        positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, total - new :]
+            seen = (seen & (columns <= rows[:, None])) | (columns == rows[:, None])
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0).index_select(1, rows)
         output = self.language_model.model(
             inputs_embeds=embeddings,
             attention_mask=attention_mask(self.language_model, seen.expand(-1, 1, new, -1), embeddings.dtype),
@@ -149,6 +149,8 @@ class OpenVlaNetwork(nn.Module):
             past_key_values=cache,
             use_cache=cache is not None,
         )
+        if cache is not None:
+            cache.filled += new
         return output.last_hidden_state
 
     def action_logits(self, hidden: Tensor) -> Tensor:
@@ -164,6 +166,41 @@ class OpenVlaNetwork(nn.Module):
         encoders = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
         vision = [block for encoder in encoders for block in encoder.blocks[:-1]]
         return [*vision, *self.language_model.model.layers]
+
+
+class TokenCache:
+    """Keys and values of the language model's layers in buffers with room for all tokens that will come.
+
+    Their shapes never change, and what they are filled to is a number on the device: the pass for a token is compiled
+    once.
+
+    Args:
+        stays: it serves a recorded graph, which finds its tensors by their addresses.
+    """
+
+    def __init__(self, length: int, device: torch.device, *, stays: bool = False) -> None:
+        self.length, self._stays = length, stays
+        self.filled = self._marked(torch.zeros((), dtype=torch.long, device=device))
+        """Tokens that all layers have seen."""
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Put [N,heads,Q,head_dim] each behind what is there; returns the buffers, 0 where nothing was put."""
+        if layer not in self.layers:
+            self.layers[layer] = (self._buffer(key), self._buffer(value))
+        rows = self.filled + torch.arange(key.shape[2], device=key.device)
+        for buffer, new in zip(self.layers[layer], (key, value), strict=True):
+            buffer.index_copy_(2, rows, new)
+        return self.layers[layer]
+
+    def _buffer(self, like: Tensor) -> Tensor:
+        count, heads, _, size = like.shape
+        return self._marked(like.new_zeros(count, heads, self.length, size))
+
+    def _marked(self, tensor: Tensor) -> Tensor:
+        if self._stays:
+            torch._dynamo.mark_static_address(tensor)
+        return tensor
 
 
 def text_config(config: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ takes a single pass. The base class, which ``openvla_oft`` shares, has the folde
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.distributions import Categorical
-from transformers import DynamicCache
+from torch.nn import functional
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError, suggestion
@@ -38,7 +38,7 @@ from embodied_rl.models.categorical import chosen_logprobs, cut, draw, entropy, 
 from embodied_rl.models.openvla.actions import ActionCodec, Bounds, PolicySetup, choose_statistics
 from embodied_rl.models.openvla.files import Folder, read_folder, write_folder
 from embodied_rl.models.openvla.inputs import PAD, ImageProfile, PromptTokenizer, normalize, trim
-from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork, ValueHead, text_config
+from embodied_rl.models.openvla.network import NUM_ACTION_TOKENS, OpenVlaNetwork, TokenCache, ValueHead, text_config
 from embodied_rl.models.openvla.tiny import write_tiny
 from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
 from embodied_rl.models.weights.loading import AS_IT_IS, Loading, check_shapes, override
@@ -114,7 +114,7 @@ class OpenVlaBase(Policy):
                     f"{', '.join(spec.image_shapes)}.{suggestion(camera, spec.image_shapes)}"
                 )
         self.spec, self.params = spec, params
-        self._cameras = cameras
+        self._cameras, self._fixed = cameras, False
         self._folder = files = read_folder(folder)
         text = text_config(files.config)
         if loading.hf_overrides:
@@ -186,6 +186,10 @@ class OpenVlaBase(Policy):
         normalized = self.codec.from_env(actions.to(self.network.device))
         return {**self._inputs(obs), "tokens": self.codec.tokens(normalized)}
 
+    def compile_acting(self, compiled: Callable[[Callable[..., Any]], Any], *, cuda_graphs: bool) -> None:
+        self._fixed = True
+        super().compile_acting(compiled, cuda_graphs=cuda_graphs)
+
     def head_parameters(self) -> list[nn.Parameter]:
         return list(self.network.language_model.lm_head.parameters())
 
@@ -228,7 +232,7 @@ class OpenVlaBase(Policy):
     def _sequence(self, inputs: Mapping[str, Tensor], *, extra: Tensor | None, tail: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`OpenVlaNetwork.sequence` of recorded inputs."""
         device = self.network.device
-        prompts = trim(inputs["prompt_ids"]).to(device)
+        prompts = (inputs["prompt_ids"] if self._fixed else trim(inputs["prompt_ids"])).to(device)
         images = normalize(inputs["images"].to(device), self.means, self.stds)
         return self.network.sequence(images, prompts, prompts != PAD, extra, tail)
 
@@ -288,6 +292,8 @@ class OpenVlaPolicy(OpenVlaBase):
                 "a time; openvla_oft decides on several"
             )
         super().__init__(spec, params, folder, (params.camera,), loading)
+        self._caches: dict[torch.Size, TokenCache] | None = None
+        """Of recorded graphs."""
 
     @classmethod
     def write_tiny(cls, directory: Path) -> None:
@@ -298,7 +304,8 @@ class OpenVlaPolicy(OpenVlaBase):
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         inputs = self._inputs(obs)
         new, mask = self._sequence(inputs, extra=None, tail=self._embedded(inputs))
-        cache = DynamicCache(config=self.network.language_model.config)
+        mask = functional.pad(mask, (0, self.spec.action_dim - 1), value=True)
+        cache = self._cache(mask)
         last = self.network.hidden(new, mask, causal=True, cache=cache)[:, -1]
         values = self._value_of(last)
         tokens, logprobs = [], []
@@ -308,9 +315,27 @@ class OpenVlaPolicy(OpenVlaBase):
             logprobs.append(self._pick(log_probabilities, tokens[-1]))
             if len(tokens) == self.spec.action_dim:
                 break
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            last = self.network.hidden(self.network.embed(tokens[-1][:, None]), mask, causal=True, cache=cache)[:, -1]
+            last = self._next(tokens[-1], mask, cache)
         return self._output(inputs, torch.stack(tokens, 1)[:, None], torch.stack(logprobs, 1)[:, None], values)
+
+    def compile_acting(self, compiled: Callable[[Callable[..., Any]], Any], *, cuda_graphs: bool) -> None:
+        """The pass for one token."""
+        self._fixed, self._caches = True, {} if cuda_graphs else None
+        self._next = compiled(self._next)
+
+    def _cache(self, mask: Tensor) -> TokenCache:
+        """An empty one for sequences of the shape of ``mask``; recorded graphs always write to the same."""
+        cache = None if self._caches is None else self._caches.get(mask.shape)
+        if cache is None:
+            cache = TokenCache(mask.shape[1], mask.device, stays=self._caches is not None)
+        if self._caches is not None:
+            self._caches[mask.shape] = cache
+        cache.filled.zero_()
+        return cache
+
+    def _next(self, tokens: Tensor, mask: Tensor, cache: TokenCache) -> Tensor:
+        """[N] ids -> the hidden state [N,H] of what follows; ``mask`` is of all tokens that the cache has room for."""
+        return self.network.hidden(self.network.embed(tokens[:, None]), mask, causal=True, cache=cache)[:, -1]
 
     def _states(self, inputs: Mapping[str, Tensor]) -> Tensor:
         tail = self._embedded(inputs)
