@@ -28,9 +28,9 @@ class OptimConfig(Section):
     adam_beta2: Fraction
     adam_eps: PositiveFloat
     weight_decay: NonNegativeFloat
-    state_dtype: Literal["float32", "bfloat16"]
-    """Type of Adam's two moments. bfloat16 halves them; they are rounded stochastically, and a step is computed in
-    float32."""
+    state_dtype: Literal["float32", "bfloat16", "int8"]
+    """Type of Adam's two moments. bfloat16 halves them, int8 (blocks of 256 with a scale each) makes them a quarter;
+    they are rounded stochastically, and a step is computed in float32."""
     clip_grad: PositiveFloat | None
     """Largest global norm of the gradient; null: no limit."""
     skip_nonfinite: bool

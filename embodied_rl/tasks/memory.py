@@ -19,7 +19,7 @@ _PROCESS: Final = {"driver": 320 * _MIB, "env": 265 * _MIB, "rollout": 315 * _MI
 2.13 for CPUs."""
 _LANGUAGE: Final = 100 * _MIB
 """What transformers and tokenizers add to each."""
-_GRADIENT_AND_MOMENTS: Final = {"float32": 3, "bfloat16": 2}
+_GRADIENT_AND_MOMENTS: Final = {"float32": 3, "bfloat16": 2, "int8": 1.5 + 2 / 256}
 """Type of the moments -> what training adds to each number that is trained, in numbers of its own type, float32."""
 _COPIES: Final = 2
 """Of what is recorded: as messages, and as the batch or the trajectory that is made of them."""
@@ -112,11 +112,11 @@ class Estimate:
         return policy.weights if dtype is None else min(policy.weights, 2 * (self.parameters or 0))
 
     @property
-    def _added(self) -> int:
+    def _added(self) -> float:
         return _GRADIENT_AND_MOMENTS[self._plan.config.actor.optim.state_dtype]
 
     @property
-    def _added_to_critic(self) -> int:
+    def _added_to_critic(self) -> float:
         return _GRADIENT_AND_MOMENTS[self._plan.config.critic.optim.state_dtype]
 
     def _trains_all(self, component: str) -> bool:

@@ -32,8 +32,8 @@ def build_optimizer(policy: Policy, config: OptimConfig) -> Optimizer:
         for (is_value, decays), parameters in groups.items()
     ]
     betas = (config.adam_beta1, config.adam_beta2)
-    if config.state_dtype == "bfloat16":
-        return CompactAdamW(options, lr=config.lr, betas=betas, eps=config.adam_eps)
+    if config.state_dtype != "float32":
+        return CompactAdamW(options, lr=config.lr, betas=betas, eps=config.adam_eps, dtype=config.state_dtype)
     return AdamW(options, betas=betas, eps=config.adam_eps, fused=True)
 
 

@@ -1,9 +1,10 @@
-"""Adam's moments in bfloat16."""
+"""Adam's moments in bfloat16 and in bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,16 @@ from torch.optim import AdamW, Optimizer
 from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.schema import Config
-from embodied_rl.training.compact_adam import CompactAdamW, _rounded
+from embodied_rl.training.compact_adam import BLOCK, CompactAdamW, _coded, _rounded, codebook
 from embodied_rl.training.sharding import TrainingState
 from tests.training.learner import Learner, distance, load_and_go_on, same, save_and_go_on, trained, training_config
 from tests.training.ranks import Ranks
 
 COMPACT = "actor.optim.state_dtype=bfloat16"
+BYTES = "actor.optim.state_dtype=int8"
+both = pytest.mark.parametrize("compact_state", [COMPACT, BYTES], ids=["bfloat16", "int8"])
 BETAS = (0.9, 0.999)
-NEAR = 0.05
+NEAR = {COMPACT: 0.05, BYTES: 0.2}
 """Of the way that training goes: how far small moments may lead from it."""
 BFLOAT16_STEP = 2.0**-7
 """The most that neighbours in bfloat16 are apart, relative to them."""
@@ -96,19 +99,62 @@ def bytes_of_state(mesh: DeviceMesh, *options: str) -> tuple[int, int]:
     return held(learner.optimizer), sum(p.numel() for p in own)
 
 
+def test_what_a_byte_stands_for() -> None:
+    first, second = (codebook(name, torch.device("cpu")) for name in ("exp_avg", "exp_avg_sq"))
+    assert torch.equal(first, -first.flip(0)) and first[len(first) // 2] == 0 and len(first) == 255
+    # The decade below 1 in 64 steps, of which the last is 1 itself; then 32, 16, ... steps.
+    assert first[-2].item() == pytest.approx(1 - 1.5 * 0.9 / 64)
+    assert first[-64].item() == pytest.approx(0.1 + 0.5 * 0.9 / 64)
+    assert first[-65].item() == pytest.approx(0.1 - 0.5 * 0.09 / 32)
+    assert first[128].item() == pytest.approx(0.55e-6)
+    assert second[0] == 0 and second[-1] == 1 and len(second) == 256
+    assert second[-2].item() == pytest.approx((1 - 0.5 * 0.9 / 128) ** 2)
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+def test_bytes_are_drawn_with_the_values_mean_and_stand_for_themselves(name: str) -> None:
+    codes = codebook(name, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    values = torch.cat(
+        [torch.tensor([-3.0 if name == "exp_avg" else 3.0]), torch.rand(BLOCK + 43, generator=generator)]
+    )
+    drawn, scales = zip(*(_coded(values, codes, generator) for _ in range(4000)), strict=True)
+    assert scales[0].tolist() == [3.0, values[BLOCK:].max().item()]
+    scale = torch.cat([scales[0][:1].expand(BLOCK), scales[0][1:].expand(44)])
+    numbers = torch.stack([codes[d.int()] for d in drawn]) * scale
+    assert numbers[0, 0] == values[0], "the largest of a block is exact"
+    steps = (numbers.amax(0) - numbers.amin(0)).clamp(min=1e-7)
+    # Standard deviation of the mean of 4000: half a step / sqrt(4000) at most, 0.008. Near a code the other is not drawn.
+    assert ((numbers.mean(0) - values).abs() <= 0.04 * steps + 1e-4).all()
+    again, same_scales = _coded(numbers[0], codes, None)
+    assert torch.equal(again, drawn[0]) and torch.equal(same_scales, scales[0])
+
+
+def test_a_second_moment_is_never_rounded_to_zero() -> None:
+    values = torch.full((BLOCK,), 1e-25).index_fill_(0, torch.tensor([7]), 1.0).index_fill_(0, torch.tensor([8]), 0.0)
+    drawn, _ = _coded(values, codebook("exp_avg_sq", torch.device("cpu")), torch.Generator().manual_seed(0))
+    assert drawn[7] == 255 and drawn[8] == 0 and (drawn[9:] == 1).all()
+    empty, scales = _coded(values[:0], codebook("exp_avg", torch.device("cpu")), None)
+    assert empty.shape == scales.shape == (0,), "a rank may have nothing of a parameter"
+
+
 @pytest.mark.parametrize("options", [(), ("model.lora.rank=2",)], ids=["all", "lora"])
-def test_the_state_has_half_the_bytes(mesh: DeviceMesh, ranks: Ranks, options: tuple[str, ...]) -> None:
+def test_the_state_has_a_half_or_a_quarter_of_the_bytes(
+    mesh: DeviceMesh, ranks: Ranks, options: tuple[str, ...]
+) -> None:
     for size, numbers in [bytes_of_state(mesh, COMPACT, *options), *ranks.run(bytes_of_state, COMPACT, *options)]:
         assert size == 2 * 2 * numbers > 0
+    size, numbers = bytes_of_state(mesh, BYTES, *options)
+    assert 2 * numbers < size < 2 * numbers * 1.2, "small parameters have a scale, too"
     size, numbers = bytes_of_state(mesh, *options)
     assert size == 2 * 4 * numbers
 
 
-def fitted(make: type[CompactAdamW] | type[AdamW]) -> list[float]:
+def fitted(make: type[CompactAdamW] | type[AdamW], **options: Any) -> list[float]:
     """Losses of a small network that learns a function of one number."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
-    optimizer = make([{"params": list(network.parameters())}], lr=0.01, betas=BETAS, eps=1e-8)
+    optimizer = make([{"params": list(network.parameters())}], lr=0.01, betas=BETAS, eps=1e-8, **options)
     inputs = torch.linspace(-3, 3, 64)[:, None]
     losses = []
     for _ in range(600):
@@ -120,25 +166,28 @@ def fitted(make: type[CompactAdamW] | type[AdamW]) -> list[float]:
     return losses
 
 
-def test_it_learns_as_adamw_does() -> None:
-    own, torchs = fitted(CompactAdamW), fitted(AdamW)
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_it_learns_as_adamw_does(dtype: str) -> None:
+    own, torchs = fitted(CompactAdamW, dtype=dtype), fitted(AdamW)
     assert own[-1] < own[0] / 500 and torchs[-1] < torchs[0] / 500
     assert sum(own) == pytest.approx(sum(torchs), rel=0.05)
 
 
+@both
 @pytest.mark.parametrize("options", [(), ("model.lora.rank=2",), ("actor.optim.clip_grad=0.05",)], ids=str)
-def test_a_policy_trains_almost_alike(mesh: DeviceMesh, options: tuple[str, ...]) -> None:
+def test_a_policy_trains_almost_alike(mesh: DeviceMesh, options: tuple[str, ...], compact_state: str) -> None:
     start, plain = (trained(mesh, training_config("ppo", *options), steps)["weights"] for steps in (0, 3))
-    small = trained(mesh, training_config("ppo", COMPACT, *options), 3)["weights"]
-    assert 0 < distance(small, plain) < NEAR * distance(plain, start)
+    small = trained(mesh, training_config("ppo", compact_state, *options), 3)["weights"]
+    assert 0 < distance(small, plain) < NEAR[compact_state] * distance(plain, start)
 
 
+@both
 @pytest.mark.parametrize("strategy", ["full_shard", "no_shard"])
-def test_two_ranks_train_alike(mesh: DeviceMesh, ranks: Ranks, strategy: str) -> None:
+def test_two_ranks_train_alike(mesh: DeviceMesh, ranks: Ranks, strategy: str, compact_state: str) -> None:
     sharding = f"actor.fsdp_config.sharding_strategy={strategy}"
     start, plain = (trained(mesh, training_config("ppo"), steps)["weights"] for steps in (0, 3))
-    (whole, first), (_, second) = ranks.run(whole_and_own, training_config("ppo", COMPACT, sharding), 3)
-    assert distance(whole, plain) < NEAR * distance(plain, start)
+    (whole, first), (_, second) = ranks.run(whole_and_own, training_config("ppo", compact_state, sharding), 3)
+    assert distance(whole, plain) < NEAR[compact_state] * distance(plain, start)
     assert same(first, second) == (strategy == "no_shard"), "replicas that round differently drift apart"
 
 
@@ -151,8 +200,9 @@ def whole_and_own(mesh: DeviceMesh, config: Config, steps: int) -> tuple[dict[st
     return learner.weights(), {name: tensor.clone() for name, tensor in local.items()}
 
 
-def test_a_resumed_run_is_the_same(mesh: DeviceMesh, ranks: Ranks, tmp_path: Path) -> None:
-    config = training_config("ppo", COMPACT)
+@both
+def test_a_resumed_run_is_the_same(mesh: DeviceMesh, ranks: Ranks, tmp_path: Path, compact_state: str) -> None:
+    config = training_config("ppo", compact_state)
     for name, run in (("one", lambda *args: [args[0](mesh, *args[1:])]), ("two", ranks.run)):
         whole, again = run(save_and_go_on, config, tmp_path / name), run(load_and_go_on, config, tmp_path / name)
         for before, after in zip(whole, again, strict=True):
@@ -176,8 +226,9 @@ def test_a_run_can_change_the_type(mesh: DeviceMesh, tmp_path: Path, types: tupl
     loaded.train(first=1)
 
 
-def test_it_is_offloaded_between_updates(mesh: DeviceMesh) -> None:
-    config = training_config("ppo", COMPACT)
+@both
+def test_it_is_offloaded_between_updates(mesh: DeviceMesh, compact_state: str) -> None:
+    config = training_config("ppo", compact_state)
     plain, moved = Learner(mesh, config), Learner(mesh, config)
     state, timer = TrainingState([moved.policy], moved.optimizer, "cpu"), PhaseTimer()
     for step in range(2):
