@@ -16,6 +16,7 @@ from embodied_rl.schema import EmbodiedConfig, EmbodiedSftConfig
 from tests.checkpoints.saved import saved_weights
 from tests.configs import embodied_sft, tiny_run
 from tests.demonstrations.recording import record
+from tests.logged import accounted
 
 HELD_OUT = 4
 """Of each task's 64 initial states, the first: those that evaluations play."""
@@ -95,6 +96,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, demonstrati
     for steps in (2, 6):
         part = quick(tmp_path / "b", demonstrations, *options, f"runner.max_steps={steps}", "runner.resume_dir=auto")
         run(part)
+    assert all("gap/data" in step for step in accounted(run_dir(whole)))
     first = saved_weights(run_dir(whole) / "checkpoints/global_step_6")
     second = saved_weights(run_dir(part) / "checkpoints/global_step_6")
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())

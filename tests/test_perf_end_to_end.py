@@ -10,6 +10,7 @@ import pytest
 
 from embodied_rl.launch import run
 from tests.configs import tiny_math_run, tiny_run
+from tests.logged import accounted
 
 TERA = 1e12
 
@@ -17,8 +18,7 @@ TERA = 1e12
 def logged(config: Any) -> list[dict[str, float]]:
     run(config)
     [directory] = (Path(config.runner.output_dir) / config.runner.experiment_name).iterdir()
-    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if "time/step" in line]
+    return accounted(directory)
 
 
 @pytest.mark.parametrize("rollout_epochs", [1, 2])
@@ -43,6 +43,7 @@ def test_a_simulator_run_logs_the_operations_of_its_mlp(tmp_path: Path, rollout_
             "runner.save_interval=-1",
         )
     )
+    assert all("gap/answers" in step and step["cpu/env"] > 0 for step in steps)
     forward = 2 * (4 * 32 + 32 * 32 + 32 * 8)
     acted = rollout_epochs * 16 * 4
     for step in steps:
@@ -100,6 +101,7 @@ def test_each_group_logs_its_largest_memory(tmp_path: Path) -> None:
         )
     )
     memory = {name.removeprefix("memory/"): value for name, value in step.items() if name.startswith("memory/")}
+    assert step["cpu/env"] > 0
     assert memory.keys() == {"driver_gb", "env_gb", "rollout_gb", "update_gb"}
     weights = 2 * 2 * 2048**2 * 4 / 2**30  # of policy and value head
     assert 0.1 < memory["env_gb"] < 1.0

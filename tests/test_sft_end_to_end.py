@@ -16,6 +16,7 @@ from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.generation import GenerationWorker
 from tests.checkpoints.saved import saved_weights
 from tests.configs import small_math, tiny_math_run
+from tests.logged import accounted
 from tests.workers.test_generation import LanguageJob, by_completion
 
 LENGTH = "rollout.max_new_tokens=12"  # "3+4+0=07;7" and its end
@@ -57,6 +58,7 @@ def test_the_likelihood_rises_and_math_goes_on_from_it(tmp_path: Path) -> None:
     )
     run(sft)
     lines = [json.loads(line) for line in (run_dir(sft) / "metrics.jsonl").read_text().splitlines()]
+    assert len(accounted(run_dir(sft))) == 40
     losses = [line["actor/policy_loss"] for line in lines if "actor/policy_loss" in line]
     assert len(losses) == 40
     assert losses[-1] < 0.6 * losses[0]

@@ -29,6 +29,28 @@ _WITHIN: Final[Mapping[str, str]] = {
     "time/scoring": "log-probabilities anew",
     "time/update": "gradients and optimiser",
 }
+_GAPS: Final[Mapping[str, str]] = {
+    "gap/answers": "envs wait for actions",
+    "gap/requests": "the policy waits for observations",
+    "gap/resets": "envs reset",
+    "gap/stragglers": "the slowest worker finishes",
+    "gap/rollout": "rest of the rollout",
+    "gap/data": "demonstrations are read",
+    "gap/update": "the actor updates",
+    "gap/sync": "weights travel",
+    "gap/rest": "the driver sums up",
+}
+"""Metric of the busiest resource's pauses -> what happens meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Seconds of all steps beyond the least that their work allows."""
+
+    reached: float
+    """That least, as a share of the steps."""
+    pauses: tuple[tuple[str, float], ...]
+    """What the busiest resource waits for, and how long; the longest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +65,8 @@ class Spent:
     """Part of a step -> its seconds in each of ``steps``."""
     within: tuple[tuple[str, float], ...]
     """Work of the slowest worker of its kind, which may go on beside others'."""
+    gap: Gap | None
+    """None where no step says."""
 
 
 def spent(run: Run) -> Spent | None:
@@ -68,6 +92,18 @@ def spent(run: Run) -> Spent | None:
         steps=tuple(float(row["step"]) for row in rows),
         by_step=by_step if rows else {},
         within=tuple((label, run.total(name)) for name, label in _WITHIN.items() if run.total(name) > 0),
+        gap=_gap(run),
+    )
+
+
+def _gap(run: Run) -> Gap | None:
+    ideal = run.total("perf/ideal_s")
+    if not ideal:
+        return None
+    pauses = {label: run.total(name) for name, label in _GAPS.items() if run.total(name) > 0}
+    return Gap(
+        reached=ideal / (ideal + math.fsum(pauses.values())),
+        pauses=tuple(sorted(pauses.items(), key=lambda pause: -pause[1])),
     )
 
 

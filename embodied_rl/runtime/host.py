@@ -21,6 +21,7 @@ from embodied_rl.channel.base import Channel
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 from embodied_rl.files import Scratch
 from embodied_rl.runtime import process_worker, signals
+from embodied_rl.runtime.cpu_time import CpuTimes
 from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.memory import held
 from embodied_rl.runtime.worker import GroupSpec, WorkerContext
@@ -138,6 +139,7 @@ class LocalHost:
     def __init__(self) -> None:
         self._context = mp.get_context("spawn")
         self._scratch = Scratch("embodied_rl-")
+        self._cpu = CpuTimes()
 
     def channel(self, name: str, keys: Sequence[Hashable], capacity: int, readers: Sequence[int]) -> Channel:
         del readers  # all are here
@@ -150,6 +152,7 @@ class LocalHost:
         ours, theirs = self._context.Pipe()
         worker = process_worker.Pickled((spec.worker, dict(spec.arguments)))
         process = start_process(context, worker, theirs)
+        self._cpu.add(context.name, process.pid)
         theirs.close()
         return process, ours
 
@@ -160,7 +163,7 @@ class LocalHost:
         pass
 
     def loads(self) -> list[Load]:
-        return [Load.here()]
+        return [Load.here(self._cpu.read())]
 
     def close(self) -> None:
         self._scratch.close()

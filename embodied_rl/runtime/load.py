@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import psutil
 
 from embodied_rl.runtime.memory import GIB
 
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+
 
 class Load(NamedTuple):
-    """Counters of a node at one moment: those of the machine, whoever uses it."""
+    """Counters of a node at one moment: those of the machine, whoever uses it, and those of the run."""
 
     at: float
     """Seconds, on the node's own clock."""
@@ -21,12 +26,38 @@ class Load(NamedTuple):
     cores: int
     memory: int
     """Bytes in use."""
+    usable: float = 1.0
+    """Cores that the run may use."""
+    workers: Mapping[str, float] = {}
+    """Process of the run -> CPU seconds so far, of what it has started, too."""
 
     @staticmethod
-    def here() -> Load:
+    def here(workers: Mapping[str, float] | None = None) -> Load:
         times, memory = psutil.cpu_times(), psutil.virtual_memory()
         busy = times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
-        return Load(time.monotonic(), busy, psutil.cpu_count() or 1, memory.total - memory.available)
+        return Load(
+            at=time.monotonic(),
+            busy=busy,
+            cores=psutil.cpu_count() or 1,
+            memory=memory.total - memory.available,
+            usable=usable_cores(),
+            workers=workers or {},
+        )
+
+
+@functools.cache
+def usable_cores(quota: Path = _QUOTA) -> float:
+    """Cores that this process may use: those of its affinity, or fewer by its container's quota.
+
+    Args:
+        quota: file of cgroup v2: microseconds, or max, of a period.
+    """
+    allowed = float(len(os.sched_getaffinity(0)))
+    try:
+        most, period = quota.read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    return allowed if most == "max" else min(allowed, int(most) / int(period))
 
 
 def utilisation(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float]:

@@ -26,6 +26,7 @@ import torch
 from embodied_rl.channel import wire
 from embodied_rl.channel.network import LANE, Gate, NetworkChannel, Route, serve_lane
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
+from embodied_rl.runtime.cpu_time import CpuTimes
 from embodied_rl.runtime.host import LocalProcess, start_process
 from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.placement import count_accelerators
@@ -105,6 +106,7 @@ class Agent:
         self._arrived = threading.Condition()
         self._pipes: dict[int, socket.socket] = {}
         self._workers: dict[int, LocalProcess] = {}
+        self._cpu = CpuTimes()
         self._channels: dict[int, tuple[ChannelPart, SharedMemoryChannel, NetworkChannel]] = {}
         self._gates: dict[int, list[Gate | None]] = {}
         self._told: set[int] = set()
@@ -174,6 +176,7 @@ class Agent:
         finally:
             pipe.close()
         self._workers[number] = process
+        self._cpu.add(context.name, process.pid)
         return process.pid
 
     def do_kill(self, number: int) -> None:
@@ -188,7 +191,7 @@ class Agent:
         return self._workers[number].resident() if number in self._workers else 0
 
     def do_load(self) -> Load:
-        return Load.here()
+        return Load.here(self._cpu.read())
 
     def do_close(self, number: int, error: str | None) -> None:
         self._told.add(number)

@@ -23,7 +23,7 @@ from embodied_rl.runtime.host import Host, LocalHost, WorkerProcess
 from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.memory import GIB, MemoryWatch
 from embodied_rl.runtime.numerics import Numerics
-from embodied_rl.runtime.trace import Trace, TracePlan
+from embodied_rl.runtime.trace import DRIVER, Trace, TracePlan
 from embodied_rl.runtime.worker import (
     Abandoned,
     GroupSpec,
@@ -468,7 +468,9 @@ class ProcessBackend:
         self._host.check_shared(folder, key)
 
     def loads(self) -> list[Load]:
-        return self._host.loads()
+        first, *others = self._host.loads()
+        own = {DRIVER: time.process_time()}  # which is on the first node, or near it
+        return [first._replace(workers={**first.workers, **own}), *others]
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)

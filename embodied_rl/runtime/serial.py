@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import tempfile
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from embodied_rl.channel.base import Channel
 from embodied_rl.channel.in_process import InProcessChannel, Scheduler, Task
 from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.numerics import Numerics
-from embodied_rl.runtime.trace import Trace, TracePlan
+from embodied_rl.runtime.trace import DRIVER, Trace, TracePlan
 from embodied_rl.runtime.worker import GroupSpec, Worker, WorkerContext, WorkerGroup, WorkerProgress
 
 
@@ -120,7 +121,8 @@ class SerialBackend:
         pass
 
     def loads(self) -> list[Load]:
-        return [Load.here()]
+        workers = self._scheduler.seconds
+        return [Load.here({**workers, DRIVER: time.process_time() - sum(workers.values())})]
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all of it, last line first, whatever raises

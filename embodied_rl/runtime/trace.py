@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -61,20 +61,21 @@ class Trace:
             return
         if step is not None:
             self._on = step + 1 in self._plan.steps
-        on, start = self._on, perf_counter()
+        on, start, worked = self._on, perf_counter(), process_time()
         self._reported = start
         try:
             yield
         finally:
             if on:
                 step_of = {} if step is None else {"step": step + 1}
-                self._add(name, start, perf_counter(), CALLS, memory_mib=_resident() // 2**20, **step_of)
+                facts = {"cpu_ms": _milliseconds(process_time() - worked), "memory_mib": _resident() // 2**20}
+                self._add(name, start, perf_counter(), CALLS, **facts, **step_of)
                 self._write(self._plan.folder)
 
-    def phase(self, name: str, start: float, end: float) -> None:
-        """A part of a call."""
+    def phase(self, name: str, start: float, end: float, cpu: float) -> None:
+        """A part of a call, in which the process' threads worked so many CPU seconds."""
         if self._on:
-            self._add(name, start, end, CALLS)
+            self._add(name, start, end, CALLS, cpu_ms=_milliseconds(cpu))
 
     def reported(self, what: str) -> None:
         """The worker has reported progress: it did this since its last report."""
@@ -123,6 +124,10 @@ def merge(plan: TracePlan) -> None:
 
 def _driver_first(path: Path) -> tuple[bool, str]:
     return path.stem != DRIVER, path.stem
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
 
 
 def _resident() -> int:

@@ -208,7 +208,7 @@ class Backend(Protocol):
         ...
 
     def loads(self) -> list[Load]:
-        """How busy each node of the run is."""
+        """How busy each node of the run is, and each worker on it; the driver is one of the first node."""
         ...
 
     def shutdown(self) -> None:

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from embodied_rl.errors import listed
 from embodied_rl.evaluation.eval_file import evaluations_of
 from embodied_rl.monitoring.peak_memory import PeakMemory, memory_metrics
+from embodied_rl.monitoring.performance import ROLLOUT, StepWatch, Waits, performance
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.load import utilisation
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, MathConfig
 from embodied_rl.tasks.reporting import actor_metrics
 from embodied_rl.tasks.saving import CheckpointSaver
-from embodied_rl.tasks.wiring import RunContext
+from embodied_rl.tasks.wiring import RunContext, component_of
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 
 C = TypeVar("C", bound=EmbodiedConfig | MathConfig)
+
+_ON_DEVICES: Final = (
+    ("rollout", ROLLOUT, ("inference", "generate")),
+    ("actor", "update", ("scoring", "values", "critic", "update")),
+)
+"""Component, part of a step, and its phases that use an accelerator."""
 
 
 class LoadsWeights(Protocol):
@@ -43,7 +51,7 @@ class TrainingLoop(Generic[C]):
         self.rollout, self.actor = rollout, actor
         self.run_dir, self.logger = context.run_dir, context.logger
         self.progress, self.say, self.hooks = context.progress, context.say, context.hooks
-        self.trace, self.loads = context.trace, context.loads
+        self.trace, self.watch = context.trace, StepWatch(context.loads)
         self._ahead: Lookahead[Any] = Lookahead(
             max_staleness=self.max_staleness,
             first=self.first_step,
@@ -89,10 +97,9 @@ class TrainingLoop(Generic[C]):
             if self.hooks.stopping:
                 self.say(f"step {step}: a callback asked for the end; {self.saver.save_at_termination()}")
                 break
-            loads = self.loads()
             memory.begin()
             metrics = self.train_step(step)
-            metrics |= utilisation(loads, self.loads()) | memory_metrics("driver", [memory.end()])
+            metrics |= utilisation(self.watch.first, self.watch.last) | memory_metrics("driver", [memory.end()])
             done = step + 1
             self.trace.merge(done)
             last = done == cfg.max_steps
@@ -188,23 +195,57 @@ class TrainingLoop(Generic[C]):
 
     def train_step(self, step: int) -> dict[str, float]:
         """Do training step ``step`` and return its metrics: rollout, advantages, update, weight sync."""
-        start = time.perf_counter()
-        with self.trace.call("rollout", step):
+        start = self.watch.begin()
+        with self.part(ROLLOUT, step):
             rounds = self.roll_out(step)
         rollout_s = time.perf_counter() - start
-        self.run_ahead(step)
-        with self.trace.call("update", step):
+        with self.part("update", step):
+            self.run_ahead(step)
             updates = self.update(step)
-        with self.trace.call("sync", step):
+        with self.part("sync", step):
             sync_s = 0.0 if self.saver.interrupted else self.sync_if_due(step + 1)
         # Only now, so that a checkpoint of the step before, saved on SIGTERM, has the state of that step.
         metrics = self.rollout_metrics(rounds, rollout_s) | actor_metrics(updates)
-        return metrics | {
+        metrics |= {
             "rollout/rounds": float(len(rounds)),
             "time/step": time.perf_counter() - start,
             "time/rollout": rollout_s,
             "time/sync": sync_s,
         }
+        return metrics | self.performance(metrics, self.waits(rounds))
+
+    @contextmanager
+    def part(self, name: str, step: int) -> Iterator[None]:
+        """A part of a training step, for the trace and :meth:`performance`."""
+        with self.trace.call(name, step):
+            yield
+        self.watch.end(name)
+
+    def performance(self, metrics: Mapping[str, float], waits: Waits) -> dict[str, float]:
+        """The present training step against the least time that its work allows.
+
+        Args:
+            metrics: its seconds by phase.
+            waits: of its rollouts.
+        """
+        self.watch.end("rest")
+        used: dict[int, dict[str, float]] = {}
+        for component, part, phases in _ON_DEVICES:
+            for rank, slot in enumerate(self.plan.placement.slots[component]):
+                if self.plan.placement.device(component, rank) != "cpu":
+                    seconds = sum(metrics.get(f"time/{phase}", 0.0) for phase in phases)
+                    used.setdefault(slot, {})[part] = seconds
+        return performance(
+            self.watch.parts,
+            component=component_of,
+            threads=self.config.cluster.num_threads,
+            devices=list(used.values()),
+            waits=waits,
+        )
+
+    def waits(self, rounds: Sequence[Any]) -> Waits:
+        """What the workers of a training step's rollouts waited for."""
+        raise NotImplementedError
 
     def rollout_metrics(self, rounds: Sequence[Any], seconds: float) -> dict[str, float]:
         """Metrics of a training step's rollouts, which took so many wall seconds; note the state that they end in."""

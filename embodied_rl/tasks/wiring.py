@@ -27,6 +27,8 @@ LANE_CAPACITY = 6
 is killed may take one place along."""
 BUCKETS_IN_FLIGHT = 2
 """Buffers of weights on their way to each receiver: one is written while another is read."""
+_GROUP = "Group"
+"""End of a group's name, after its component's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,11 @@ class Runner(Protocol):
         ...
 
 
+def component_of(process: str) -> str:
+    """The component of a worker, or the driver, by its name."""
+    return process.partition(f"{_GROUP}[")[0].lower()
+
+
 C = TypeVar("C", bound=Config)
 
 
@@ -92,7 +99,7 @@ class Wiring(Generic[C]):
         """One component's workers where the configuration places them."""
         placement = self.plan.placement
         return GroupSpec(
-            name=f"{component.capitalize()}Group",
+            name=f"{component.capitalize()}{_GROUP}",
             worker=worker,
             arguments={"plan": self.plan, "channels": self.channels},
             devices=[placement.device(component, rank) for rank in range(placement.world_size(component))],

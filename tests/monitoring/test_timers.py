@@ -30,6 +30,19 @@ def test_inner_time_does_not_count_for_the_outer_phase() -> None:
     assert timer.drain() == {}
 
 
+def test_whoever_listens_is_told_of_the_time_on_cores_too() -> None:
+    clock, cpu = Clock(), Clock()
+    told: list[tuple[str, float, float, float]] = []
+    timer = PhaseTimer(clock, lambda *phase: told.append(phase), cpu)
+    with timer.phase("render"):  # two threads, half of the time
+        clock.now += 4
+        cpu.now += 3
+        with timer.phase("wait"):
+            clock.now += 2
+            cpu.now += 0.25
+    assert told == [("wait", 104.0, 106.0, 0.25), ("render", 100.0, 106.0, 3.25)]
+
+
 def test_drain_within_a_phase_splits_it() -> None:
     clock = Clock()
     timer = PhaseTimer(clock)

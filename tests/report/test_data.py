@@ -13,7 +13,7 @@ from embodied_rl.report.data import find_run, read_run
 from embodied_rl.report.facts import note_end, note_start, read_starts
 from embodied_rl.report.spent import spent
 from tests.commands.evaluations import completions, episodes, write
-from tests.report.runs import META, make_run
+from tests.report.runs import META, ROWS, make_run
 
 
 def test_metrics_by_hand(tmp_path: Path) -> None:
@@ -58,6 +58,17 @@ def test_time_by_hand(tmp_path: Path) -> None:
         "evaluation": 5.0,
     }
     assert found.by_step["update"] == (3.0, 4.0, 3.0, 3.0)
+
+
+def test_pauses_by_hand(tmp_path: Path) -> None:
+    gaps = ({"gap/update": 4.0, "gap/answers": 1.0, "gap/rest": 0.0}, {"gap/update": 2.0, "gap/answers": 3.0})
+    rows = [row | {"perf/ideal_s": 5.0} | gap for row, gap in zip(ROWS[1:3], gaps, strict=True)]
+    found = spent(read_run(make_run(tmp_path / "run", rows=rows)))
+    assert found is not None and found.gap is not None
+    assert found.gap.reached == 0.5
+    assert found.gap.pauses == (("the actor updates", 6.0), ("envs wait for actions", 4.0))
+    before = spent(read_run(make_run(tmp_path / "before")))
+    assert before is not None and before.gap is None, "of an earlier version"
 
 
 def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:

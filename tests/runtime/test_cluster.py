@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import socket
@@ -31,6 +30,7 @@ from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.tasks.saving import CheckpointSaver
 from tests.checkpoints.saved import saved_tensors
 from tests.configs import embodied, tiny_run
+from tests.logged import accounted
 from tests.runtime.agents import LocalNodes
 from tests.test_end_to_end import assert_equal, flatten, metrics_of, only_run
 
@@ -419,9 +419,8 @@ def test_a_run_over_three_nodes_equals_one_in_processes(
         runs.append(only_run(config))
     assert metrics_of(runs[0]) == metrics_of(runs[1])
     assert_equal(*[saved_tensors(r / "checkpoints/global_step_2") for r in runs])
-    rows = [json.loads(line) for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "time/step" in row]
-    assert len(steps) == 2
+    steps = accounted(runs[1])
+    assert len(steps) == 2 and all(step["cpu/env"] > 0 for step in steps)
     for row, number in itertools.product(steps, range(3)):
         assert 0 < row[f"node{number}/cpu"] <= 1
         assert row[f"node{number}/memory_gb"] > 0.1

@@ -44,6 +44,7 @@ def test_only_calls_of_the_steps_are_traced_and_those_that_follow_them(tmp_path:
     chunk, video, env, interact, sync = spans
     assert interact["args"]["step"] == 2 and interact["args"]["memory_mib"] > 0
     assert (chunk["tid"], video["tid"], interact["tid"]) == (1, 0, 0)
+    assert 0 <= video["args"]["cpu_ms"] <= env["args"]["cpu_ms"] <= interact["args"]["cpu_ms"]
     for inner, outer in ((video, env), (env, interact)):
         assert outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
     assert sync["ts"] >= interact["ts"] + interact["dur"]
@@ -54,7 +55,7 @@ def test_without_a_plan_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     trace = Trace("Env[0]")
     with trace.call("interact", 0):
-        trace.phase("env", 0.0, 1.0)
+        trace.phase("env", 0.0, 1.0, 0.5)
     merge(TracePlan(folder=tmp_path / "trace", steps=frozenset()))
     assert not list(tmp_path.iterdir())
 
@@ -76,7 +77,7 @@ def test_every_worker_of_a_run_is_in_it(tmp_path: Path, backend: str, staleness:
     steps = {span["args"]["step"] for found in spans.values() for span in found if "step" in span.get("args", {})}
     assert steps == {2}
     (update,) = (span for span in spans["driver"] if span["name"] == "update")
-    (trained,) = (span for span in spans["ActorGroup[0]"] if span["name"] == "update" and "args" in span)
+    (trained,) = (span for span in spans["ActorGroup[0]"] if span["name"] == "update" and "step" in span["args"])
     assert update["ts"] <= trained["ts"] <= trained["ts"] + trained["dur"] <= update["ts"] + update["dur"], "one clock"
 
 

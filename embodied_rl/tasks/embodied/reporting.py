@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import pstdev
+from statistics import fmean, pstdev
 
 from embodied_rl.contracts import EpisodeRecord, EvaluatedEpisode
 from embodied_rl.evaluation.eval_file import FILE_NAME
@@ -15,10 +15,11 @@ from embodied_rl.evaluation.report import INFO_FILE_NAME, episode_conditions, ep
 from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table, task_name
 from embodied_rl.files import write_json
 from embodied_rl.monitoring.peak_memory import memory_metrics
+from embodied_rl.monitoring.performance import Waits, spread
 from embodied_rl.monitoring.trend import ENV_STEPS
 from embodied_rl.monitoring.work import Flops, Work, perf_metrics
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
+from embodied_rl.tasks.reporting import Advice, Reporter, Timed, eval_name, longest, step_problem
 from embodied_rl.workers.env import EnvReport, EvalReport
 from embodied_rl.workers.rollout import RolloutReport
 
@@ -103,6 +104,23 @@ def rollout_metrics(
     metrics |= memory_metrics("env", [report.peak_memory for report in envs])
     metrics |= memory_metrics("rollout", [report.peak_memory for rollout in rollouts for report in rollout.policies])
     return metrics | perf_metrics("rollout", work, metrics["time/inference"])
+
+
+def waits(rollouts: Sequence[Rollout]) -> Waits:
+    """Seconds in which the workers of a training step's rollouts waited."""
+
+    def mean(reports: Sequence[Timed], phase: str) -> float:
+        return fmean(report.seconds.get(phase, 0.0) for report in reports)
+
+    resets = [[report.seconds.get("reset", 0.0) for report in rollout.envs] for rollout in rollouts]
+    return {
+        "requests": sum(mean(rollout.policies, "wait") for rollout in rollouts),
+        "answers": sum(mean(rollout.envs, "wait") for rollout in rollouts),
+        "weights": sum(mean(rollout.policies, "weights") for rollout in rollouts),
+        "stragglers": sum(spread([sum(r.seconds.values()) for r in rollout.envs]) for rollout in rollouts),
+        "resets": sum(map(max, resets)),
+        "reset_spread": sum(map(spread, resets)),
+    }
 
 
 def together(reports: Sequence[RolloutReport]) -> Work | None:

@@ -43,6 +43,7 @@ from embodied_rl.envs.task_sampling import TaskSuccess
 from embodied_rl.errors import listed
 from embodied_rl.evaluation.success import success_table
 from embodied_rl.monitoring.builtin import logged_before
+from embodied_rl.monitoring.performance import Waits
 from embodied_rl.monitoring.trend import ENV_STEPS
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.memory import GIB
@@ -53,6 +54,7 @@ from embodied_rl.tasks.embodied.reporting import (
     Rollout,
     rollout_metrics,
     task_metrics,
+    waits,
     warning,
 )
 from embodied_rl.tasks.loop import TrainingLoop
@@ -183,6 +185,9 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         if self.recovery is not None and self.recovery.recycled:
             metrics["env/recycled"] = float(self.recovery.recycled)
         return metrics
+
+    def waits(self, rounds: Sequence[Rollout]) -> Waits:
+        return waits(rounds)
 
     def _ended(self, rollouts: Sequence[Rollout]) -> Sequence[EpisodeRecord]:
         """The episodes that the step's metrics are made of: all that ended since the last ones that were."""

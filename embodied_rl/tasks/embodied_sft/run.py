@@ -51,23 +51,26 @@ class EmbodiedSftRunner(EmbodiedRunner):
 
     def train_step(self, step: int) -> dict[str, float]:
         """Demonstrations, update."""
-        start = time.perf_counter()
-        self._ahead.begin(step)  # no policy makes them, so a version's number is the step's
-        self.progress.describe("demonstrations")
-        received = self.actor.call(ActorWorker.receive, step=step)
-        reports: Sequence[DemonstrationReport] = self._ahead.take().wait()
-        received.wait()
+        start = self.watch.begin()
+        with self.part("data", step):
+            self._ahead.begin(step)  # no policy makes them, so a version's number is the step's
+            self.progress.describe("demonstrations")
+            received = self.actor.call(ActorWorker.receive, step=step)
+            reports: Sequence[DemonstrationReport] = self._ahead.take().wait()
+            received.wait()
         data_s = time.perf_counter() - start
-        updates = self.update(step)
+        with self.part("update", step):
+            updates = self.update(step)
         samples = self.config.data.batch_size * (step + 1)
         assert self.demonstrations is not None
-        return actor_metrics(updates) | {
+        metrics = actor_metrics(updates) | {
             "data/samples": float(sum(report.samples for report in reports)),
             "data/epoch": samples / self.demonstrations.num_frames,
             "time/step": time.perf_counter() - start,
             "time/data": longest(reports, "data"),
             "time/data_wait": data_s,
         }
+        return metrics | self.performance(metrics, {})
 
     def restore(self, checkpoint: Path) -> None:
         """Its envs evaluate only, and begin with every evaluation."""

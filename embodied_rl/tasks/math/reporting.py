@@ -25,6 +25,7 @@ from embodied_rl.language.accuracy import Accuracy, CompletionRecord, Evaluation
 from embodied_rl.language.datasets.registry import dataset_params
 from embodied_rl.models.flops import SampleCost
 from embodied_rl.monitoring.peak_memory import memory_metrics
+from embodied_rl.monitoring.performance import Waits, spread
 from embodied_rl.monitoring.work import Flops, Work, perf_metrics
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
@@ -93,6 +94,11 @@ def perf(rounds: Sequence[Sequence[GenerationReport]], cost: SampleCost, *, grou
         flops = cost.inferred(len(lengths), lengths).model - cost.inferred(len(again), again).model
         work.append(Work(flops=Flops(model=flops), peak=reports[0].peak))
     return perf_metrics("rollout", work, sum(longest(reports, "generate") for reports in rounds))
+
+
+def waits(rounds: Sequence[Sequence[GenerationReport]]) -> Waits:
+    """Seconds in which workers that had finished waited for the slowest, in all of a training step's rounds."""
+    return {"stragglers": sum(spread([sum(report.seconds.values()) for report in reports]) for reports in rounds)}
 
 
 def eval_metrics(evaluation: Evaluation, *, seconds: float) -> dict[str, float]:

@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from embodied_rl.contracts import Spaces
 from embodied_rl.language.accuracy import evaluation_of
 from embodied_rl.models.flops import SampleCost
+from embodied_rl.monitoring.performance import ROLLOUT, Waits
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import MathConfig
@@ -41,6 +42,7 @@ from embodied_rl.tasks.math.reporting import (
     perf,
     rollout_metrics,
     sample_text,
+    waits,
     warning,
 )
 from embodied_rl.tasks.reporting import actor_metrics
@@ -89,6 +91,9 @@ class MathRunner(TrainingLoop[MathConfig]):
         if self._cost is not None:
             metrics |= perf(rounds, self._cost, group_size=self.plan.arithmetic.group_size)
         return metrics
+
+    def waits(self, rounds: Sequence[Sequence[GenerationReport]]) -> Waits:
+        return waits(rounds)
 
     def evaluate(self, step: int) -> float:
         """Every held-out prompt with the present policy: accuracy, eval.json, samples, metrics."""
@@ -145,17 +150,20 @@ class SftRunner(MathRunner):
 
     def train_step(self, step: int) -> dict[str, float]:
         """Demonstrations, update."""
-        start = time.perf_counter()
-        received = self.actor.call(ActorWorker.receive, step=step)
-        tokens: list[int] = self.rollout.call(GenerationWorker.demonstrate, step=step).wait()
-        received.wait()
+        start = self.watch.begin()
+        with self.part(ROLLOUT, step):
+            received = self.actor.call(ActorWorker.receive, step=step)
+            tokens: list[int] = self.rollout.call(GenerationWorker.demonstrate, step=step).wait()
+            received.wait()
         rollout_s = time.perf_counter() - start
-        updates = self.update(step)
-        return actor_metrics(updates) | {
+        with self.part("update", step):
+            updates = self.update(step)
+        metrics = actor_metrics(updates) | {
             "rollout/tokens": float(sum(tokens)),
             "time/step": time.perf_counter() - start,
             "time/rollout": rollout_s,
         }
+        return metrics | self.performance(metrics, {})
 
     def evaluation_work(self) -> None:
         """Nothing is generated between evaluations."""
