@@ -48,6 +48,9 @@ class Part:
     """Of each node: CPU seconds of the run's processes, by the cores that it may use there."""
     workers: Mapping[str, float]
     """Process -> CPU seconds."""
+    others: float = 0.0
+    """Seconds that other programs took from all cores that the run may use, of the node with most: their CPU time
+    beyond what nobody wanted."""
 
 
 def spread(seconds: Sequence[float]) -> float:
@@ -85,8 +88,27 @@ class StepWatch:
         workers: dict[str, float] = {}
         for of_node in spent:
             workers |= of_node
-        cores = [sum(of_node.values()) / load.usable for of_node, load in zip(spent, self.last, strict=True)]
-        self.parts.append(Part(name=name, seconds=self._at - began, cores=cores, workers=workers))
+        own = [sum(of_node.values()) for of_node in spent]
+        self.parts.append(
+            Part(
+                name=name,
+                seconds=self._at - began,
+                cores=[seconds / load.usable for seconds, load in zip(own, self.last, strict=True)],
+                workers=workers,
+                others=max(map(_taken, own, before, self.last)),
+            )
+        )
+
+
+def _taken(own: float, first: Load, last: Load) -> float:
+    """See :attr:`Part.others`, of one node.
+
+    Args:
+        own: the run's CPU seconds.
+    """
+    idle = last.idle - first.idle
+    others = (last.at - first.at) * last.cores - idle - own
+    return max(others - idle, 0.0) / last.usable
 
 
 def performance(
@@ -140,9 +162,12 @@ def _seconds(parts: Sequence[Part]) -> list[float]:
 
 def _gaps(parts: Sequence[Part], busiest: str, busy: Sequence[float], waits: Waits) -> dict[str, float]:
     """Cause, or the part of the step where none is known -> seconds of a pause."""
-    gaps = {_NAMES.get(cause, cause): 0.0 for cause in waits}
+    gaps = {"others": 0.0} | {_NAMES.get(cause, cause): 0.0 for cause in waits}
     for part, seconds in zip(parts, busy, strict=True):
         left = part.seconds - seconds
+        taken = min(left, part.others)
+        gaps["others"] += taken
+        left -= taken
         for cause in _CAUSES.get(busiest, ()) if part.name == ROLLOUT else ():
             if cause in waits:
                 share = min(left, waits[cause])

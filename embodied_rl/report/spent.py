@@ -39,6 +39,7 @@ _GAPS: Final[Mapping[str, str]] = {
     "gap/update": "the actor updates",
     "gap/sync": "weights travel",
     "gap/rest": "the driver sums up",
+    "gap/others": "other programs have the cores",
 }
 """Metric of the busiest resource's pauses -> what happens meanwhile."""
 

@@ -26,6 +26,8 @@ class Load(NamedTuple):
     cores: int
     memory: int
     """Bytes in use."""
+    idle: float = 0.0
+    """Seconds that they had nothing to do, together."""
     usable: float = 1.0
     """Cores that the run may use."""
     workers: Mapping[str, float] = {}
@@ -40,6 +42,7 @@ class Load(NamedTuple):
             busy=busy,
             cores=psutil.cpu_count() or 1,
             memory=memory.total - memory.available,
+            idle=times.idle + getattr(times, "iowait", 0.0),
             usable=usable_cores(),
             workers=workers or {},
         )

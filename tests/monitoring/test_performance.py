@@ -102,10 +102,35 @@ def test_the_fullest_node_decides() -> None:
     assert found(step)["busy/cores"] == 0.7
 
 
+def test_what_other_programs_take_is_no_fault_of_the_run() -> None:
+    step = [
+        Part(name="rollout", seconds=6.0, cores=[4.0], workers={"EnvGroup[0]": 4.0}, others=1.75),
+        Part(name="update", seconds=4.0, cores=[3.0], workers={"ActorGroup[0]": 3.0}, others=2.0),
+    ]
+    metrics = found(step)
+    assert metrics["gap/others"] == 1.75 + 1.0
+    assert metrics["gap/resets"] + metrics["gap/stragglers"] == 0.25 and metrics["gap/update"] == 0.0
+
+
+@pytest.mark.parametrize(("idle", "taken"), [(0.0, 3.0), (2.0, 1.0), (4.0, 0.0)])
+def test_others_take_only_what_somebody_wanted(idle: float, taken: float) -> None:
+    """Two seconds of four cores, of which the run may use two; it worked for two."""
+    looks = iter(
+        [
+            [Load(10.0, 0.0, 4, 0, 100.0, 2.0, {"EnvGroup[0]": 1.0})],
+            [Load(12.0, 0.0, 4, 0, 100.0 + idle, 2.0, {"EnvGroup[0]": 3.0})],
+        ]
+    )
+    watch = StepWatch(lambda: next(looks), iter([0.0, 2.0]).__next__)
+    watch.begin()
+    watch.end("rollout")
+    assert watch.parts[0].others == taken
+
+
 def test_a_task_without_simulators_names_its_own_pauses() -> None:
     metrics = found(parts({"RolloutGroup[0]": 9.0, "RolloutGroup[1]": 1.0}, {}), waits={"stragglers": 4.0})
     assert {name for name in metrics if name.startswith("gap/")} == {
-        *("gap/stragglers", "gap/rollout", "gap/update", "gap/rest")
+        *("gap/stragglers", "gap/rollout", "gap/update", "gap/rest", "gap/others")
     }
 
 
@@ -122,7 +147,7 @@ def test_parts_from_one_look_to_the_next() -> None:
         [({"EnvGroup[0]": 11.0, "driver": 1.5}, 2.0), ({"EnvGroup[1]": 24.0, "EnvGroup[2]": 2.0}, 4.0)],
     ]
     loads = iter(
-        [[Load(0.0, 0.0, 8, 0, usable, workers) for workers, usable in look] for look in looks],
+        [[Load(0.0, 0.0, 8, 0, 0.0, usable, workers) for workers, usable in look] for look in looks],
     )
     times = iter([100.0, 103.0, 104.0])
     watch = StepWatch(lambda: next(loads), lambda: next(times))
