@@ -20,6 +20,7 @@ _REST: Final = "rest of a step"
 _WITHIN: Final[Mapping[str, str]] = {
     "time/env": "simulating",
     "time/reset": "resetting envs",
+    "time/reset_ahead": "resetting envs while the actor updates",
     "time/env_wait": "envs waiting for actions",
     "time/inference": "computing actions",
     "time/inference_wait": "policy waiting for observations",

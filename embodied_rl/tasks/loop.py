@@ -172,8 +172,8 @@ class TrainingLoop(Generic[C]):
         self._ahead.begin(self._version)
         return self._ahead.take()
 
-    def run_ahead(self, step: int) -> None:
-        """Start what may run while training step ``step`` updates, whose rollout is complete."""
+    def run_ahead(self, step: int, rounds: Sequence[Any]) -> None:
+        """Start what may run while training step ``step`` updates, whose rollouts ``rounds`` are complete."""
         assert self._version is not None
         self._confirm(step)
         self._ahead.begin(self._version)
@@ -200,7 +200,7 @@ class TrainingLoop(Generic[C]):
             rounds = self.roll_out(step)
         rollout_s = time.perf_counter() - start
         with self.part("update", step):
-            self.run_ahead(step)
+            self.run_ahead(step, rounds)
             updates = self.update(step)
         with self.part("sync", step):
             sync_s = 0.0 if self.saver.interrupted else self.sync_if_due(step + 1)

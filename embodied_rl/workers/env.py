@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied_rl.contracts import ActionChunk, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
+from embodied_rl.contracts import ActionChunk, EnvObs, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
 from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
@@ -77,6 +77,8 @@ class _Stage:
     """With auto-reset."""
     policy_version: int = -1
     """Of the last answer."""
+    ready: tuple[list[int | None], EnvObs] | None = None
+    """Initial states that the envs stand in, since :meth:`EnvWorker.prepare`, and what is seen there."""
 
     def release(self) -> None:
         """Give back what the simulator holds, until :meth:`acquire`."""
@@ -254,14 +256,27 @@ class EnvWorker(Worker):
             video_dir: where videos go, if the config wants any.
             task_weights: how often each task is to be played, with ``env.train.task_sampling=success``.
         """
-        if task_weights is not None:
-            self._task_weights = tuple(task_weights.items())
+        self._weigh(task_weights)
         self._peak_memory.begin()
         try:
             report = await self._interact(step, first_epoch, video_dir)
             return replace(report, peak_memory=self._peak_memory.end())
         except GivenUp:
             return self._give_up(self._train)
+
+    def prepare(self, *, step: int, task_weights: Mapping[int, float] | None = None) -> None:
+        """Reset the envs for the rollout of training step ``step`` while nobody acts, and look: :meth:`interact` takes
+        what is ready if it is what it would do. Not with auto-reset. Arguments as there."""
+        self._weigh(task_weights)
+        with self._timer.phase("reset_ahead"):
+            for stage, states in zip(self._train, self._train_starts(step, 0), strict=True):
+                assert states is not None
+                self.context.report_progress("resetting", 0, 0)
+                stage.ready = list(states), stage.env.reset(states)
+
+    def _weigh(self, task_weights: Mapping[int, float] | None) -> None:
+        if task_weights is not None:
+            self._task_weights = tuple(task_weights.items())
 
     def _give_up(self, stages: Sequence[_Stage]) -> EnvReport:
         for stage in stages:
@@ -385,7 +400,7 @@ class EnvWorker(Worker):
             stage.env.recorder = stage.recorder
             report(0)  # a sign of life: resets may take long
             with self._timer.phase("reset"):
-                obs = stage.env.current_obs() if states is None else stage.env.reset(states, stage.next_reset_state)
+                obs = self._first_obs(stage, states)
             stage.running = not stage.env.all_done
             start = RolloutStart(obs=obs, group_ids=stage.group_ids, rollout_epoch=epoch)
             await self._turns.put(start if stage.running else RolloutEnd(final=False), key=stage.lane)
@@ -403,6 +418,14 @@ class EnvWorker(Worker):
                     result = replace(result, last=True, next_obs=result.next_obs if valued else None)
                 await self._turns.put(result, key=stage.lane)
             report(chunk_index + 1)
+
+    def _first_obs(self, stage: _Stage, states: Sequence[int | None] | None) -> EnvObs:
+        ready, stage.ready = stage.ready, None
+        if states is None:
+            return stage.env.current_obs()
+        if ready is not None and ready[0] == list(states) and stage.recorder is None:
+            return ready[1]
+        return stage.env.reset(states, stage.next_reset_state)
 
     def _train_starts(self, step: int, epoch: int) -> list[Sequence[int | None] | None]:
         """What :meth:`_roll` takes. With auto-reset only the run's first rollout begins the envs' episodes."""

@@ -32,6 +32,8 @@ _ADVICE = Advice(
         "some fail; start from a better policy, or use easier tasks, longer episodes or more envs"
     ),
 )
+_AHEAD = "reset_ahead"
+"""An env worker's phase before its rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ def rollout_metrics(
     metrics |= {
         "time/env": env_time("env"),
         "time/reset": env_time("reset"),
+        "time/reset_ahead": env_time(_AHEAD),
         "time/env_wait": env_time("wait"),
         "time/inference": policy_time("inference"),
         "time/inference_wait": policy_time("wait"),
@@ -106,18 +109,26 @@ def rollout_metrics(
     return metrics | perf_metrics("rollout", work, metrics["time/inference"])
 
 
+def episodes_of(rollouts: Sequence[Rollout]) -> list[EpisodeRecord]:
+    """The episodes that ended in them."""
+    return [episode for rollout in rollouts for report in rollout.envs for episode in report.episodes]
+
+
 def waits(rollouts: Sequence[Rollout]) -> Waits:
     """Seconds in which the workers of a training step's rollouts waited."""
 
     def mean(reports: Sequence[Timed], phase: str) -> float:
         return fmean(report.seconds.get(phase, 0.0) for report in reports)
 
+    def taken(report: EnvReport) -> float:
+        return sum(seconds for phase, seconds in report.seconds.items() if phase != _AHEAD)
+
     resets = [[report.seconds.get("reset", 0.0) for report in rollout.envs] for rollout in rollouts]
     return {
         "requests": sum(mean(rollout.policies, "wait") for rollout in rollouts),
         "answers": sum(mean(rollout.envs, "wait") for rollout in rollouts),
         "weights": sum(mean(rollout.policies, "weights") for rollout in rollouts),
-        "stragglers": sum(spread([sum(r.seconds.values()) for r in rollout.envs]) for rollout in rollouts),
+        "stragglers": sum(spread([taken(report) for report in rollout.envs]) for rollout in rollouts),
         "resets": sum(map(max, resets)),
         "reset_spread": sum(map(spread, resets)),
     }

@@ -10,10 +10,11 @@ interact, serve,      reset, => turn         <= turn, act, => answer      receiv
 receive               step, => turn ...      for the next stage ...       <= trajectories, one by one
                                              => trajectories
 update                steps for later steps  acts for later steps         advantages, update
+                      or resets
 save                                                                      => checkpoint
 ====================  =====================  ===========================  ==========================
 
-With ``rollout.max_staleness`` 0 nobody acts while the actor updates.
+With ``rollout.max_staleness`` 0 nobody acts while the actor updates; envs are reset for the next rollout.
 
 ============  ===============  ===============  ==============================================
 channel       from             to               key
@@ -27,12 +28,14 @@ weights       actor rank 0     rollout worker   rollout worker
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,7 @@ from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.embodied.reporting import (
     EvalReporter,
     Rollout,
+    episodes_of,
     rollout_metrics,
     task_metrics,
     waits,
@@ -80,15 +84,23 @@ class RolloutCalls:
 
     Args:
         begin: starts it: calls of the rollout workers and of the env workers.
+        first: what must be over before.
     """
 
-    def __init__(self, begin: Callable[[], tuple[Handle, Handle]], recovery: EnvRecovery | None) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], tuple[Handle, Handle]],
+        recovery: EnvRecovery | None,
+        first: Handle | None = None,
+    ) -> None:
         self._begin, self._recovery = begin, recovery
         self._calls: tuple[Handle, Handle] | WorkersLost
-        self._start()
+        self._start(first)
 
-    def _start(self) -> None:
+    def _start(self, first: Handle | None = None) -> None:
         try:
+            if first is not None:
+                first.wait()
             if self._recovery is not None:
                 self._recovery.recycle()
             self._calls = self._begin()
@@ -146,6 +158,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         """None: the loss of an env worker ends the run."""
         self._task_success = TaskSuccess() if config.env.train.task_sampling == "success" else None
         """None: what succeeds does not decide what is played."""
+        self._preparing: Handle | None = None
+        """The call for the envs to be ready for the next rollout, if that was made."""
         self._open_episodes: list[OpenEpisode] = []
         """With auto-reset: where the finished training steps left the envs."""
         self._unreported: list[EpisodeRecord] = []
@@ -157,6 +171,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wants_video else None
         first = number * self.config.algorithm.rollout_epoch
         weights = self._task_success.weights() if self._task_success else None
+        prepared, self._preparing = self._preparing, None
         return RolloutCalls(
             lambda: (
                 self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first),
@@ -165,7 +180,29 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
                 ),
             ),
             self.recovery,
+            prepared,
         )
+
+    def run_ahead(self, step: int, rounds: Sequence[Rollout]) -> None:
+        """As the base. Where no rollout may begin yet, envs are reset for it: where they start follows from the step
+        and, with sampling by success, from the rollouts that are complete."""
+        super().run_ahead(step, rounds)
+        train, done = self.config.env.train, step + 1
+        if (
+            self.max_staleness
+            or train.auto_reset
+            or train.video_cfg.save_video  # of the first frame, too
+            or done == self.config.runner.max_steps
+            or self._evaluates_after(done)  # which needs the env workers first
+        ):
+            return
+        weights = None
+        if self._task_success:
+            success = copy.deepcopy(self._task_success)  # of the last finished step, for a checkpoint
+            success.add(episodes_of(rounds))
+            weights = success.weights()
+        with suppress(WorkersLost):  # said again when the rollout begins
+            self._preparing = self.env.call(EnvWorker.prepare, step=done, task_weights=weights)
 
     def rollout_metrics(self, rounds: Sequence[Rollout], seconds: float) -> dict[str, float]:
         episodes = self._ended(rounds)
@@ -191,7 +228,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
 
     def _ended(self, rollouts: Sequence[Rollout]) -> Sequence[EpisodeRecord]:
         """The episodes that the step's metrics are made of: all that ended since the last ones that were."""
-        ended = [*self._unreported, *(e for rollout in rollouts for report in rollout.envs for e in report.episodes)]
+        ended = [*self._unreported, *episodes_of(rollouts)]
         report = reportable(ended, self.config.env.train.total_num_envs)
         self._unreported = [] if report else ended
         return ended if report else []
