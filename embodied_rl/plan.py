@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -95,6 +96,8 @@ class RunPlan(Generic[C]):
     config: C
     start: Start
     placement: Placement
+    threads: Mapping[str, int]
+    """Component -> threads of each of its workers."""
     lanes: Lanes
     """Without env workers there are none."""
     training: Arithmetic | None

@@ -91,7 +91,7 @@ def placement_table(plan: RunPlan[Any]) -> Table:
             component,
             str(count),
             ", ".join(devices),
-            str(plan.config.cluster.num_threads[component]),
+            str(plan.threads[component]),
             _memory(estimate.of(component), None if component == "env" else estimate.parameters),
         )
     return table

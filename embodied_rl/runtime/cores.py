@@ -51,7 +51,7 @@ def pinnings(cluster: ClusterConfig, placement: Placement, component: str) -> li
             index=nodes[:rank].count(node),
             count=nodes.count(node),
             device=placement.device(component, rank),
-            num_threads=cluster.num_threads[component],
+            num_threads=int(cluster.num_threads[component]),  # auto does not come with cores of its own
         )
         for rank, node in enumerate(nodes)
     ]

@@ -124,8 +124,9 @@ class ClusterConfig(Section):
     component_placement: dict[str, str | int]
     """Component -> ranks: ``all``, ``3``, ``0,2,3``, ``0-3``, ``0-3,5``. A rank is an accelerator, or a process slot on
     a machine without one. Components may share a line: ``actor,rollout: 0-3``."""
-    num_threads: dict[str, ThreadCount]
-    """Component -> CPU threads of torch in each of its workers."""
+    num_threads: dict[str, ThreadCount | Literal["auto"]]
+    """Component -> CPU threads of torch in each of its workers. auto, for the actor: the cores that the run may use,
+    shared by its ranks, less those of workers that go on during an update. Sums are rounded as their number has it."""
     cpu_affinity: dict[str, str | int]
     """Component -> CPU cores, ``0-7`` or ``0-3,8``, dealt out evenly over its workers of a machine; or ``numa``: each
     worker has those of a NUMA node, that of its accelerator where it has one. Others use all cores."""

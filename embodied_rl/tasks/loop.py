@@ -238,7 +238,7 @@ class TrainingLoop(Generic[C]):
         return performance(
             self.watch.parts,
             component=component_of,
-            threads=self.config.cluster.num_threads,
+            threads=self.plan.threads,
             devices=list(used.values()),
             waits=waits,
         )

@@ -23,10 +23,11 @@ from embodied_rl.models.weights.loading import Loading, check_loading, merged
 from embodied_rl.models.weights.look import check_checkpoint, check_folder
 from embodied_rl.params import parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
+from embodied_rl.runtime.load import usable_cores
 from embodied_rl.runtime.placement import NodeSlots, Placement, count_accelerators, parse_placement
 from embodied_rl.schema import Config, EmbodiedConfig, EmbodiedSftConfig, EnvConfig, MathConfig, ModelConfig
 from embodied_rl.schema.runner import NodeGroupConfig
-from embodied_rl.tasks.rules import staleness_bound
+from embodied_rl.tasks.rules import AUTO, at_work_in_updates, staleness_bound
 from embodied_rl.tasks.table import TASKS
 
 SHARING = ("env", "collector")
@@ -54,6 +55,20 @@ def placement_of(config: Config) -> Placement:
             first = nodes[-1].first + nodes[-1].count if nodes else 0
             nodes.append(NodeSlots(group=name, first=first, count=group.slots, accelerators=group.accelerators))
     return parse_placement(config.cluster.component_placement, components, sharing=SHARING, nodes=nodes)
+
+
+def threads_of(config: Config, placement: Placement) -> dict[str, int]:
+    """Component -> threads of each of its workers.
+
+    With ``auto`` the actor's ranks share the cores; those of workers that act or read ahead during an update are left.
+    """
+    given = config.cluster.num_threads
+    threads = {component: int(count) for component, count in given.items() if count != AUTO}
+    if given.get("actor") == AUTO:
+        working = {*at_work_in_updates(config)} & {*placement.slots}
+        busy = sum(threads[name] * placement.world_size(name) for name in working)
+        threads["actor"] = max(1, (int(usable_cores()) - busy) // placement.world_size("actor"))
+    return threads
 
 
 def plan_of(config: Config) -> RunPlan[Any]:
@@ -107,6 +122,7 @@ def plan_of(config: Config) -> RunPlan[Any]:
         config=config,
         start=start,
         placement=placement,
+        threads=threads_of(config, placement),
         lanes=Lanes(
             env_workers=placement.world_size("env") if env is not None else 0,
             stages=getattr(rollout, "pipeline_stage_num", 1),

@@ -17,8 +17,10 @@ from embodied_rl.models.registry import LANGUAGE_MODELS
 from embodied_rl.params import unknown_key
 from embodied_rl.runtime.cores import THREAD_VARIABLES, cores_of, pinnings
 from embodied_rl.runtime.placement import Placement
-from embodied_rl.schema import AlgorithmConfig, Config, EmbodiedConfig, MathConfig, NormConfig
+from embodied_rl.schema import AlgorithmConfig, Config, EmbodiedConfig, EmbodiedSftConfig, MathConfig, NormConfig
 
+AUTO: Final = "auto"
+"""As many threads as there are cores to fill."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWNED: Final = {
     **dict.fromkeys(THREAD_VARIABLES, "cluster.num_threads"),
@@ -82,6 +84,7 @@ def process_problems(c: Config, placement: Placement | None) -> Iterator[str]:
         placement: None where it could not be read, which was said already.
     """
     cluster = c.cluster
+    yield from _thread_problems(c)
     for key in ("cpu_affinity", "env_vars"):
         if cluster.backend == "serial" and (got := getattr(cluster, key)):
             yield (
@@ -97,7 +100,8 @@ def process_problems(c: Config, placement: Placement | None) -> Iterator[str]:
     if placement is None or cluster.backend == "serial":
         return
     allowed = os.sched_getaffinity(0) if cluster.backend == "process" else None
-    for component in cluster.cpu_affinity.keys() & placement.slots.keys() & cluster.num_threads.keys():
+    counted = {name for name, count in cluster.num_threads.items() if count != AUTO}
+    for component in cluster.cpu_affinity.keys() & placement.slots.keys() & counted:
         try:
             for pinning in pinnings(cluster, placement, component):
                 cores_of(pinning, allowed)
@@ -326,6 +330,26 @@ def replaces_env_workers(c: Config) -> bool:
         return False
     rounds = c.env.train.auto_reset and c.algorithm.max_resample_rounds
     return c.cluster.backend != "serial" and not (rounds or c.rollout.max_staleness)
+
+
+def at_work_in_updates(c: Config) -> tuple[str, ...]:
+    """Components whose workers act, or read, for later steps while the actor updates."""
+    if isinstance(c, EmbodiedSftConfig):
+        return ("rollout",) if c.data.prefetch else ()
+    return ("env", "rollout") if isinstance(c, EmbodiedConfig | MathConfig) and c.rollout.max_staleness else ()
+
+
+def _thread_problems(c: Config) -> Iterator[str]:
+    for component, count in c.cluster.num_threads.items():
+        if count != AUTO:
+            continue
+        got = f"cluster.num_threads.{component}: got {AUTO}"
+        if component != "actor":
+            yield f"{got}, which is for the actor, whose update other workers wait for; give a number"
+        elif c.cluster.backend == "ray":
+            yield f"{got}, but nobody knows yet which nodes the actor will be on, and their cores; give a number"
+        elif component in c.cluster.cpu_affinity:
+            yield f"{got} with cluster.cpu_affinity.{component}, which gives it cores of its own; give their number"
 
 
 def staleness_bound(c: EmbodiedConfig | MathConfig) -> int:

@@ -103,7 +103,7 @@ class Wiring(Generic[C]):
             worker=worker,
             arguments={"plan": self.plan, "channels": self.channels},
             devices=[placement.device(component, rank) for rank in range(placement.world_size(component))],
-            num_threads=self.config.cluster.num_threads[component],
+            num_threads=self.plan.threads[component],
             slots=placement.slots[component],
             pinnings=pinnings(self.config.cluster, placement, component),
             environment=self.config.cluster.env_vars.get(component, {}),

@@ -255,6 +255,12 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["actor.fsdp_config.mixed_precision.param_dtype=bf16"], "actor.fsdp_config.mixed_precision.param_dtype: got"),
         (["~cluster.num_threads.actor"], "cluster.num_threads: no entry for actor"),
         (["++cluster.num_threads.acter=1"], "Did you mean 'actor'?"),
+        (["cluster.num_threads.env=auto"], "num_threads.env: got auto, which is for the actor"),
+        (
+            ["cluster.num_threads.actor=auto", "cluster=ray"],
+            "which nodes the actor will be on, and their cores; give a",
+        ),
+        (["cluster.num_threads.actor=auto", "++cluster.cpu_affinity.actor=0"], "cores of its own; give their number"),
         (["cluster=serial", "rollout.max_staleness=1"], "with cluster=serial nothing happens at the same time"),
         (["rollout.interruptible=true"], "with rollout.max_staleness=0 no weights come in a rollout's middle"),
         (["rollout.max_staleness=1", "runner.weight_sync_interval=4"], "weights get 3 updates old; use at least 3"),
