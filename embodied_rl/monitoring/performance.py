@@ -69,6 +69,10 @@ class StepWatch:
         self._look, self._clock = loads, clock
         self.parts: list[Part] = []
         """Of the present step."""
+        self.first: Sequence[Load] = []
+        """The step's first look."""
+        self.last: Sequence[Load] = []
+        """The newest one."""
 
     def begin(self) -> float:
         """A step begins: now, by the clock."""
