@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, time
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ CALLS: Final = 0
 """Row of a process that shows its calls and, within them, their phases."""
 REPORTS: Final = 1
 """Row of what it reported between them: micro-batches, chunks."""
+_ROWS: Final = {CALLS: "calls and phases", REPORTS: "reports"}
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -37,15 +38,17 @@ class TracePlan:
 
 
 class Trace:
-    """Spans of one worker, or of the driver. Its clock, ``perf_counter``, is one for all processes of a machine.
+    """Spans of one worker, or of the driver. Its clock, ``perf_counter``, is one for all processes of a machine; those
+    of several machines are brought together by the time of day.
 
     A call that names its training step turns it on or off; calls that do not, such as a weight sync, follow the last.
     """
 
     def __init__(self, name: str, plan: TracePlan | None = None) -> None:
         self._name, self._plan = name, plan
-        self._on = False
-        self._events: list[dict[str, Any]] = []
+        self._on = self._started = False
+        self._entries: list[dict[str, Any]] = []
+        """Spans, and first of all what the clock showed at which time."""
         self._reported = 0.0
 
     def merge(self, step: int) -> None:
@@ -77,11 +80,11 @@ class Trace:
         if self._on:
             self._add(name, start, end, CALLS, cpu_ms=_milliseconds(cpu))
 
-    def reported(self, what: str) -> None:
+    def reported(self, what: str, done: int, total: int) -> None:
         """The worker has reported progress: it did this since its last report."""
         if self._on:
             now = perf_counter()
-            self._add(what, self._reported, now, REPORTS)
+            self._add(f"{what} {done}/{total}", self._reported, now, REPORTS)
             self._reported = now
 
     def reporting(self, report: ReportProgress) -> ReportProgress:
@@ -90,36 +93,64 @@ class Trace:
             return report
 
         def both(what: str, done: int, total: int, fraction: float | None = None) -> None:
-            self.reported(what)
+            self.reported(what, done, total)
             report(what, done, total, fraction)
 
         return both
 
     def _add(self, name: str, start: float, end: float, row: int, **more: Any) -> None:
-        event = {"name": name, "ph": "X", "ts": 1e6 * start, "dur": 1e6 * (end - start), "tid": row}
-        self._events.append(event | ({"args": more} if more else {}))
+        if not self._started:
+            self._started = True
+            self._entries.append({"machine": _machine(), "clock": perf_counter(), "time": time()})
+        self._entries.append({"name": name, "start": start, "end": end, "row": row, "args": more})
 
     def _write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{self._name}.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(event) + "\n" for event in self._events)
-        self._events.clear()
+            file.writelines(json.dumps(entry) + "\n" for entry in self._entries)
+        self._entries.clear()
 
 
 def merge(plan: TracePlan) -> None:
-    """Make one file of what the workers wrote, in Chrome's trace format (``ui.perfetto.dev``, ``chrome://tracing``)."""
-    files = sorted(plan.folder.glob("*.jsonl"), key=_driver_first)
-    spans = {path.stem: [json.loads(line) for line in path.open(encoding="utf-8")] for path in files}
-    begin = min((span["ts"] for found in spans.values() for span in found), default=0.0)
+    """Make one file of what the workers wrote, in Chrome's trace format (``ui.perfetto.dev``, ``chrome://tracing``).
+
+    A viewer drops a span that is neither within another of its row nor behind it, so times are whole microseconds,
+    which none rounds, and an outer span comes first. For Perfetto a row's number belongs to no other row of any
+    process, the main row's is its process', and none is 0.
+    """
+    spans: dict[str, list[dict[str, Any]]] = {}
+    offsets: dict[str, float] = {}
+    for path in sorted(plan.folder.glob("*.jsonl"), key=_driver_first):
+        found, offset = spans.setdefault(path.stem, []), 0.0
+        for entry in map(json.loads, path.open(encoding="utf-8")):
+            if "machine" in entry:
+                offset = offsets.setdefault(entry["machine"], entry["time"] - entry["clock"])  # one for a machine
+            else:
+                found.append(entry | {key: entry[key] + offset for key in ("start", "end")})
+    begin = min((span["start"] for found in spans.values() for span in found), default=0.0)
     events: list[dict[str, Any]] = []
-    for pid, (name, found) in enumerate(spans.items()):
-        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
-        for row, title in ((CALLS, "calls and phases"), (REPORTS, "reports")):
-            if any(span["tid"] == row for span in found):
-                events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": row, "args": {"name": title}})
-        events += [span | {"pid": pid, "ts": span["ts"] - begin} for span in found]
+    for index, (name, found) in enumerate(spans.items()):
+        pid = 1 + index * len(_ROWS)
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": pid, "args": {"name": name}})
+        events.append({"name": "process_sort_index", "ph": "M", "pid": pid, "tid": pid, "args": {"sort_index": index}})
+        for row in {span["row"] for span in found}:
+            events.append(
+                {"name": "thread_name", "ph": "M", "pid": pid, "tid": pid + row, "args": {"name": _ROWS[row]}}
+            )
+        rows = [_event(span, begin, pid) for span in reversed(found)]  # they were written when they ended
+        events += sorted(rows, key=lambda event: (event["ts"], -event["dur"]))
     if events:
         plan.file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+
+
+def _title(what: str, pid: int, tid: int, **value: str | int) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": value}
+
+
+def _event(span: Mapping[str, Any], begin: float, pid: int) -> dict[str, Any]:
+    start, end = (int(1e6 * (span[key] - begin)) for key in ("start", "end"))
+    event = {"name": span["name"], "ph": "X", "ts": start, "dur": end - start, "pid": pid, "tid": pid + span["row"]}
+    return event | ({"args": span["args"]} if span["args"] else {})
 
 
 def _driver_first(path: Path) -> tuple[bool, str]:
@@ -128,6 +159,11 @@ def _driver_first(path: Path) -> tuple[bool, str]:
 
 def _milliseconds(seconds: float) -> float:
     return round(1e3 * seconds, 3)
+
+
+def _machine() -> str:
+    """Of all processes that share its clock."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _resident() -> int:
