@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import Config, ModelConfig
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # channels import torch
 
 C = TypeVar("C", bound=Config, covariant=True)
 
+WeightPlane = Literal["channel", "collective", "cuda_ipc"]
 Lane = tuple[int, int]
 """(env worker's rank, stage): the key of its messages in the channels of turns and answers."""
 
@@ -104,6 +105,8 @@ class RunPlan(Generic[C]):
     """None: nothing is trained (``task=collect``)."""
     staleness_bound: int | None
     """How many updates older than the present weights those may be that made a trajectory; None: no policy made it."""
+    weight_plane: WeightPlane
+    """The way of the weights: ``actor.sync_backend``, or what the placement makes of ``auto``."""
     values_per_chunk: int
     """V, the values of a chunk, of the policy's value head or of a critic of its own; 0: there are none."""
     model_params: Any

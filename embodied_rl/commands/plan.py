@@ -74,6 +74,8 @@ def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:
         )
     if plan.staleness_bound is not None:
         lines.append(f"weights of a rollout: at most {plan.staleness_bound} updates old")
+    if plan.weight_plane != "channel":
+        lines.append(f"weights travel by {plan.weight_plane}")
     return lines
 
 

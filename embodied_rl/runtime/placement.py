@@ -88,6 +88,17 @@ class Placement:
             slot, count = slot - node.first, node.accelerators
         return f"cuda:{slot % count}" if count else "cpu"
 
+    def accelerator(self, component: str, rank: int) -> tuple[int, str] | None:
+        """One worker's node and device; None: it has no accelerator."""
+        device = self.device(component, rank)
+        node = self.node_of()[self.slots[component][rank]] if self.nodes else 0
+        return None if device == "cpu" else (node, device)
+
+    def beside(self, component: str, rank: int, other: str) -> tuple[int, ...]:
+        """Ranks of another component's workers that share one worker's accelerator."""
+        here = self.accelerator(component, rank)
+        return tuple(it for it in range(self.world_size(other)) if here and here == self.accelerator(other, it))
+
     def node_of(self) -> list[int]:
         """The node of each slot."""
         return [index for index, node in enumerate(self.nodes) for _ in range(node.count)]

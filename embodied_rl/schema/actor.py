@@ -125,9 +125,11 @@ class ActorConfig(Section):
     reference_dtype: Literal["bfloat16", "float16"] | None
     """Type of the reference policy's weights (``algorithm.kl_beta``), and of its passes; null: as the policy's. Where
     it is the policy without its adapters it has none of its own."""
-    sync_backend: Literal["channel", "collective"]
+    sync_backend: Literal["channel", "collective", "cuda_ipc", "auto"]
     """Way of the weights to the rollout workers. channel: host memory, shared by the workers of a node and sent once to
-    each other node; collective: torch's broadcast, NCCL between accelerators (gloo between CPUs, which is slower)."""
+    each other node; collective: torch's broadcast, NCCL between accelerators (gloo between CPUs, which is slower);
+    cuda_ipc: memory of the accelerator that rollout worker and actor rank share; auto: cuda_ipc or collective where the
+    placement allows it and accelerators are used, else channel."""
     sync_dtype: Literal["bfloat16", "float16"] | None
     """Type that floating-point weights are rounded to on their way to the rollout workers; null: not at all."""
     verify_weight_sync: bool

@@ -27,7 +27,7 @@ from embodied_rl.runtime.load import usable_cores
 from embodied_rl.runtime.placement import NodeSlots, Placement, count_accelerators, parse_placement
 from embodied_rl.schema import Config, EmbodiedConfig, EmbodiedSftConfig, EnvConfig, MathConfig, ModelConfig
 from embodied_rl.schema.runner import NodeGroupConfig
-from embodied_rl.tasks.rules import AUTO, at_work_in_updates, staleness_bound
+from embodied_rl.tasks.rules import AUTO, at_work_in_updates, staleness_bound, weight_plane
 from embodied_rl.tasks.table import TASKS
 
 SHARING = ("env", "collector")
@@ -129,6 +129,7 @@ def plan_of(config: Config) -> RunPlan[Any]:
         ),
         training=training,
         staleness_bound=bound,
+        weight_plane=weight_plane(config, placement),
         values_per_chunk=values,
         model_params=parse_params(policy_class(config.model.model_type).Params, config.model.params, "model.params"),
         env_params=env_params,

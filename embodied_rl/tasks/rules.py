@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,7 @@ from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.language.rewards.functions import PASS_OR_FAIL, parts_of, score_range
 from embodied_rl.models.registry import LANGUAGE_MODELS
 from embodied_rl.params import unknown_key
+from embodied_rl.plan import WeightPlane
 from embodied_rl.runtime.cores import THREAD_VARIABLES, cores_of, pinnings
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import AlgorithmConfig, Config, EmbodiedConfig, EmbodiedSftConfig, MathConfig, NormConfig
@@ -410,23 +411,65 @@ def acting_problems(c: Config) -> Iterator[str]:
 
 def weight_sync_problems(c: Config, placement: Placement | None) -> Iterator[str]:
     """Each problem of the weights' way: what was got, why it cannot be, and what to do."""
-    if c.actor.sync_backend == "channel" or not isinstance(c, EmbodiedConfig | MathConfig):
+    plane = c.actor.sync_backend
+    if plane in ("channel", "auto") or not isinstance(c, EmbodiedConfig | MathConfig):
         return
-    got = f"actor.sync_backend: got {c.actor.sync_backend}"
+    got = f"actor.sync_backend: got {plane}"
     if c.cluster.backend == "serial":
         yield f"{got}, but with cluster=serial there is one process; use channel, or cluster=process"
-    if placement is None:
+    if placement is not None:
+        yield from (f"{got}, but {problem}" for problem in _PLANES[plane](placement))
+
+
+def weight_plane(c: Config, placement: Placement) -> WeightPlane:
+    """``actor.sync_backend``, or for ``auto`` the first way between accelerators that the placement allows."""
+    if c.actor.sync_backend != "auto":
+        return c.actor.sync_backend
+    if not isinstance(c, EmbodiedConfig | MathConfig) or c.cluster.backend == "serial":
+        return "channel"
+    if placement.accelerator("actor", 0):
+        for plane, problems in _PLANES.items():
+            # A rollout worker that is offloaded wants its weights in host memory.
+            if not any(problems(placement)) and not (plane == "cuda_ipc" and c.rollout.enable_offload):
+                return plane
+    return "channel"
+
+
+def _lending_problems(placement: Placement) -> Iterator[str]:
+    """Why an actor rank cannot lend memory to each rollout worker, and what to do."""
+    if not placement.accelerator("actor", 0):
+        yield "the actor is on a CPU, and only accelerators have memory that CUDA lends; use channel"
         return
-    sender = placement.slots["actor"][0]
-    slots = {component: placement.slots[component] for component in ("actor", "rollout")}
-    on = {component: [placement.device(component, rank) for rank in range(len(s))] for component, s in slots.items()}
-    if on["actor"][0] != "cpu" and sender in slots["rollout"]:
+    away = [rank for rank in range(placement.world_size("rollout")) if not placement.beside("rollout", rank, "actor")]
+    if away:
         yield (
-            f"{got}, but NCCL joins no two workers of one accelerator, and actor and rollout share slot {sender}; use "
-            "channel, or place them apart"
+            f"rollout worker(s) {', '.join(map(str, away))} share no accelerator with an actor rank (actor on slots "
+            f"{_slots(placement, 'actor')}, rollout on {_slots(placement, 'rollout')}); place them together with "
+            "cluster.component_placement, or use channel or collective"
         )
-    if "cpu" in {on["actor"][0], *on["rollout"]} != {"cpu"}:
-        yield f"{got}, but some of actor and rollout have an accelerator and some have none; use channel"
+
+
+def _broadcast_problems(placement: Placement) -> Iterator[str]:
+    """Why actor rank 0 and the rollout workers cannot be one process group, and what to do."""
+    where = [placement.accelerator("rollout", rank) for rank in range(placement.world_size("rollout"))]
+    sender = placement.accelerator("actor", 0)
+    if sender and sender in where:
+        yield (
+            "NCCL joins no two workers of one accelerator, and actor and rollout share slot "
+            f"{placement.slots['actor'][0]}; use cuda_ipc or channel, or place them apart"
+        )
+    if len({bool(device) for device in (sender, *where)}) > 1:
+        yield "some of actor and rollout have an accelerator and some have none; use channel"
+
+
+def _slots(placement: Placement, component: str) -> str:
+    return ",".join(map(str, placement.slots[component]))
+
+
+_PLANES: Final[dict[WeightPlane, Callable[[Placement], Iterator[str]]]] = {
+    "cuda_ipc": _lending_problems,
+    "collective": _broadcast_problems,
+}
 
 
 def precision_problems(c: Config) -> Iterator[str]:

@@ -21,6 +21,7 @@ from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.saving import CheckpointSaver
+from embodied_rl.workers.weight_lending import answers_to
 
 LANE_CAPACITY = 6
 """A lane has at most a turn, the marks of its rollouts' ends, and one that it is given up in flight; and a process that
@@ -113,6 +114,7 @@ class Wiring(Generic[C]):
         """Make the channels to and from the actor and, with ``lanes``, those between envs and policy."""
         plan, make, slots = self.plan, self.backend.channel, self.plan.placement.slots
         all_lanes, actor, rollout = plan.lanes.all(), slots["actor"], slots["rollout"]
+        lenders = range(len(actor)) if plan.weight_plane == "cuda_ipc" else ()
         self.channels = Channels(
             turns=make("turns", all_lanes, LANE_CAPACITY, [rollout[rank % len(rollout)] for rank, _ in all_lanes])
             if lanes
@@ -121,7 +123,12 @@ class Wiring(Generic[C]):
             if lanes
             else None,
             trajectories=make("trajectories", range(len(actor)), plan.arithmetic.capacity, actor),
-            weights=make("weights", range(len(rollout)), BUCKETS_IN_FLIGHT, rollout),
+            weights=make(
+                "weights",
+                [*range(len(rollout)), *map(answers_to, lenders)],
+                BUCKETS_IN_FLIGHT,
+                [*rollout, *(actor[rank] for rank in lenders)],
+            ),
         )
 
     def spec(self, spaces: Spaces) -> PolicySpec:

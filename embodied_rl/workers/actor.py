@@ -51,7 +51,7 @@ from embodied_rl.training.sharding import (
     sum_over_ranks,
 )
 from embodied_rl.training.update import Updater
-from embodied_rl.workers.weight_broadcast import BroadcastSender, host_of
+from embodied_rl.workers.weight_planes import sending_end
 from embodied_rl.workers.weight_sync import WeightSender
 
 
@@ -147,20 +147,12 @@ class ActorWorker(Worker):
             self._state = TrainingState(training.policies, self._optimizer, context.device, self._config.offload)
             self._state.leave_device()
         sync_dtype = self._config.sync_dtype or self._plan.config.rollout.dtype
-        receivers = range(self._plan.world_size("rollout")) if context.rank == 0 else ()
-        broadcasts = self._config.sync_backend == "collective" and context.rank == 0
+        way = sending_end(self._weights, self._plan, context)
         self._sender = WeightSender(
             self._policy,
-            BroadcastSender(
-                self._weights,
-                device=context.device,
-                host=host_of(context.rendezvous),
-                receivers=len(receivers),
-            )
-            if broadcasts
-            else self._weights,
-            receivers,
-            device=context.device if broadcasts else "cpu",
+            way.channel,
+            way.receivers,
+            device=way.device,
             bucket_bytes=self._config.sync_bucket_mb * 2**20,
             dtype=None if sync_dtype is None else getattr(torch, sync_dtype),
             verify=self._config.verify_weight_sync,

@@ -24,7 +24,7 @@ from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Worker, WorkerContext
 from embodied_rl.schema import MathConfig
 from embodied_rl.workers.trajectory import split_by_rank
-from embodied_rl.workers.weight_broadcast import receiving_end
+from embodied_rl.workers.weight_planes import receiving_end
 from embodied_rl.workers.weight_sync import WeightReceiver
 
 
@@ -81,7 +81,7 @@ class GenerationWorker(Worker):
         self._seed, self._actor_ranks = config.actor.seed, plan.world_size("actor")
         self._trajectories, self._channel = (
             Channels.need(channels.trajectories),
-            receiving_end(channels.weights, config, context),
+            receiving_end(channels.weights, plan, context),
         )
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._peak_memory = PeakMemory(context.device)

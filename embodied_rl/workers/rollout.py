@@ -26,7 +26,7 @@ from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.seeding import derived_seed
 from embodied_rl.workers.inference import MicroBatches
 from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
-from embodied_rl.workers.weight_broadcast import receiving_end
+from embodied_rl.workers.weight_planes import receiving_end
 from embodied_rl.workers.weight_sync import WeightReceiver
 
 Mode = Literal["train", "eval"]
@@ -69,7 +69,7 @@ class RolloutWorker(Worker):
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
         self._trajectories, self._channel = (
             Channels.need(channels.trajectories),
-            receiving_end(channels.weights, config, context),
+            receiving_end(channels.weights, plan, context),
         )
         self._actor_ranks = plan.world_size("actor")
         self._recording: dict[Lane, TrajectoryBuilder] = {}

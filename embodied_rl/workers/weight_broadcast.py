@@ -10,27 +10,21 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from embodied_rl.channel.base import Channel
-from embodied_rl.contracts import TensorLayout, WeightBucket, WeightPiece
+from embodied_rl.contracts import WeightBucket
 from embodied_rl.errors import WeightSyncError
-from embodied_rl.runtime.worker import WorkerContext
-from embodied_rl.schema import EmbodiedConfig, MathConfig
-from embodied_rl.workers.weight_sync import ReceivesWeights
-
-T = TypeVar("T")
+from embodied_rl.workers.weight_buckets import AnnouncedBuckets, Announcement
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 """A worker that is gone ends the run earlier: whoever sees it closes the channel and kills the others."""
 _HERE = "127.0.0.1"
-_ALIGNMENT = 16
-"""Of a piece in a bucket's bytes: no type of a tensor is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,40 +37,11 @@ class Meeting:
     """Rank 0 and the receivers, in the order of their ranks behind it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Announcement:
-    """A :class:`WeightBucket` without its values, which are broadcast next."""
-
-    version: int
-    number: int
-    pieces: tuple[tuple[str, int, TensorLayout], ...]
-    """Name, first element, and length and type of the values."""
-
-    def places(self) -> tuple[list[int], int]:
-        """Where in the bucket's bytes each piece begins, and how many bytes there are."""
-        starts, end = list[int](), 0
-        for _, _, layout in self.pieces:
-            starts.append(end)
-            nbytes = layout.shape[0] * layout.dtype.itemsize
-            end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        return starts, end
-
-
 def host_of(rendezvous: str) -> str:
     """The address of the node that a group of workers meets on (``WorkerContext.rendezvous``)."""
     if not rendezvous.startswith("tcp://"):
         return _HERE
     return rendezvous.removeprefix("tcp://").rpartition(":")[0]
-
-
-def receiving_end(
-    channel: Channel | None, config: EmbodiedConfig | MathConfig, context: WorkerContext
-) -> ReceivesWeights:
-    """A rollout worker's end of the way that ``actor.sync_backend`` says."""
-    assert channel is not None
-    if config.actor.sync_backend == "channel":
-        return channel
-    return BroadcastReceiver(channel, device=context.device, rank=context.rank)
 
 
 class BroadcastSender:
@@ -104,24 +69,15 @@ class BroadcastSender:
             self._group = _Group(store, 0, meeting.size, self.device)
         if not isinstance(item, WeightBucket):
             return await self._channel.put_all(item, keys=keys, timeout=timeout)
-        announced = Announcement(
-            version=item.version,
-            number=item.number,
-            pieces=tuple(
-                (piece.name, piece.start, TensorLayout(shape=(len(piece.values),), dtype=piece.values.dtype))
-                for piece in item.pieces
-            ),
-        )
+        announced = Announcement.of(item)
         await self._channel.put_all(announced, keys=keys, timeout=timeout)
-        starts, nbytes = announced.places()
-        flat = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        for start, piece in zip(starts, item.pieces, strict=True):
-            flat[start : start + piece.values.nbytes] = piece.values.view(torch.uint8)
+        flat = torch.empty(announced.places()[1], dtype=torch.uint8, device=self.device)
+        announced.write(item, flat)
         self._group.broadcast(flat)
         return None
 
 
-class BroadcastReceiver:
+class BroadcastReceiver(AnnouncedBuckets):
     """A rollout worker's end.
 
     Args:
@@ -130,44 +86,25 @@ class BroadcastReceiver:
     """
 
     def __init__(self, channel: Channel, *, device: str, rank: int) -> None:
-        self._channel, self._device, self._rank = channel, device, rank
+        super().__init__(channel)
+        self._device, self._rank = device, rank
         self._group: _Group | None = None
 
-    async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
-        """As ``Channel.get``."""
-        message = await self._channel.get(key=key, timeout=timeout)
+    def _prepares(self, message: object) -> bool:
         if not isinstance(message, Meeting):
-            return message
+            return False
         from torch._C._distributed_c10d import TCPStore
 
         store = TCPStore(message.host, message.port, is_master=False, timeout=_TIMEOUT)
         self._group = _Group(store, 1 + self._rank, message.size, self._device)
-        return await self.get(key=key, timeout=timeout)
+        return True
 
-    async def read(self, use: Callable[[Any], T], *, key: Hashable = 0, timeout: float | None = None) -> T:
-        """As ``Channel.read``."""
-        message = await self.get(key=key, timeout=timeout)
-        return use(self._filled(message) if isinstance(message, Announcement) else message)
-
-    def depth(self) -> Mapping[Hashable, int]:
-        """As ``Channel.depth``."""
-        return self._channel.depth()
-
-    def _filled(self, announced: Announcement) -> WeightBucket:
-        starts, nbytes = announced.places()
-        flat = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+    def _values(self, announced: Announcement) -> Tensor:
         if self._group is None:
             raise WeightSyncError("got a bucket of weights before the meeting of its process group")
+        flat = torch.empty(announced.places()[1], dtype=torch.uint8, device=self._device)
         self._group.broadcast(flat)
-        pieces = (
-            WeightPiece(name=name, start=first, values=_at(flat, start, layout))
-            for start, (name, first, layout) in zip(starts, announced.pieces, strict=True)
-        )
-        return WeightBucket(version=announced.version, number=announced.number, pieces=tuple(pieces))
-
-
-def _at(flat: Tensor, start: int, layout: TensorLayout) -> Tensor:
-    return flat[start : start + layout.shape[0] * layout.dtype.itemsize].view(layout.dtype)
+        return flat
 
 
 class _Group:
