@@ -21,6 +21,13 @@ from embodied_rl.channel.codec import decode, encode
 T = TypeVar("T")
 
 
+class _Loan:
+    """A message that is lent."""
+
+    def __init__(self, item: Any, readers: int) -> None:
+        self.item, self.readers = item, readers
+
+
 class InProcessChannel:
     """Lanes that suspend the worker's coroutine where :class:`SharedMemoryChannel` blocks its process.
 
@@ -37,32 +44,51 @@ class InProcessChannel:
         """
         check_capacity(name, capacity)
         self.name, self.capacity = name, capacity
-        self._lanes: defaultdict[Hashable, deque[np.ndarray]] = defaultdict(deque)
+        self._lanes: defaultdict[Hashable, deque[np.ndarray | _Loan]] = defaultdict(deque)
         self._closed = False
         self._error: str | None = None
 
     async def put(self, item: Any, *, key: Hashable = 0, timeout: float | None = None) -> None:
-        encoded = encode(item)
-        memory = np.empty(encoded.nbytes, np.uint8)
-        encoded.write(memory)
+        await self._append(_encoded(item), key)
+
+    async def lend(self, item: Any, *, keys: Sequence[Hashable]) -> None:
+        """As ``put_all``, but nothing is copied: what :meth:`read` gives the readers is the item's, on whichever device
+        it is. Returns when all have read it; it must not be changed before."""
+        loan = _Loan(item, len(keys))
+        for key in keys:
+            await self._append(loan, key)
+        await until(lambda: not loan.readers or self._closed, f"readers of what channel {self.name!r} lends")
+        self._check_open()
+
+    async def _append(self, message: np.ndarray | _Loan, key: Hashable) -> None:
         lane = self._lanes[key]
         # A loop, because another producer may take the room between the scheduler's check and our turn.
         while len(lane) >= self.capacity and not self._closed:
             await until(lambda: len(lane) < self.capacity or self._closed, self._wait("room", key))
         self._check_open()
-        lane.append(memory)
+        lane.append(message)
 
     async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None:
         for key in keys:
             await self.put(item, key=key, timeout=timeout)
 
     async def get(self, *, key: Hashable = 0, timeout: float | None = None) -> Any:
-        return decode(await self._take(key))
+        message = await self._take(key)
+        if isinstance(message, _Loan):
+            message.readers -= 1
+            message = _encoded(message.item)
+        return decode(message)
 
     async def read(self, use: Callable[[Any], T], *, key: Hashable = 0, timeout: float | None = None) -> T:
-        return use(decode(await self._take(key), borrow=True))
+        message = await self._take(key)
+        if not isinstance(message, _Loan):
+            return use(decode(message, borrow=True))
+        try:
+            return use(message.item)
+        finally:
+            message.readers -= 1
 
-    async def _take(self, key: Hashable) -> np.ndarray:
+    async def _take(self, key: Hashable) -> np.ndarray | _Loan:
         lane = self._lanes[key]
         while not lane and not self._closed:
             await until(lambda: bool(lane) or self._closed, self._wait("a message", key))
@@ -79,7 +105,9 @@ class InProcessChannel:
 
     def reset(self, keys: Sequence[Hashable]) -> None:
         for key in keys:
-            self._lanes.pop(key, None)
+            for message in self._lanes.pop(key, ()):
+                if isinstance(message, _Loan):
+                    message.readers -= 1
 
     def depth(self) -> dict[Hashable, int]:
         return {key: len(lane) for key, lane in self._lanes.items()}
@@ -92,7 +120,11 @@ class InProcessChannel:
             raise ChannelClosed(self.name, self._error)
 
 
-T = TypeVar("T")
+def _encoded(item: Any) -> np.ndarray:
+    encoded = encode(item)
+    memory = np.empty(encoded.nbytes, np.uint8)
+    encoded.write(memory)
+    return memory
 
 
 class DeadlockError(RuntimeError):

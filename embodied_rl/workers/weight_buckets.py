@@ -43,8 +43,7 @@ class Announcement:
         starts, end = list[int](), 0
         for _, _, layout in self.pieces:
             starts.append(end)
-            nbytes = layout.shape[0] * layout.dtype.itemsize
-            end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+            end += aligned(layout.shape[0] * layout.dtype.itemsize)
         return starts, end
 
     def write(self, bucket: WeightBucket, flat: Tensor) -> None:
@@ -59,6 +58,11 @@ class Announcement:
             for start, (name, first, layout) in zip(self.places()[0], self.pieces, strict=True)
         )
         return WeightBucket(version=self.version, number=self.number, pieces=tuple(pieces))
+
+
+def aligned(nbytes: int) -> int:
+    """So many bytes or a few more, after which any type may begin."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _at(flat: Tensor, start: int, layout: TensorLayout) -> Tensor:

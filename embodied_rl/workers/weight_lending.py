@@ -26,7 +26,7 @@ from torch import Tensor
 from embodied_rl.channel.base import Channel
 from embodied_rl.contracts import WeightBucket, WeightsEnd
 from embodied_rl.errors import WeightSyncError
-from embodied_rl.workers.weight_buckets import AnnouncedBuckets, Announcement
+from embodied_rl.workers.weight_buckets import AnnouncedBuckets, Announcement, aligned
 
 _PLACES: Final = 2
 """For buckets: one is written while another is read."""
@@ -69,7 +69,8 @@ class LendingSender:
     """
 
     def __init__(self, channel: Channel, *, device: str, rank: int, bucket_bytes: int) -> None:
-        self._channel, self._device, self._rank, self._room = channel, device, rank, bucket_bytes
+        self._channel, self._device, self._rank = channel, device, rank
+        self._room = aligned(bucket_bytes)
         self._memory: Tensor | None = None
         self._sent = 0
         self._taken = Counter[Hashable]()

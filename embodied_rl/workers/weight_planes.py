@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 from embodied_rl.channel.base import Channel
+from embodied_rl.channel.in_process import InProcessChannel
+from embodied_rl.contracts import WeightBucket
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import WorkerContext
 from embodied_rl.schema import EmbodiedConfig, MathConfig
@@ -14,6 +16,20 @@ from embodied_rl.workers.weight_lending import LendingReceiver, LendingSender
 from embodied_rl.workers.weight_sync import ReceivesWeights, SendsWeights
 
 Plan = RunPlan[EmbodiedConfig] | RunPlan[MathConfig]
+
+
+class InProcessSender:
+    """The actor's end where its receivers are in its process: a bucket is handed over as it is, and copied once."""
+
+    def __init__(self, channel: InProcessChannel) -> None:
+        self._channel = channel
+
+    async def put_all(self, item: Any, *, keys: Sequence[Hashable], timeout: float | None = None) -> None:
+        """Give these receivers the message; as ``Channel.put_all``."""
+        if isinstance(item, WeightBucket):
+            await self._channel.lend(item, keys=keys)
+        else:
+            await self._channel.put_all(item, keys=keys, timeout=timeout)
 
 
 class SendingEnd(NamedTuple):
@@ -39,6 +55,8 @@ def sending_end(channel: Channel, plan: Plan, context: WorkerContext) -> Sending
         return SendingEnd(
             BroadcastSender(channel, device=device, host=host, receivers=len(receivers)), receivers, device
         )
+    if isinstance(channel, InProcessChannel):
+        return SendingEnd(InProcessSender(channel), receivers, device)
     return SendingEnd(channel, receivers, "cpu")
 
 

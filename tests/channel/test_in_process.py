@@ -74,6 +74,45 @@ def test_the_message_is_what_it_was_when_it_was_put() -> None:
     assert scheduler_result(Scheduler(), work()).tolist() == [1, 2]
 
 
+def test_what_is_lent_is_not_copied_and_stays_until_all_have_read_it() -> None:
+    channel, scheduler = InProcessChannel("lanes", 2), Scheduler()
+    item = torch.zeros(10_000)
+    log: list[str] = []
+
+    async def lend() -> None:
+        await channel.lend({"x": item}, keys=("a", "b"))
+        log.append("lent")
+
+    async def read(key: str) -> torch.Tensor:
+        found = await channel.read(lambda message: message["x"], key=key)
+        log.append(key)
+        return found
+
+    async def get(key: str) -> torch.Tensor:
+        return (await channel.get(key=key))["x"]
+
+    lending = scheduler.add("actor", lend())
+    assert scheduler_result(scheduler, read("a")) is item
+    assert not lending.done
+    copy = scheduler_result(scheduler, get("b"))
+    assert copy.data_ptr() != item.data_ptr() and torch.equal(copy, item)
+    scheduler.run_until(lending)
+    assert log == ["a", "lent"]
+
+
+def test_a_loan_ends_with_its_lane_or_the_channel() -> None:
+    channel, scheduler = InProcessChannel("lanes", 2), Scheduler()
+    lending = scheduler.add("actor", channel.lend(0, keys=("a",)))
+    lending.advance()
+    channel.reset(["a"])
+    scheduler.run_until(lending)
+    lending = scheduler.add("actor", channel.lend(0, keys=("a",)))
+    lending.advance()
+    channel.close("gone")
+    with pytest.raises(ChannelClosed, match="gone"):
+        scheduler.run_until(lending)
+
+
 def test_deadlock_names_who_waits_for_what() -> None:
     requests, actions = InProcessChannel("requests", capacity=1), InProcessChannel("actions", capacity=1)
 

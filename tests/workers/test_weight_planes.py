@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from embodied_rl.channel.base import ChannelClosed, run_blocking
 from embodied_rl.channel.in_process import InProcessChannel, Scheduler
@@ -117,7 +118,7 @@ def test_who_lends_to_a_worker_that_is_gone_waits_until_the_channel_is_closed(me
 class Lending:
     """A sender whose messages are looked at, and answered, by hand."""
 
-    def __init__(self, bucket_bytes: int = 64, keys: tuple[int, ...] = (0, 1)) -> None:
+    def __init__(self, bucket_bytes: int = 60, keys: tuple[int, ...] = (0, 1)) -> None:
         self.channel, self.keys = InProcessChannel("weights", 100), keys
         self.sender = LendingSender(self.channel, device="cpu", rank=0, bucket_bytes=bucket_bytes)
         self.scheduler = Scheduler()
@@ -177,7 +178,7 @@ def test_a_place_is_written_again_when_all_have_copied_what_is_in_it() -> None:
 
 
 def test_a_bucket_that_is_too_large_gets_other_memory_when_the_old_is_read() -> None:
-    """40 elements take 160 bytes, and 64 were expected."""
+    """40 elements take 160 bytes, and 60, rounded up to 64, were expected."""
     lending = Lending(keys=(0,))
     lending.put(bucket(0, [1.0]), bucket(1, [0.5] * 40), bucket(2, [2.0]))
     assert [type(message) for message in lending.arrived(0)] == [Lent, Announcement]
@@ -219,6 +220,10 @@ def test_each_actor_rank_lends_to_the_worker_beside_it(two_ranks: Ranks) -> None
         assert all(torch.equal(held[name], expected[name]) for name in expected)
 
 
+def worker_context(group: str, rank: int, device: str) -> WorkerContext:
+    return WorkerContext(group=group, rank=rank, world_size=2, device=device, num_threads=1, rendezvous="/nowhere")
+
+
 class OneDevice(Placement):
     """All workers on one device, which on this machine is the CPU."""
 
@@ -242,6 +247,43 @@ def test_a_run_whose_weights_are_lent(tmp_path: Path) -> None:
     placement = OneDevice(slots=plan.placement.slots, num_accelerators=0)
     carry_out(replace(plan, placement=placement, weight_plane="cuda_ipc"))
     assert len(metrics_of(only_run(config))) == 2
+
+
+def local_part(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def test_within_a_process_each_receiver_copies_what_the_actor_has(mesh: DeviceMesh) -> None:
+    """Two receivers; of a tensor that is whole and not rounded the values are the parameter's own."""
+    channel, scheduler, policy = InProcessChannel("weights", 2), Scheduler(), sharded(mesh)
+    plan = plan_of(config_of("env=dummy", "cluster=serial", "actor.sync_backend=auto"))
+    way = sending_end(channel, plan, worker_context("ActorGroup", 0, "cpu"))
+    assert (
+        plan.weight_plane == "channel"
+        and receiving_end(channel, plan, worker_context("RolloutGroup", 0, "cpu")) is channel
+    )
+    addresses = {local_part(parameter).data_ptr() for parameter in policy.parameters()}
+    lent: list[int] = []
+    lend = channel.lend
+
+    async def spied(item: WeightBucket, *, keys: Any) -> None:
+        lent.extend(piece.values.data_ptr() for piece in item.pieces if not piece.start)
+        await lend(item, keys=keys)
+
+    channel.lend = spied  # type: ignore[method-assign]
+    served = [small_policy(1, seed=1 + key) for key in (0, 1)]
+    receivers = [WeightReceiver(each.state_dict(), channel, key) for key, each in enumerate(served)]
+    sender = WeightSender(policy, way.channel, (0, 1), bucket_bytes=BUCKET, verify=True)
+    for version in range(2):
+        fill(policy, float(version))
+        sent = scheduler.add("actor", sender.send(version))
+        for task in [scheduler.add("rollout", receiver.receive()) for receiver in receivers]:
+            scheduler.run_until(task)
+        scheduler.run_until(sent)
+        assert [receiver.version for receiver in receivers] == [version] * 2
+        for each in served:
+            assert {value for tensor in each.parameters() for value in tensor.flatten().tolist()} == {float(version)}
+    assert set(lent) == addresses
 
 
 def test_places_of_pieces_are_aligned() -> None:
@@ -309,14 +351,9 @@ def test_ranks_lend_to_the_workers_of_their_accelerator(monkeypatch: pytest.Monk
     plan = plan_of(config_of("env=dummy", "cluster=process", IPC, *both))
     channel = InProcessChannel("weights", 2)
 
-    def context(group: str, rank: int) -> WorkerContext:
-        return WorkerContext(
-            group=group, rank=rank, world_size=2, device=f"cuda:{rank}", num_threads=1, rendezvous="/nowhere"
-        )
-
     for rank in range(2):
-        way = sending_end(channel, plan, context("ActorGroup", rank))
+        way = sending_end(channel, plan, worker_context("ActorGroup", rank, f"cuda:{rank}"))
         assert isinstance(way.channel, LendingSender)
         assert (tuple(way.receivers), way.device) == ((rank,), f"cuda:{rank}")
-        end = receiving_end(channel, plan, context("RolloutGroup", rank))
+        end = receiving_end(channel, plan, worker_context("RolloutGroup", rank, f"cuda:{rank}"))
         assert isinstance(end, LendingReceiver) and end._lender == rank
