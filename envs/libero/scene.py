@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.libero import NAME, import_libero
+from embodied_rl.envs.libero.culling import Culling, drawn_textures
+from embodied_rl.envs.libero.meshes import coarsen_meshes
 from embodied_rl.envs.libero.progress import Progress
-from embodied_rl.envs.libero.shortcuts import HeldCommand, coarsen_meshes
 from embodied_rl.envs.rendering import quiet, render_context
 
 _PLACEMENT_SEED = 0
@@ -69,22 +70,13 @@ class Snapshot:
 
     physics: NDArray[np.float64]
     """MuJoCo's integration state: time, positions, velocities, controls, applied forces and the solver's warm start."""
-    robot: tuple[dict[str, Any], ...]
-    """The attributes of the controller, the gripper command and the robot's buffers."""
+    goal: tuple[NDArray[np.float64], NDArray[np.float64]] | None
+    """[3] metres and [3,3], place and axes that the controller moves the hand to; None before the first step."""
+    fingers: NDArray[np.float64]
+    """[2] in [-1, 1], the gripper's command."""
     site_rgba: NDArray[np.float32]
     """[nsite,4]."""
     view: View
-
-
-class _UpToDateSim:
-    """The simulation as the controller sees it. The scene brings it up to date before it asks the controller, so the
-    controller's own ``forward()``, a third of a step's time, has nothing left to do."""
-
-    def __init__(self, sim: Any) -> None:
-        self.model, self.data = sim.model, sim.data
-
-    def forward(self) -> None:
-        pass
 
 
 class Scene:
@@ -101,6 +93,8 @@ class Scene:
         import_libero()
         import mujoco
         from libero.libero.envs.env_wrapper import ControlEnv
+
+        from embodied_rl.envs.libero.control import Controller
 
         self._mujoco: Any = mujoco
         self._spec = spec
@@ -120,16 +114,17 @@ class Scene:
             np.random.set_state(numpy_random)
         self._sim = self._env.sim
         self._model, self._data = self._sim.model._model, self._sim.data._data
+        # No goal or controller of LIBERO's reads a sensor, and no sensor acts on the physics.
+        self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
         robot = self._robot = self._env.robots[0]
-        robot.controller.sim = _UpToDateSim(self._sim)
-        self._held = HeldCommand(robot, self._sim)
+        self._controller = Controller(robot, self._sim)
         self._progress: Progress | None = None
-        self._robot_parts = (robot.controller, *(b for name, b in vars(robot).items() if name.startswith("recent_")))
         self._eef_body = self._sim.model.body_name2id(robot.robot_model.eef_name)
         self._gripper_qpos = list(robot._ref_gripper_joint_pos_indexes)
         self._physics_size = self._mujoco.mj_stateSize(self._model, self._mujoco.mjtState.mjSTATE_INTEGRATION)
         self._substeps = int(self._env.control_timestep / self._env.model_timestep)
         self._context: Any = None
+        self._culling: Any = None
         self._settled: dict[tuple[bytes, int], Snapshot] = {}
         self._current: Snapshot | None = None
         self._after_reset = self._save(self._look())
@@ -153,7 +148,7 @@ class Scene:
         Does what robosuite's ``env.step`` does, to the last bit, but computes the dynamics once per physics step, not
         three times, the controller without its look-ups, and no observables.
         """
-        mujoco, model, data = self._mujoco, self._model, self._data
+        mujoco, model, data, controller = self._mujoco, self._model, self._data, self._controller
         self._load(snapshot)
         self._current = None
         action = np.asarray(action, dtype=np.float64)
@@ -162,9 +157,9 @@ class Scene:
             qpos = data.qpos.copy() if substep == _OBSERVED_SUBSTEP else None
             mujoco.mj_step1(model, data)
             if substep == 0:
-                self._env._pre_action(action, policy_step=True)
+                controller.begin(action)
             else:
-                self._held.apply(action[-1:])
+                controller.hold(action[-1])
             mujoco.mj_step2(model, data)
             if qpos is not None:
                 view = self._look(qpos)
@@ -200,9 +195,14 @@ class Scene:
         self._current = None
         self._data.qpos[:] = snapshot.view.qpos
         self._model.site_rgba[:] = snapshot.view.site_rgba
-        self._mujoco.mj_fwdPosition(self._model, self._data)
+        for update in (self._mujoco.mj_kinematics, self._mujoco.mj_comPos, self._mujoco.mj_camlight):
+            update(self._model, self._data)
         self._context.gl_ctx.make_current()  # Every scene has a context of its own.
-        pixels = self._sim.render(width=width, height=height, camera_name=camera)
+        self._culling.hide(self._sim.model.camera_name2id(camera), width / height)
+        try:
+            pixels = self._sim.render(width=width, height=height, camera_name=camera)
+        finally:
+            self._culling.show_all()
         return np.ascontiguousarray(pixels[::-1, ::-1])
 
     def expose(self, snapshot: Snapshot) -> Any:
@@ -220,9 +220,9 @@ class Scene:
             # It frees what its numbers mean in the *current* OpenGL context, which could be another scene's.
             self._context.gl_ctx.make_current()
             self._sim._render_context_offscreen = None
-            self._context = None
+            self._context = self._culling = None
         # LIBERO's own close() would collect garbage, a second for each scene of a worker that has many and ends.
-        del self._control_env, self._env, self._sim, self._robot, self._robot_parts, self._held, self._progress
+        del self._control_env, self._env, self._sim, self._robot, self._controller, self._progress
         del self._model, self._data
 
     def _place(self) -> None:
@@ -259,11 +259,14 @@ class Scene:
         mujoco = self._mujoco
         physics = np.empty(self._physics_size)
         mujoco.mj_getState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        parts = (
-            {"current_action": self._robot.gripper.current_action.copy()},
-            *(_copy_attributes(vars(part)) for part in self._robot_parts),
+        controller = self._controller
+        self._current = Snapshot(
+            physics=physics,
+            goal=controller.goal,
+            fingers=controller.fingers.copy(),
+            site_rgba=self._model.site_rgba.copy(),
+            view=view,
         )
-        self._current = Snapshot(physics=physics, robot=parts, site_rgba=self._model.site_rgba.copy(), view=view)
         return self._current
 
     def _load(self, snapshot: Snapshot) -> None:
@@ -272,8 +275,8 @@ class Scene:
         mujoco = self._mujoco
         mujoco.mj_setState(self._model, self._data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         self._model.site_rgba[:] = snapshot.site_rgba
-        for part, attributes in zip((self._robot.gripper, *self._robot_parts), snapshot.robot, strict=True):
-            vars(part).update(_copy_attributes(attributes))
+        self._controller.goal = snapshot.goal
+        self._controller.fingers[:] = snapshot.fingers
         self._current = snapshot
 
     def _create_context(self) -> Any:
@@ -281,21 +284,13 @@ class Scene:
             self._model.vis.quality.offsamples = 0
             self._model.mat_reflectance[:] = 0.0  # a mirror, such as a stove's plate, has the whole scene drawn again
             coarsen_meshes(self._model)
-        context = render_context(NAME, self._sim, self._spec.max_height, self._spec.max_width)
+        with drawn_textures(self._model):
+            context = render_context(NAME, self._sim, self._spec.max_height, self._spec.max_width)
         # At exit this must run before the EGL display is closed: what is registered last is called first.
         atexit.register(self.close)
+        self._culling = Culling(self._model, self._data, context.vopt.geomgroup)
         _discard(self._model.tex_data)  # 140 to 190 MB; OpenGL has its own copy, and nothing else reads them.
         return context
-
-
-def _copy_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The data among attributes, where no in-place change reaches it. References to the scene's own objects stay out:
-    a snapshot may be resumed on another scene."""
-    return {
-        name: value.copy() if isinstance(value, np.ndarray) else value
-        for name, value in attributes.items()
-        if value is None or isinstance(value, np.ndarray | np.generic | bool | int | float)
-    }
 
 
 def _discard(pixels: NDArray[np.uint8]) -> None:
