@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mujoco
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,9 @@ class Controller:
     """
 
     def __init__(self, robot: Any, sim: Any) -> None:
+        import mujoco
+
+        self._mujoco: Any = mujoco
         osc, gripper = robot.controller, robot.gripper
         interpolated = getattr(osc, "interpolator_pos", None) or getattr(osc, "interpolator_ori", None)
         if not isinstance(osc, OperationalSpaceController) or not osc.uncoupling or interpolated:
@@ -96,7 +98,7 @@ class Controller:
         """The actuators' commands for any other physics step."""
         data, osc, actuators = self._data, self._osc, self._actuators
         all_position, all_rotation = self._jacobians
-        mujoco.mj_jacSite(self._model, data, all_position, all_rotation, self._site)
+        self._mujoco.mj_jacSite(self._model, data, all_position, all_rotation, self._site)
         np.dot(all_position, data.qvel, out=self._speed[0])
         np.dot(all_rotation, data.qvel, out=self._speed[1])
         goal = (self.goal, osc.kp, osc.kd)

@@ -25,9 +25,10 @@ def drawn_textures(model: Any) -> Iterator[None]:
     tables have several, two of them on all six sides of a cube: half of the time and 250 MB."""
     import mujoco
 
+    skybox = mujoco.mjtTexture.mjTEXTURE_SKYBOX  # type: ignore[attr-defined]
     materials = np.concatenate([model.geom_matid[model.geom_group != 0], model.site_matid])
     drawn = np.isin(np.arange(model.ntex), model.mat_texid[materials[materials >= 0]])
-    unused = ~drawn & (model.tex_type != mujoco.mjtTexture.mjTEXTURE_SKYBOX)
+    unused = ~drawn & (model.tex_type != skybox)
     sizes = (model.tex_width, model.tex_height)
     whole = [size.copy() for size in sizes]
     try:
@@ -50,10 +51,11 @@ class Culling:
     def __init__(self, model: Any, data: Any, shown: NDArray[np.integer]) -> None:
         import mujoco
 
+        kinds: Any = mujoco.mjtGeom  # type: ignore[attr-defined]
         self._model, self._data = model, data
         self._groups = model.geom_group.copy()
         drawn = np.asarray(shown, dtype=bool)[self._groups]
-        plane, box = mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_BOX
+        plane, box = kinds.mjGEOM_PLANE, kinds.mjGEOM_BOX
         flat = np.isin(model.geom_type, (plane, box)) & (model.geom_matid >= 0) & drawn
         mirrors = model.nmat > 0 and bool((model.mat_reflectance[model.geom_matid[flat]] > 0).any())
         # What is out of view can stand in a mirror and throw a shadow; a plane has no end.

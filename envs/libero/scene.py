@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.libero import NAME, import_libero
+from embodied_rl.envs.libero.compiled import kept_models, user_cache
 from embodied_rl.envs.libero.culling import Culling, drawn_textures
 from embodied_rl.envs.libero.meshes import coarsen_meshes
 from embodied_rl.envs.libero.progress import Progress
@@ -46,6 +47,8 @@ class SceneSpec:
     max_height: int
     """Height in pixels of the largest image; so much is allocated."""
     max_width: int
+    cache: bool = True
+    """Read the compiled model from the user's cache directory, or leave it there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,7 @@ class Scene:
         self._spec = spec
         numpy_random = np.random.get_state()
         try:
-            with quiet():
+            with quiet(), kept_models(user_cache() if spec.cache else None):
                 control_env = ControlEnv(
                     bddl_file_name=spec.bddl_file,
                     use_camera_obs=False,
@@ -115,7 +118,7 @@ class Scene:
         self._sim = self._env.sim
         self._model, self._data = self._sim.model._model, self._sim.data._data
         # No goal or controller of LIBERO's reads a sensor, and no sensor acts on the physics.
-        self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
+        self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR  # type: ignore[attr-defined]
         robot = self._robot = self._env.robots[0]
         self._controller = Controller(robot, self._sim)
         self._progress: Progress | None = None

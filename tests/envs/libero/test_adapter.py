@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -216,7 +217,78 @@ def test_draft_pictures_show_the_same_scene(stove: Scene) -> None:
         assert 0.5 < difference.mean() < 8.0, camera
         assert (difference.max(-1) < 40).mean() > 0.9, camera
     assert draft._model.mesh_facenum.sum() < 0.4 * stove._model.mesh_facenum.sum()
+    check_nothing_seen_is_hidden(draft, draft.start(state, 10))
     draft.close()
+
+
+def check_nothing_seen_is_hidden(scene: Scene, snapshot: Snapshot) -> None:
+    hide, hidden = scene._culling.hide, []
+
+    def counting(camera: int, aspect: float) -> None:
+        hide(camera, aspect)
+        hidden.append((scene._model.geom_group == 5).sum())
+
+    for action in random_actions(1, 4):
+        for _ in range(3):
+            snapshot, _ = scene.step(snapshot, action)
+        for camera, (height, width) in itertools.product(CAMERAS.values(), [(SIZE, SIZE), (SIZE // 2, SIZE)]):
+            scene._culling.hide = counting
+            quick = scene.image(snapshot, camera, height, width)
+            scene._culling.hide = lambda *_: None
+            np.testing.assert_array_equal(quick, scene.image(snapshot, camera, height, width))
+    assert min(hidden) > 10
+
+
+def test_torques_are_robosuites(stove: Scene) -> None:
+    import mujoco
+
+    snapshot = stove.start(load_suite("libero_goal")[STOVE].init_states[1], 0)
+    robot, controller, data = stove._robot, stove._controller, stove._data
+    for number, action in enumerate(random_actions(5, 12).astype(np.float64)):
+        stove._load(snapshot)
+        stove._current = None
+        mujoco.mj_step1(stove._model, data)  # type: ignore[attr-defined]
+        fingers, first = controller.fingers.copy(), controller.goal is None
+        # The reset leaves robosuite's controller with a reading of the arm, which its first step uses.
+        osc = dict(controller._at_reset) if first else {**vars(controller._osc), "new_update": True}
+        if controller.goal is not None:
+            osc["goal_pos"], osc["goal_ori"] = controller.goal
+        controller.begin(action) if number % 2 == 0 else controller.hold(action[-1])
+        ours = data.ctrl.copy()
+        vars(robot.controller).update(osc)
+        robot.gripper.current_action = fingers
+        robot.control(action, policy_step=number % 2 == 0)
+        np.testing.assert_array_equal(ours, data.ctrl)
+        assert first == (number == 0)
+        snapshot, _ = stove.step(snapshot, action)
+
+
+@pytest.mark.slow
+def test_a_scene_from_the_cache_is_the_same(stove: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    state = load_suite("libero_goal")[STOVE].init_states[4]
+
+    def play(scene: Scene) -> list[NDArray[Any]]:
+        snapshot = scene.start(state, 10)
+        out: list[NDArray[Any]] = []
+        for action in random_actions(2, 10):
+            snapshot, _ = scene.step(snapshot, action)
+            out += [snapshot.physics, snapshot.view.site_rgba]
+        return out + [scene.image(snapshot, camera, SIZE, SIZE) for camera in CAMERAS.values()]
+
+    compiled = Scene(replace(scene_spec("libero_goal", STOVE), cache=False))
+    assert list(tmp_path.iterdir()) == []
+    first = Scene(scene_spec("libero_goal", STOVE))
+    files = {path: path.stat().st_ino for path in (tmp_path / "embodied_rl" / "libero").iterdir()}
+    assert files
+    again = Scene(scene_spec("libero_goal", STOVE))
+    assert files == {path: path.stat().st_ino for path in (tmp_path / "embodied_rl" / "libero").iterdir()}
+    expected = play(compiled)
+    for scene in (first, again):
+        for ours, theirs in zip(play(scene), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    for scene in (compiled, first, again):
+        scene.close()
 
 
 def test_success_and_reward_follow_the_goal(stove: Scene) -> None:
@@ -480,7 +552,7 @@ def test_import_needs_neither_torch_nor_the_simulator() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_is_silent_and_leaves_the_home_alone(tmp_path: Path) -> None:
+def test_is_silent_and_leaves_all_of_the_home_but_caches_alone(tmp_path: Path) -> None:
     """Also at the interpreter's end, when rendering contexts go down in any order."""
     done = run_python(
         """
@@ -497,7 +569,8 @@ def test_is_silent_and_leaves_the_home_alone(tmp_path: Path) -> None:
         MPLCONFIGDIR=str(tmp_path / "matplotlib"),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert {path.name for path in tmp_path.iterdir()} <= {"matplotlib"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"matplotlib", ".cache"}
+    assert {path.name for path in (tmp_path / ".cache").iterdir()} <= {"embodied_rl", "mesa_shader_cache"}
 
 
 def test_missing_simulator_is_named_with_the_command() -> None:

@@ -1,0 +1,229 @@
+"""Compiled scenes on disk: decoding textures and processing meshes takes seconds, reading them again a part of one.
+
+The *trunk* is a scene's model in MuJoCo's binary format, in which textures and large meshes are left zero. These are
+*pieces*, files named by their contents: robot, walls and objects that scenes have in common are stored once. Nothing
+is executed on loading, everything is checked first, and what is damaged is removed and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from embodied_rl.files import atomic
+
+log = logging.getLogger(__name__)
+
+_FORMAT: Final = 1
+_SMALLEST_PIECE: Final = 1 << 14
+_BLOCK: Final = 1 << 16
+"""Bytes; blocks of zeros take no room on disk."""
+_SPARE: Final = 4 << 30
+"""Bytes that stay free on the disk."""
+_PER_MESH: Final = (
+    ("mesh_vertadr", "mesh_vertnum", ("mesh_vert",)),
+    ("mesh_normaladr", "mesh_normalnum", ("mesh_normal",)),
+    ("mesh_texcoordadr", "mesh_texcoordnum", ("mesh_texcoord",)),
+    ("mesh_faceadr", "mesh_facenum", ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")),
+    ("mesh_bvhadr", "mesh_bvhnum", ("bvh_child", "bvh_depth", "bvh_nodeid", "bvh_aabb")),
+)
+"""First row, number of rows, arrays."""
+
+Slice = tuple[str, int, int]
+"""An array of the model, first row and the row after the last."""
+
+
+class _DamagedError(Exception):
+    """A file is not what was written."""
+
+
+def user_cache() -> Path:
+    """``$XDG_CACHE_HOME/embodied_rl/libero``, by default below ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied_rl" / "libero"
+
+
+@contextlib.contextmanager
+def kept_models(folder: Path | None) -> Iterator[None]:
+    """While this lasts, robosuite takes models from ``folder`` where they are, and leaves those that it compiles there.
+    None: it compiles as ever."""
+    from robosuite.utils.binding_utils import MjSim
+
+    own = MjSim.__dict__["from_xml_string"]
+    if folder is not None:
+        MjSim.from_xml_string = classmethod(lambda cls, xml: cls(model_of(xml, folder)))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        MjSim.from_xml_string = own
+
+
+def model_of(xml: str, folder: Path) -> Any:
+    """MuJoCo's model of ``xml``, from ``folder`` if it is there, else compiled and left there."""
+    import mujoco
+
+    key = _key(xml) if _is_ours(folder) else None
+    if key is not None:
+        try:
+            return _load(folder, key)
+        except OSError:
+            pass  # Not there yet, or not to be read.
+        except _DamagedError as error:
+            log.warning("%s: damaged, so the scene is compiled again", error)
+    model = mujoco.MjModel.from_xml_string(xml)  # type: ignore[attr-defined]
+    if key is not None:
+        try:
+            _save(model, folder, key)
+        except OSError as error:
+            log.warning("cannot keep a compiled scene in %s (%s): the next start compiles it again", folder, error)
+    return model
+
+
+def _key(xml: str) -> str | None:
+    """Of all that a compiled model depends on; None where that cannot be told."""
+    import mujoco
+
+    files = []
+    for name in sorted(set(re.findall(r'\bfile="([^"]*)"', xml))):
+        try:
+            status = os.stat(name)
+        except OSError:
+            return None
+        files.append((name, status.st_size, status.st_mtime_ns))
+    parts = (_FORMAT, mujoco.__version__, platform.machine(), xml, files)  # type: ignore[attr-defined]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Make the folder; nobody else may write there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        log.warning("no compiled scenes are kept: %s", error)
+        return False
+    if status.st_uid == os.getuid() and not status.st_mode & 0o022:
+        return True
+    log.warning("%s: others can write there, so compiled scenes are neither read from it nor kept in it", folder)
+    return False
+
+
+def _load(folder: Path, key: str) -> Any:
+    import mujoco
+
+    index, trunk = folder / f"{key}.index", folder / f"{key}.mjb"
+    checksum, _, contents = index.read_bytes().partition(b"\n")
+    if checksum != b"%08x" % zlib.crc32(contents):
+        raise _damaged(index)
+    trunk_sum, pieces = json.loads(contents)
+    if _checksum(trunk) != trunk_sum:
+        raise _damaged(trunk, index)
+    model = mujoco.MjModel.from_binary_path(str(trunk))  # type: ignore[attr-defined]
+    for name, checksum, slices in pieces:
+        views = [getattr(model, array)[start:stop] for array, start, stop in slices]
+        data = np.fromfile(folder / name, dtype=np.uint8)
+        if len(data) != sum(view.nbytes for view in views) or zlib.crc32(data.data) != checksum:
+            raise _damaged(folder / name)
+        _paste(views, data)
+    return model
+
+
+def _paste(views: list[np.ndarray], data: np.ndarray) -> None:
+    """Bytes ``data`` into ``views``, one after the other."""
+    start = 0
+    for view in views:
+        view.reshape(-1).view(np.uint8)[:] = data[start : start + view.nbytes]
+        start += view.nbytes
+
+
+def _checksum(path: Path) -> int:
+    """Of a file's blocks that are not zeros; holes are passed over."""
+    checksum, position = 0, 0
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while position < size:
+            try:
+                position = os.lseek(file.fileno(), position, os.SEEK_DATA) // _BLOCK * _BLOCK
+            except OSError:  # Nothing but a hole is left.
+                break
+            file.seek(position)
+            block = file.read(_BLOCK)
+            if block.count(0) < len(block):
+                checksum = zlib.crc32(block, zlib.crc32(position.to_bytes(8, "little"), checksum))
+            position += _BLOCK
+    return zlib.crc32(size.to_bytes(8, "little"), checksum)
+
+
+def _damaged(*paths: Path) -> _DamagedError:
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return _DamagedError(str(paths[0]))
+
+
+def _save(model: Any, folder: Path, key: str) -> None:
+    import mujoco
+
+    if shutil.disk_usage(folder).free < _SPARE + mujoco.mj_sizeModel(model):  # type: ignore[attr-defined]
+        raise OSError("the disk is almost full")
+    pieces = []
+    cut: list[tuple[list[np.ndarray], np.ndarray]] = []
+    try:
+        for slices in _pieces(model):
+            views = [getattr(model, array)[start:stop] for array, start, stop in slices]
+            data = np.concatenate([view.reshape(-1).view(np.uint8) for view in views])
+            name = hashlib.sha256(data.data).hexdigest()
+            if not (folder / name).exists():
+                with atomic(folder / name, shared=True) as scratch:
+                    data.tofile(scratch)
+            pieces.append((name, zlib.crc32(data.data), slices))
+            cut.append((views, data))
+            for view in views:
+                view[:] = 0
+        trunk = np.empty(mujoco.mj_sizeModel(model), np.uint8)  # type: ignore[attr-defined]
+        mujoco.mj_saveModel(model, None, trunk)  # type: ignore[attr-defined]
+    finally:
+        for views, data in cut:
+            _paste(views, data)
+    with atomic(folder / f"{key}.mjb", shared=True) as scratch, scratch.open("wb") as file:
+        for start in range(0, len(trunk), _BLOCK):
+            block = trunk[start : start + _BLOCK]
+            if block.any():
+                file.seek(start)
+                file.write(block.data)
+        file.truncate(len(trunk))
+        file.flush()
+        checksum = _checksum(scratch)
+    with atomic(folder / f"{key}.index", shared=True) as scratch:
+        contents = json.dumps((checksum, pieces)).encode()
+        scratch.write_bytes(b"%08x\n%s" % (zlib.crc32(contents), contents))
+
+
+def _pieces(model: Any) -> Iterator[list[Slice]]:
+    """What scenes may have in common: each texture, and each mesh with all its arrays."""
+    for start, width, height, channels in zip(
+        model.tex_adr.tolist(),
+        model.tex_width.tolist(),
+        model.tex_height.tolist(),
+        model.tex_nchannel.tolist(),
+        strict=True,
+    ):
+        if width * height * channels >= _SMALLEST_PIECE:
+            yield [("tex_data", start, start + width * height * channels)]
+    for mesh in range(model.nmesh):
+        slices = []
+        for first, count, arrays in _PER_MESH:
+            start, rows = int(getattr(model, first)[mesh]), int(getattr(model, count)[mesh])
+            slices += [(array, start, start + rows) for array in arrays if rows > 0]
+        if sum(getattr(model, array)[start:stop].nbytes for array, start, stop in slices) >= _SMALLEST_PIECE:
+            yield slices

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied_rl.envs.libero import compiled
+from embodied_rl.envs.libero.compiled import model_of
+
+mujoco: Any = pytest.importorskip("mujoco")
+
+
+def scene(tmp_path: Path, extra: str = "") -> str:
+    """A model with a texture of 49 kB, a mesh of about 100 kB from a file, and a small mesh."""
+    steps = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    rings = [(np.cos(a) * np.sin(b), np.sin(a) * np.sin(b), np.cos(b)) for b in np.linspace(0.1, 3, 30) for a in steps]
+    faces = [(r * 40 + c, r * 40 + (c + 1) % 40, (r + 1) * 40 + c) for r in range(29) for c in range(40)]
+    lines = [f"v {x:.6f} {y:.6f} {z:.6f}" for x, y, z in rings]
+    lines += [f"f {a + 1} {b + 1} {c + 1}" for a, b, c in faces]
+    if not (tmp_path / "bowl.obj").exists():
+        (tmp_path / "bowl.obj").write_text("\n".join(lines))
+    return f"""<mujoco><asset>
+        <texture name="chess" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
+        <material name="chess" texture="chess"/><mesh name="bowl" file="{tmp_path}/bowl.obj"/>
+        <mesh name="wedge" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>
+        <worldbody><geom type="plane" size="1 1 1" material="chess"/><body pos="0 0 2"><freejoint/>
+        <geom type="mesh" mesh="bowl"/><geom type="mesh" mesh="wedge"/></body>{extra}</worldbody></mujoco>"""
+
+
+def contents(model: Any) -> bytes:
+    whole = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, whole)
+    return whole.tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compile_count(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by what is compiled."""
+    compile_, seen = mujoco.MjModel.from_xml_string, []
+
+    class Counting:
+        from_binary_path = staticmethod(mujoco.MjModel.from_binary_path)
+
+        @staticmethod
+        def from_xml_string(xml: str) -> Any:
+            seen.append(xml)
+            return compile_(xml)
+
+    monkeypatch.setattr(mujoco, "MjModel", Counting)
+    return seen
+
+
+def test_a_model_comes_back_to_the_last_bit(tmp_path: Path, folder: Path, compile_count: list[str]) -> None:
+    xml = scene(tmp_path)
+    plain = contents(mujoco.MjModel.from_xml_string(xml))
+    left, found = model_of(xml, folder), model_of(xml, folder)
+    assert len(compile_count) == 2
+    assert contents(left) == plain, "and is as it was after it has been left there"
+    assert contents(found) == plain
+
+
+def test_scenes_share_what_they_have_in_common(tmp_path: Path, folder: Path) -> None:
+    model_of(scene(tmp_path), folder)
+    first = set(folder.iterdir())
+    other = scene(tmp_path, '<geom type="box" size="1 1 1"/>')
+    model_of(other, folder)
+    assert sorted(path.suffix for path in first) == ["", "", ".index", ".mjb"]  # texture, bowl
+    assert sorted(path.suffix for path in set(folder.iterdir()) - first) == [".index", ".mjb"]
+    assert contents(model_of(other, folder)) == contents(mujoco.MjModel.from_xml_string(other))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [flip, cut, empty])
+@pytest.mark.parametrize("kind", [".index", ".mjb", ""])
+def test_what_is_damaged_is_made_again(
+    tmp_path: Path,
+    folder: Path,
+    compile_count: list[str],
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    harm: Callable[[Path], None],
+) -> None:
+    xml = scene(tmp_path)
+    plain = contents(model_of(xml, folder))
+    for path in [path for path in folder.iterdir() if path.suffix == kind]:
+        harm(path)
+    for _ in range(4):  # One damaged piece is found at a time.
+        assert contents(model_of(xml, folder)) == plain
+    assert "damaged, so the scene is compiled again" in caplog.text
+    before = len(compile_count)
+    assert contents(model_of(xml, folder)) == plain
+    assert len(compile_count) == before, "the files are whole again"
+
+
+def test_a_missing_file_is_made_again(tmp_path: Path, folder: Path, compile_count: list[str]) -> None:
+    xml = scene(tmp_path)
+    plain = contents(model_of(xml, folder))
+    for path in list(folder.iterdir()):
+        path.unlink()
+        assert contents(model_of(xml, folder)) == plain
+    assert len(compile_count) == 5
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_a_changed_asset_is_another_scene(tmp_path: Path, folder: Path) -> None:
+    xml = scene(tmp_path)
+    before = model_of(xml, folder)
+    bowl = tmp_path / "bowl.obj"
+    bowl.write_text(bowl.read_text().replace("v 0.09", "v 0.08"))
+    os.utime(bowl, ns=(1, 1))
+    after = model_of(xml, folder)
+    assert contents(after) == contents(mujoco.MjModel.from_xml_string(xml))
+    assert contents(after) != contents(before)
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(
+    tmp_path: Path, folder: Path, compile_count: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    xml = scene(tmp_path)
+    model_of(xml, folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    model_of(xml, folder)
+    assert len(compile_count) == 2
+    assert f"{folder}: others can write there" in caplog.text
+
+
+def test_a_full_disk_is_said_and_survived(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "_SPARE", 1 << 60)
+    with caplog.at_level(logging.WARNING):
+        assert model_of(scene(tmp_path), folder).nmesh == 2
+    assert "the disk is almost full" in caplog.text
+    assert list(folder.iterdir()) == []
+
+
+def test_zeros_take_no_room(tmp_path: Path, folder: Path) -> None:
+    model_of(scene(tmp_path, '<geom type="sphere" size="1"/>' * 3), folder)
+    trunk = next(folder.glob("*.mjb"))
+    assert trunk.stat().st_blocks * 512 < trunk.stat().st_size
+
+
+def test_the_folder_follows_the_users_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled.user_cache() == tmp_path / "embodied_rl" / "libero"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert compiled.user_cache() == tmp_path / "home" / ".cache" / "embodied_rl" / "libero"
