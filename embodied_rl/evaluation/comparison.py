@@ -39,7 +39,9 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Kind -> the keys of ``meta`` that have to be equal; those of a section each."""
-_WITHOUT_EFFECT: Final = ("init_params.max_cached_scenes", "init_params.render_height", "init_params.render_width")
+_WITHOUT_EFFECT: Final = tuple(
+    f"init_params.{name}" for name in ("max_cached_scenes", "cache_scenes", "render_height", "render_width")
+)
 """They change a simulator's speed, or its videos."""
 _NOTED: Final = tuple(
     f"versions.{name}" for name in ("python", "embodied_rl", "torch", "numpy", "transformers", "vllm")

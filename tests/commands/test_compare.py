@@ -145,7 +145,10 @@ def test_every_reason_is_given(two: tuple[str, str], tmp_path: Path, first: str,
     assert f"\n  - {second}: " in refusal(two[0], other, "--allow", first, "--allow", "episodes")
 
 
-@pytest.mark.parametrize("key", ["init_params.max_cached_scenes", "init_params.render_height", "policy_version"])
+@pytest.mark.parametrize(
+    "key",
+    ["init_params.max_cached_scenes", "init_params.cache_scenes", "init_params.render_height", "policy_version"],
+)
 def test_what_changes_no_episode_may_differ(two: tuple[str, str], tmp_path: Path, key: str) -> None:
     main([two[0], write(tmp_path / "c.json", episodes([[1] * 8, [0] * 8]), changed(META, key, 512))])
 
