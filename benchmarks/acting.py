@@ -1,13 +1,13 @@
 """What it takes to decide: ``python -m benchmarks.acting [--models pi0 smolvla ...] [--repeat 10] [--compile]``.
 
 CPU milliseconds of ``act`` for four observations, random weights, one thread, the median of calls that alternate
-between the variants in one process. The models have the structure of the published ones at a sixteenth of their width or
-less: an expert of 6 layers and width 256 with 10 denoising steps for 50 actions, behind a prefix of pictures and words;
-for openvla and openvla_oft their tiny folders.
+between the variants in one process. The models have the structure of the published ones at a sixteenth of their width
+or less: an expert of 6 layers and width 256 with 10 denoising steps for 50 actions, behind a prefix of pictures and
+words; for openvla and openvla_oft their tiny folders.
 
 appended: keys and values of the prefix are copied in front of the actions' at each step, as where gradients are taken.
-in place: into buffers that hold the prefix already. compiled: ``rollout.torch_compile=true``, and what compiling took, in
-seconds of all processes.
+in place: into buffers that hold the prefix already. compiled: ``rollout.torch_compile=true``, and what compiling took,
+in seconds of all processes.
 """
 
 from __future__ import annotations

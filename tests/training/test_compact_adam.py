@@ -124,7 +124,7 @@ def test_bytes_are_drawn_with_the_values_mean_and_stand_for_themselves(name: str
     numbers = torch.stack([codes[d.int()] for d in drawn]) * scale
     assert numbers[0, 0] == values[0], "the largest of a block is exact"
     steps = (numbers.amax(0) - numbers.amin(0)).clamp(min=1e-7)
-    # Standard deviation of the mean of 4000: half a step / sqrt(4000) at most, 0.008. Near a code the other is not drawn.
+    # The mean of 4000 deviates by half a step / sqrt(4000) at most, 0.008. Near a code the other is not drawn.
     assert ((numbers.mean(0) - values).abs() <= 0.04 * steps + 1e-4).all()
     again, same_scales = _coded(numbers[0], codes, None)
     assert torch.equal(again, drawn[0]) and torch.equal(same_scales, scales[0])
