@@ -33,6 +33,12 @@ def first_line(error: object) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the system had no memory left. Torch's own error is known by its name: no import of torch."""
+    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    return named or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
 def listed(items: Iterable[str], most: int = 6, separator: str = ", ") -> str:
     """Items for a message, not too many of them: ``a, b and 3 more``."""
     found = list(items)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from embodied_rl.errors import UserError, first_line
+from embodied_rl.errors import UserError, first_line, out_of_memory
 from embodied_rl.schema import MicroBatchSize
 
 if TYPE_CHECKING:
@@ -201,8 +201,3 @@ def within_budget(lengths: Tensor, max_tokens: int) -> list[Tensor]:
             groups.append([index])
             longest = parts
     return [torch.tensor(group) for group in groups]
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the system had no memory left."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

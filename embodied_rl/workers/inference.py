@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from embodied_rl.contracts import EnvObs
-from embodied_rl.errors import UserError, first_line
+from embodied_rl.errors import UserError, first_line, out_of_memory
 from embodied_rl.models.base import Policy, PolicyOutput
-from embodied_rl.training.micro_batch import out_of_memory
 
 T = TypeVar("T")
 _FACTORIES: Final[dict[Any, int]] = {torch.rand: 0, torch.randn: 0, torch.randint: 1}
