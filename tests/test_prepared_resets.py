@@ -62,6 +62,7 @@ def resets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         # An evaluation after the second step needs the env workers first; it has an env of its own.
         (("runner.val_check_interval=2",), "roll prepare roll roll"),
         (("env.train.video_cfg.save_video=true",), "roll roll roll"),
+        (("env.train.enable_offload=true",), "roll roll roll"),
         (("algorithm=ppo", "algorithm.group_size=1", "env.train.auto_reset=true"), "roll"),
     ],
     ids=str,

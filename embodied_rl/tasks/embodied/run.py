@@ -191,6 +191,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         if (
             self.max_staleness
             or train.auto_reset
+            or train.enable_offload  # then what the simulators hold is the actor's meanwhile
             or train.video_cfg.save_video  # of the first frame, too
             or done == self.config.runner.max_steps
             or self._evaluates_after(done)  # which needs the env workers first
