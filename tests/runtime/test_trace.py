@@ -86,7 +86,7 @@ def test_times_that_are_no_whole_microseconds_leave_spans_within_each_other(tmp_
     with trace.call("interact", 0):
         begin = time.perf_counter()
         for number in range(30):
-            trace.phase(f"phase {number}", begin + number * 1e-7, begin + (number + 1) * 1e-7)
+            trace.phase(f"phase {number}", begin + number * 1e-7, begin + (number + 1) * 1e-7, 0.0)
             trace.reported("chunk", number, 30)
         time.sleep(1e-4)
     merge(plan)
