@@ -95,11 +95,10 @@ def _key(xml: str) -> str | None:
     import mujoco
 
     files = []
-    for name in sorted(set(re.findall(r'\bfile="([^"]*)"', xml))):
-        try:
-            status = os.stat(name)
-        except OSError:
+    for name in sorted(set(re.findall(r'\bfile\w*="([^"]*)"', xml))):
+        if not os.path.isabs(name) or not os.path.isfile(name):
             return None
+        status = os.stat(name)
         files.append((name, status.st_size, status.st_mtime_ns))
     parts = (_FORMAT, mujoco.__version__, platform.machine(), xml, files)  # type: ignore[attr-defined]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -136,6 +136,16 @@ def test_a_changed_asset_is_another_scene(tmp_path: Path, folder: Path) -> None:
     assert contents(after) != contents(before)
 
 
+def test_a_model_of_files_by_relative_names_is_not_kept(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another directory could have others of these names."""
+    xml = scene(tmp_path).replace(f"{tmp_path}/", "")
+    monkeypatch.chdir(tmp_path)
+    assert model_of(xml, folder).nmesh == 2
+    assert list(folder.iterdir()) == []
+
+
 def test_a_folder_that_others_can_write_to_is_not_trusted(
     tmp_path: Path, folder: Path, compile_count: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
