@@ -36,7 +36,8 @@ def test_presets_are_those_of_the_files() -> None:
 
 
 def test_inherited_fields_come_first() -> None:
-    own = ["model_type", "path", "params", "lora", "trainable", "attn_implementation", "num_action_chunks"]
+    loading = ["hf_overrides", "revision", "trust_remote_code", "tokenizer_path"]
+    own = ["model_type", "path", "params", "lora", "trainable", "attn_implementation", *loading, "num_action_chunks"]
     assert list(documentation(ActionModelConfig)) == own
 
 
