@@ -129,6 +129,7 @@ def test_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.parametrize("model", ["pi05", "smolvla", "openvla", "openvla_oft"])
 def test_compiled_and_eager_act_alike(model: str, tmp_path: Path) -> None:
