@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -50,8 +51,11 @@ def measure(*overrides: str) -> tuple[list[float], list[dict[str, float]]]:
 
 
 def main() -> None:
-    kept, plain = measure(*sys.argv[1:])
-    given_back, offloaded = measure(*sys.argv[1:], "env.train.enable_offload=true")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("overrides", nargs="*", help="of train.py")
+    overrides = parser.parse_intermixed_args().overrides
+    kept, plain = measure(*overrides)
+    given_back, offloaded = measure(*overrides, "env.train.enable_offload=true")
     for name, held in (("kept", kept), ("given back", given_back)):
         print(f"{name}: {', '.join(f'{mib:,.0f}' for mib in held)} MiB after each step")
     for key in TIMES:
