@@ -185,7 +185,13 @@ class RobosuiteEnv:
         if not context:
             params = self._params
             largest = max(params.camera_height, params.render_height), max(params.camera_width, params.render_width)
-            context = render_context(_NAME, sim, *largest)
+            sim.forward = lambda: (
+                None
+            )  # In an episode's middle it would move what is seen, and the solver's warm start.
+            try:
+                context = render_context(_NAME, sim, *largest)
+            finally:
+                del sim.forward
         context.gl_ctx.make_current()  # Every env has a context of its own.
         return np.ascontiguousarray(sim.render(width=width, height=height, camera_name=camera)[::-1])
 

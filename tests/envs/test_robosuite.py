@@ -202,6 +202,16 @@ def test_cameras() -> None:
     assert all(each.sim._render_context_offscreen is None for each in env._envs)
     for camera, images in env.observe([1, 0]).images.items():
         np.testing.assert_array_equal(images, after[camera], err_msg="as before they were released")
+    actions = random_actions(0, 6)
+    played = play(env, 0, 0, actions)[4:, :-1]
+    play(env, 0, 0, actions[:3])
+    env.release()
+    env.observe([0])
+    states = []
+    for action in actions[3:]:
+        env.step([0], action[None])
+        states.append(env.observe([0]).state[0])
+    np.testing.assert_array_equal(states, played, err_msg="the episode goes on to the same bits")
     assert env.render([0, 1]).shape == (2, 32, 32, 3)
     # Upright: the white table fills the lower half, the wall and the robot's base the upper.
     assert after["agentview"][0, 30:].mean() > after["agentview"][0, :15].mean() + 20
