@@ -2,13 +2,15 @@
 
 A lane lies in shared memory on the node of its reader, who does not notice that there are other nodes. A writer on
 another node has a TCP connection to that node's *gateway*, a thread there for each writer and lane, which receives
-messages straight into places of the lane: so the lane's bound, order and errors are those of shared memory. The gateway
-reserves places ahead and tells the writer of each, a *credit*, so that a message does not wait for an answer::
+messages into places of the lane, large ones straight: so the lane's bound, order and errors are those of shared memory.
+The gateway reserves places ahead and tells the writer of each, a *credit*, so that a message does not wait for an
+answer::
 
     writer                                        gateway
-                                               ◄─ "+"  (a place is reserved) ...
+                                               ◄─ "++" (two places are reserved)
     header, message                            ─► receives it into the place, appends the place to the lane
-                                               ◄─ "+"  (another, if the lane has room)
+                                               ◄─ "+"  (another, if the lane has room; "++" after
+                                                    two small messages)
     _ASK, where it has no credit               ─► waits for a place
                                                ◄─ "+"
 
@@ -40,6 +42,7 @@ LANE: Final = 2
 """Kind of a connection (:class:`~embodied_rl.channel.wire.Hello`) to a lane: its channel's number, its key's."""
 _HEADER: Final = struct.Struct("<QII")
 """Bytes of the message, epoch, number of copies, of whose lanes the numbers follow."""
+_NUMBER: Final = struct.Struct("<I")
 _ASK, _CANCEL = _HEADER.pack(2**64 - 1, 0, 0), _HEADER.pack(2**64 - 2, 0, 0)
 _CREDIT, _CANCELLED, _CLOSED = b"+", b"x", b"!"
 _AHEAD: Final = 2
@@ -101,8 +104,9 @@ class RemoteLane:
     def _send(self, parts: list[Any], started: float, timeout: float | None) -> None:
         if self._sock is None:
             self._sock = wire.connect(self._address, self._token, self._hello)
-        with contextlib.suppress(BlockingIOError):
-            self._hear(self._sock.recv(4096, socket.MSG_DONTWAIT))
+        if not self._credits:
+            with contextlib.suppress(BlockingIOError):
+                self._hear(self._sock.recv(4096, socket.MSG_DONTWAIT))
         if not self._credits:
             self._sock.sendall(_ASK)
             self._wait_for_room(self._sock, started, timeout)
@@ -304,9 +308,13 @@ def serve_lane(sock: socket.socket, number: int, gates: Sequence[Gate | None]) -
         return
     try:
         with contextlib.suppress(OSError, EOFError), sock:
+            inbox = _Inbox(sock)
             try:
                 while True:
-                    _serve_message(sock, gate, gates, slots)
+                    _offer(sock, gate, slots)
+                    # While small ones come, places are offered together when none is left: fewer system calls.
+                    while _serve_message(sock, inbox, gate, gates, slots) <= _Inbox.SIZE and slots:
+                        pass
             except ChannelClosed:
                 sock.sendall(_CLOSED)
     finally:
@@ -314,40 +322,85 @@ def serve_lane(sock: socket.socket, number: int, gates: Sequence[Gate | None]) -
             gate.give_back(slot)
 
 
-def _serve_message(sock: socket.socket, gate: Gate, gates: Sequence[Gate | None], slots: list[int]) -> None:
-    """One message of the writer.
+class _Inbox:
+    """What a connection brought, read with as few system calls as can be."""
+
+    SIZE: Final = 16 * 1024
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._memory = sock, memoryview(bytearray(self.SIZE))
+        self._start = self._end = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is more than was taken."""
+        return self._start < self._end
+
+    def take(self, count: int) -> bytes:
+        """The next bytes, fewer than ``SIZE``. Raises EOFError when the other end closed."""
+        if self._end - self._start < count and self._start + count > self.SIZE:
+            rest = bytes(self._memory[self._start : self._end])
+            self._start, self._end = 0, len(rest)
+            self._memory[: self._end] = rest
+        while self._end - self._start < count:
+            received = self._sock.recv_into(self._memory[self._end :])
+            if not received:
+                raise EOFError
+            self._end += received
+        self._start += count
+        found = bytes(self._memory[self._start - count : self._start])
+        if not self.pending:
+            self._start = self._end = 0
+        return found
+
+    def fill(self, memory: memoryview) -> None:
+        """The next bytes into ``memory``. Raises as :meth:`take`."""
+        count = min(len(memory), self._end - self._start)
+        memory[:count] = self._memory[self._start : self._start + count]
+        self._start += count
+        if not self.pending:
+            self._start = self._end = 0
+        wire.receive_into(self._sock, memory[count:])
+
+
+def _offer(sock: socket.socket, gate: Gate, slots: list[int]) -> None:
+    """Reserve places ahead and tell the writer."""
+    had = len(slots)
+    while len(slots) < _AHEAD and (slot := gate.ahead()) is not None:
+        slots.append(slot)
+    if len(slots) > had:
+        sock.sendall(_CREDIT * (len(slots) - had))
+
+
+def _serve_message(
+    sock: socket.socket, inbox: _Inbox, gate: Gate, gates: Sequence[Gate | None], slots: list[int]
+) -> int:
+    """One message of the writer; returns its bytes.
 
     Args:
         slots: the places that are reserved for it.
     """
-    while len(slots) < _AHEAD and (slot := gate.ahead()) is not None:
-        slots.append(slot)
-        sock.sendall(_CREDIT)
-    while (header := _receive(sock, _HEADER.size)) in (_ASK, _CANCEL):
+    while (header := inbox.take(_HEADER.size)) in (_ASK, _CANCEL):
         if header == _CANCEL:
             while slots:
                 gate.give_back(slots.pop())
             sock.sendall(_CANCELLED)
-        elif not slots and (slot := gate.reserve(stop=sock.fileno())) is not None:  # else it was asked for in vain
+        # Who asked and has sent more has cancelled.
+        elif not slots and not inbox.pending and (slot := gate.reserve(stop=sock.fileno())) is not None:
             slots.append(slot)
             sock.sendall(_CREDIT)
     nbytes, epoch, copies = _HEADER.unpack(header)
     if nbytes > SharedMemoryChannel.LARGEST or copies > len(gates) or not slots:
         raise EOFError
-    others = struct.unpack(f"<{copies}I", _receive(sock, 4 * copies))
+    others = [_NUMBER.unpack(inbox.take(_NUMBER.size))[0] for _ in range(copies)]
     message = gate.window(slots[0], nbytes)[:nbytes]
-    wire.receive_into(sock, message.data)
+    inbox.fill(message.data)
     for other in others:
         if other >= len(gates) or (copy := gates[other]) is None:
             raise EOFError
         copy.copy(message, epoch)
     gate.commit(slots.pop(0), nbytes, epoch)
-
-
-def _receive(sock: socket.socket, count: int) -> bytes:
-    data = bytearray(count)
-    wire.receive_into(sock, memoryview(data))
-    return bytes(data)
+    return nbytes
 
 
 def end_of(number: int) -> base.Channel:
