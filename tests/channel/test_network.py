@@ -212,3 +212,62 @@ def test_a_writer_that_breaks_the_rules_is_hung_up_on(there: There, copies: tupl
     if credit:
         there.lane().put("others may", 10)
         assert there.get() == "others may"
+
+
+@pytest.mark.parametrize("parts", [1, 7, 100_000])
+def test_what_a_connection_brings_is_taken_apart_however_it_comes(parts: int) -> None:
+    """Headers of 16 bytes and bodies around the size that is read at once, sent in pieces of so many bytes."""
+    ours, theirs = socket.socketpair()
+    inbox, random = network._Inbox(theirs), np.random.default_rng(0)
+    sizes = [0, 1, 1024, *range(network._Inbox.SIZE - 17, network._Inbox.SIZE + 2), 60_000, 3]
+    bodies = [random.bytes(size) for size in (sizes[:6] if parts == 1 else sizes)]
+    whole = b"".join(bytes([number] * 16) + body for number, body in enumerate(bodies))
+
+    def send() -> None:
+        for start in range(0, len(whole), parts):
+            ours.sendall(whole[start : start + parts])
+        ours.close()
+
+    threading.Thread(target=send, daemon=True).start()
+    for number, body in enumerate(bodies):
+        assert inbox.take(16) == bytes([number] * 16)
+        memory = bytearray(len(body))
+        inbox.fill(memoryview(memory))
+        assert memory == body
+    with pytest.raises(EOFError):
+        inbox.take(1)
+
+
+def test_who_asks_and_cancels_at_once_is_answered(there: There) -> None:
+    """The gateway reads both together, while the lane is full, so that nothing tells it later."""
+    filler = there.lane()
+    assert fill(filler) == CAPACITY
+    sock = wire.connect(there.address, TOKEN, wire.Hello(network.LANE, 0, 0))
+    sock.settimeout(10)
+    sock.sendall(network._ASK + network._CANCEL)
+    assert sock.recv(10) == b"x"
+    there.get()
+    sock.sendall(network._ASK)
+    assert sock.recv(10) == b"+"
+
+
+def test_places_for_small_messages_are_offered_two_at_a_time(there: There) -> None:
+    sock = wire.connect(there.address, TOKEN, wire.Hello(network.LANE, 0, 0))
+    sock.settimeout(10)
+    assert sock.recv(10) == b"++"
+
+    def send(item: Any) -> None:
+        encoded = encode(item)
+        wire.send_parts(sock, [network._HEADER.pack(encoded.nbytes, 0, 0), *encoded.parts()])
+
+    send("small")
+    assert there.get() == "small"
+    sock.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        sock.recv(10)
+    sock.settimeout(10)
+    send(np.zeros(100_000, np.uint8))
+    assert sock.recv(10) == b"++", "none is left"
+    assert len(there.get()) == 100_000
+    send(np.zeros(100_000, np.uint8))
+    assert sock.recv(10) == b"+", "a large one is under way while the next is received"
