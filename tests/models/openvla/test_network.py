@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_the_cache_changes_nothing(network: OpenVlaNetwork) -> None:
     images, tail = torch.zeros(1, 1, 6, 28, 28), torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(0))
     whole, mask = network.sequence(images, *prompt(5, padding=2), None, tail)
     expected = network.hidden(whole, mask, causal=True)
-    cache = DynamicCache(config=network.language_model.config)
+    cache: Any = DynamicCache(config=network.language_model.config)
     parts = [slice(0, -3), slice(-3, -2), slice(-2, None)]
     seen = [mask[:, :-3], mask[:, :-2], mask]
     got = [network.hidden(whole[:, part], m, causal=True, cache=cache) for part, m in zip(parts, seen, strict=True)]
