@@ -131,12 +131,9 @@ def merge(plan: TracePlan) -> None:
     events: list[dict[str, Any]] = []
     for index, (name, found) in enumerate(spans.items()):
         pid = 1 + index * len(_ROWS)
-        events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": pid, "args": {"name": name}})
-        events.append({"name": "process_sort_index", "ph": "M", "pid": pid, "tid": pid, "args": {"sort_index": index}})
-        for row in {span["row"] for span in found}:
-            events.append(
-                {"name": "thread_name", "ph": "M", "pid": pid, "tid": pid + row, "args": {"name": _ROWS[row]}}
-            )
+        events.append(_title("process_name", pid, pid, name=name))
+        events.append(_title("process_sort_index", pid, pid, sort_index=index))
+        events += [_title("thread_name", pid, pid + row, name=_ROWS[row]) for row in {span["row"] for span in found}]
         rows = [_event(span, begin, pid) for span in reversed(found)]  # they were written when they ended
         events += sorted(rows, key=lambda event: (event["ts"], -event["dur"]))
     if events:
