@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from embodied_rl.errors import UserError
 from embodied_rl.models.flow.lerobot_folder import read_config
+from embodied_rl.models.flow.prefix import AfterPrefix
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.smolvla import SmolVlaNetwork, SmolVlaPolicy
 from tests.models.flow.flow_models import N, decide, flow_policy, flow_spec, look
@@ -137,7 +138,7 @@ def test_cross_attention_is_that_of_its_definition(tiny: Path) -> None:
         output, _ = layer(
             hidden,
             attention_mask=seen[:, None].expand(-1, 5, -1)[:, None],
-            past_key_values=prefix.cache,
+            past_key_values=AfterPrefix(prefix.cache),
             position_embeddings=(cos, sin),
         )
 
