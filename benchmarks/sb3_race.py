@@ -1,4 +1,4 @@
-"""Our PPO presets beside Stable-Baselines3's PPO: the same env, env steps, held-out episodes and machine.
+"""Our presets of PPO and SAC beside Stable-Baselines3's: the same env, env steps, held-out episodes and machine.
 
     python -m benchmarks.sb3_race [--env cartpole ...] [--seeds 3] [--output DIR]
 
@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -53,8 +53,9 @@ class Race:
     """Training steps of ours between evaluations."""
     threshold: float | None
     """Return to reach; None: SB3's mean return at the end."""
-    ppo: Mapping[str, Any]
+    settings: Mapping[str, Any]
     """SB3's arguments; a list of one number falls linearly to 0."""
+    algorithm: Literal["PPO", "SAC"] = "PPO"
     n_envs: int
     normalize: bool = False
     reward_coef: float = 1.0
@@ -71,7 +72,7 @@ RACES: Mapping[str, Race] = {
         every=4,
         threshold=475,
         n_envs=8,
-        ppo={
+        settings={
             "n_steps": 32,
             "batch_size": 256,
             "gae_lambda": 0.8,
@@ -91,7 +92,7 @@ RACES: Mapping[str, Race] = {
         threshold=-250,
         n_envs=4,
         reward_coef=0.1,
-        ppo={
+        settings={
             "n_steps": 1024,
             "gae_lambda": 0.95,
             "gamma": 0.9,
@@ -113,7 +114,7 @@ RACES: Mapping[str, Race] = {
         n_envs=1,
         normalize=True,
         reward_coef=0.1,
-        ppo={
+        settings={
             "batch_size": 64,
             "n_steps": 512,
             "gamma": 0.98,
@@ -125,6 +126,33 @@ RACES: Mapping[str, Race] = {
             "max_grad_norm": 0.8,
             "vf_coef": 0.58096,
             "policy_kwargs": _MUJOCO,
+        },
+    ),
+    "pendulum_sac": Race(
+        id="Pendulum-v1",
+        experiment="pendulum_sac",
+        steps=125,
+        rollout=40,
+        every=25,
+        threshold=-250,
+        n_envs=1,
+        algorithm="SAC",
+        settings={"learning_rate": 1e-3, "policy_kwargs": {"net_arch": [128, 128]}},
+    ),
+    "inverted_pendulum_sac": Race(
+        id="InvertedPendulum-v5",
+        experiment="inverted_pendulum_sac",
+        steps=125,
+        rollout=40,
+        every=25,
+        threshold=950,
+        n_envs=1,
+        algorithm="SAC",
+        settings={
+            "learning_rate": 1e-3,
+            "batch_size": 128,
+            "tau": 0.02,
+            "policy_kwargs": {"net_arch": [64, 64]},
         },
     ),
 }
@@ -207,7 +235,8 @@ def sb3_input(race: Race, seed: int) -> dict[str, Any]:
         "seed": seed,
         "n_envs": race.n_envs,
         "normalize": race.normalize,
-        "ppo": dict(race.ppo),
+        "algorithm": race.algorithm,
+        "settings": dict(race.settings),
         "steps": race.steps * race.rollout,
         "eval_every": race.every * race.rollout,
         "eval_seeds": [derived_seed(seed, number, bits=31) for number in range(EPISODES)],
@@ -240,7 +269,7 @@ def rows(name: str, race: Race, runs: Mapping[str, Sequence[Trained]]) -> list[l
 
 HEAD = (
     "env, threshold",
-    "PPO of",
+    "trained by",
     "env steps to it",
     "seconds to it",
     "mean",

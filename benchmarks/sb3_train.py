@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import PPO
+from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -73,7 +73,7 @@ def main() -> None:
     source, target = map(Path, sys.argv[1:])
     given = json.loads(source.read_text())
     torch.set_num_threads(1)
-    settings = dict(given["ppo"])
+    settings = dict(given["settings"])
     for name in ("learning_rate", "clip_range"):
         if isinstance(settings.get(name), list):  # linear, to 0
             (start,) = settings[name]
@@ -84,7 +84,9 @@ def main() -> None:
     envs = make_vec_env(given["id"], given["n_envs"], seed=given["seed"])
     if given["normalize"]:
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
-    model = PPO("MlpPolicy", envs, seed=given["seed"], device="cpu", **settings)
+    model = {"PPO": PPO, "SAC": SAC}[given["algorithm"]](
+        "MlpPolicy", envs, seed=given["seed"], device="cpu", **settings
+    )
     model.learn(given["steps"], callback=Evaluations(given, target))
 
 

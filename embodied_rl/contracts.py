@@ -225,11 +225,14 @@ class Trajectory:
     """[T] int64."""
     tokens: Tensor | None = None
     """[T,N,C,A] int64, the actions of a policy with discrete ones."""
+    actions: Tensor | None = None
+    """[T,N,C,A] float32, as executed; only for a replay buffer."""
     task_ids: Tensor | None = None
     """[T,N] int64: the task of the env's episode in chunk t; None: there are no tasks, as among prompts."""
     unacted_inputs: Mapping[str, Tensor] | None = None
-    """Each [K,N,...], like ``replay_inputs``: states on which nobody acts, for a critic of its own to value: the
-    rollout's last and, with auto-reset, those of episodes that ended. Rows that a member lacks repeat another."""
+    """Each [K,N,...], like ``replay_inputs``: states on which nobody acts, for a critic of its own to value, or for a
+    replay buffer: the rollout's last and, with auto-reset, those of episodes that ended. Rows that a member lacks
+    repeat another."""
     unacted_rows: Tensor | None = None
     """[T,N] int64: the row of ``unacted_inputs`` with the state that follows chunk t in the same episode; -1: chunk
     t + 1 begins with it."""
@@ -258,6 +261,8 @@ class Trajectory:
         _check(self, "policy_versions", self.policy_versions, (t,), torch.int64)
         if self.tokens is not None:
             _check(self, "tokens", self.tokens, tuple(self.logprobs.shape), torch.int64)
+        if self.actions is not None:
+            _check(self, "actions", self.actions, tuple(self.logprobs.shape), torch.float32)
         if self.task_ids is not None:
             _check(self, "task_ids", self.task_ids, (t, n), torch.int64)
         if self.unacted_rows is not None and self.unacted_inputs is not None:

@@ -119,6 +119,17 @@ class RunPlan(Generic[C]):
     """The model of a critic of its own; None: there is none."""
     critic_params: Any = None
     """Its options as the model's ``Params``."""
+    replays: bool = False
+    """Training is on a replay buffer."""
+
+    @property
+    def records_unacted(self) -> bool:
+        """States on which nobody acts are recorded: what values them, or remembers them, is in the actor."""
+        return self.trained_critic is not None or self.replays
+
+    def acts_at_random(self, step: int) -> bool:
+        """Whether a training step's rollout is random actions (``algorithm.replay.random_chunks``)."""
+        return self.replays and step * self.arithmetic.samples < self.config.algorithm.replay.random_chunks
 
     @property
     def policy_values(self) -> int:

@@ -131,6 +131,15 @@ def require_values(values: Tensor | None) -> Tensor:
     return values
 
 
+def require_reparameterized(policy: Policy, model_type: str) -> None:
+    """Raise UserError unless critics can train the policy."""
+    if not policy.reparameterized:
+        raise UserError(
+            f"algorithm.learner=sac: model_type={model_type} as configured gives no actions with a gradient; use "
+            "model=sac_mlp, or model_type=mlp with model.params.squash=true"
+        )
+
+
 def refuse_truncation(policy: type[Policy], truncation: Truncation) -> None:
     """Raise UserError where something would be cut, by a policy that draws no action tokens."""
     if truncation != WHOLE:
@@ -190,6 +199,10 @@ class Policy(nn.Module):
     float32_root: ClassVar[bool] = False
     """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
     log-probabilities directly."""
+    reparameterized: bool = False
+    """It has :meth:`rsample` and :meth:`features`, so it can be trained through critics (``algorithm.learner=sac``)."""
+    decision_inputs: ClassVar[tuple[str, ...]] = ()
+    """Names of the ``replay_inputs`` that record what was decided; the others tell what was seen."""
     spec: PolicySpec
     params: Any
     """Instance of the class's ``Params``."""
@@ -251,6 +264,19 @@ class Policy(nn.Module):
         Args:
             with_distribution: fill in ``Evaluation.distribution``; only for a policy with a ``distribution_type``.
         """
+        raise NotImplementedError
+
+    def rsample(self, inputs: Mapping[str, Tensor], *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Actions [N,C,A] in [-1, 1] and their log-probabilities [N,C,A], at temperature 1, both with gradients. Only
+        of a policy that is :attr:`reparameterized`, as is :meth:`features`.
+
+        Args:
+            inputs: the ``replay_inputs`` that tell what was seen.
+        """
+        raise NotImplementedError
+
+    def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[N,F] of the same inputs: the part of what the policy sees that critics read."""
         raise NotImplementedError
 
     def demonstration(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import camera_images, require_cameras
+from embodied_rl.models.base import PolicySpec, camera_images, require_cameras
 from embodied_rl.models.mlp import MlpParams, MlpPolicy, orthogonal
 from embodied_rl.models.normalization import RunningNormalizer
 
@@ -39,6 +39,10 @@ class CnnPolicy(MlpPolicy):
 
     Params = CnnParams
     params: CnnParams
+
+    def __init__(self, spec: PolicySpec, params: CnnParams) -> None:
+        super().__init__(spec, params)
+        self.reparameterized = False  # critics of pictures would need convolutions of their own
 
     def _build_inputs(self) -> int:
         spec, params = self.spec, self.params

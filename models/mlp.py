@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
-from torch.nn.functional import pad
+from torch.nn.functional import pad, softplus
 
 from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.errors import UserError
@@ -30,6 +30,10 @@ from embodied_rl.models.normalization import RunningNormalizer
 
 _NO_CHOICE = -1e30
 """Logit of what a dimension with fewer choices than others does not have."""
+_LOG_STD = (-20.0, 2.0)
+"""Bounds of a state's logarithm of the standard deviation (arXiv:1801.01290)."""
+_LARGEST = 1.0 - 1e-6
+"""What a tanh gives and float32 can tell from 1: recorded actions are cut off there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +44,30 @@ class MlpParams:
     """Units of each hidden layer."""
     num_layers: PositiveInt = 2
     """Hidden layers of the policy and of the value head, each."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Of the hidden layers."""
+    squash: bool = False
+    """Actions are the tanh of a Gaussian whose deviation, like its mean, depends on the state, so none lies outside of
+    [-1, 1]; ``algorithm.learner=sac`` needs it. false: a Gaussian that is cut off there."""
     initial_log_std: float = -0.5
-    """Log of the standard deviation that every action dimension starts with; learned, the same in every state."""
+    """Log of the standard deviation that every action dimension starts with; learned, without ``squash`` the same in
+    every state."""
     normalize_observations: bool = False
     """Subtract the mean and divide by the standard deviation of the states of all rollouts so far."""
 
 
 class MlpPolicy(Policy):
-    """Independent over chunk steps and action dimensions: Normal(mean(state), exp(log_std)·temperature), or a
-    Categorical over the choices of each dimension.
+    """Independent over chunk steps and action dimensions: Normal(mean(state), exp(log_std)·temperature), its tanh
+    (``squash``), or a Categorical over the choices of each dimension.
 
     A Normal's log-probability is that of the sample before it is clipped to [-1, 1] for the env, and the sample is what
-    ``replay_inputs`` records.
+    ``replay_inputs`` records. With ``squash`` the sample is what the tanh is taken of, and the log-probability that of
+    the action.
     """
 
     Params = MlpParams
     takes_choices = True
+    decision_inputs = ("samples",)
     float32_root = True  # log_std
 
     def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
@@ -63,15 +75,25 @@ class MlpPolicy(Policy):
         self.spec, self.params = spec, params
         features = self._build_inputs()
         shape, choices = (spec.num_action_chunks, spec.action_dim), spec.action_choices
-        self.distribution_type = Categorical if choices else Normal
-        self.truncates = bool(choices)
-        outputs = spec.num_action_chunks * (sum(choices) or spec.action_dim)
+        if params.squash and choices:
+            raise UserError(
+                "model.params.squash: got true, but this env's actions are choices, which no tanh gives; set it to "
+                "false, with an algorithm that takes them, such as ppo"
+            )
+        self.distribution_type = Categorical if choices else None if params.squash else Normal
+        self.truncates, self.reparameterized = bool(choices), params.squash
+        outputs = spec.num_action_chunks * (sum(choices) or spec.action_dim) * (2 if params.squash else 1)
         # A small last layer starts the policy near its mean, so that log_std alone sets the first exploration, or with
         # choices that are about as likely.
-        self.policy = _tanh_mlp(features, outputs, params, last_gain=0.01)
-        self.log_std = None if choices else nn.Parameter(torch.full(shape, params.initial_log_std))
+        self.policy = _layers(features, outputs, params, last_gain=0.01)
+        if params.squash:
+            last = self.policy[-1]
+            assert isinstance(last, nn.Linear)
+            nn.init.constant_(last.bias[outputs // 2 :], params.initial_log_std)
+        fixed = not choices and not params.squash
+        self.log_std = nn.Parameter(torch.full(shape, params.initial_log_std)) if fixed else None
         self.value_head = (
-            _tanh_mlp(features, spec.values_per_chunk, params, last_gain=1.0) if spec.values_per_chunk else None
+            _layers(features, spec.values_per_chunk, params, last_gain=1.0) if spec.values_per_chunk else None
         )
 
     def _build_inputs(self) -> int:
@@ -83,6 +105,14 @@ class MlpPolicy(Policy):
             )
         self.normalizer = RunningNormalizer(self.spec.state_dim) if self.params.normalize_observations else None
         return self.spec.state_dim
+
+    def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return self._features(inputs)
+
+    def rsample(self, inputs: Mapping[str, Tensor], *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        actions = self._distribution(self._features(inputs), 1.0)
+        sample = _sample(actions, self.truncation, generator)
+        return sample.tanh(), self._logprobs(actions, sample)
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
         """What of an observation is recorded."""
@@ -101,8 +131,8 @@ class MlpPolicy(Policy):
         sample = _mode(actions) if greedy else _sample(actions, self.truncation, generator)
         choices = bool(self.spec.action_choices)
         return PolicyOutput(
-            actions=sample.float() if choices else sample.clamp(-1.0, 1.0),
-            logprobs=_logprobs(actions, sample),
+            actions=sample.float() if choices else sample.tanh() if self.params.squash else sample.clamp(-1.0, 1.0),
+            logprobs=self._logprobs(actions, sample),
             values=self._values(features),
             replay_inputs=inputs | {"samples": sample},
             tokens=sample if choices else None,
@@ -115,7 +145,11 @@ class MlpPolicy(Policy):
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        return self._inputs(obs) | {"samples": actions.long() if self.spec.action_choices else actions}
+        if self.spec.action_choices:
+            samples = actions.long()
+        else:
+            samples = actions.clamp(-_LARGEST, _LARGEST).atanh() if self.params.squash else actions
+        return self._inputs(obs) | {"samples": samples}
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
@@ -125,9 +159,13 @@ class MlpPolicy(Policy):
         names = ("logits",) if isinstance(actions, Categorical) else ("loc", "scale")
         # FSDP warns of outputs that are views.
         distribution = {name: getattr(actions, name).clone() for name in names} if with_distribution else None
+        samples = replay_inputs["samples"].to(features.device)
+        entropy = actions.entropy()
+        if self.params.squash:  # no closed form: that of what the tanh is taken of, and an estimate of the rest
+            entropy = entropy + _log_slope(samples)
         return Evaluation(
-            logprobs=_logprobs(actions, replay_inputs["samples"].to(features.device)),
-            entropy=actions.entropy(),
+            logprobs=self._logprobs(actions, samples),
+            entropy=entropy,
             values=self._values(features),
             distribution=distribution,
         )
@@ -154,6 +192,9 @@ class MlpPolicy(Policy):
         """Of [N,C,A]."""
         check_temperature(temperature)
         outputs, spec = self.policy(features).float(), self.spec
+        if self.params.squash:
+            mean, log_std = outputs.unflatten(-1, (2, spec.num_action_chunks, spec.action_dim)).unbind(-3)
+            return Normal(mean, temperature * log_std.clamp(*_LOG_STD).exp(), validate_args=False)
         if self.log_std is not None:
             mean = outputs.unflatten(-1, (spec.num_action_chunks, spec.action_dim))
             return Normal(mean, temperature * self.log_std.float().exp(), validate_args=False)
@@ -162,10 +203,15 @@ class MlpPolicy(Policy):
         logits = torch.stack([pad(part, (0, most - part.shape[-1]), value=_NO_CHOICE) for part in parts], dim=-2)
         return Categorical(logits=scaled_log_softmax(logits, temperature), validate_args=False)
 
+    def _logprobs(self, actions: Normal | Categorical, sample: Tensor) -> Tensor:
+        if isinstance(actions, Categorical):
+            return chosen_logprobs(actions.logits, sample)  # its log_prob is a view
+        return actions.log_prob(sample) - (_log_slope(sample) if self.params.squash else 0.0)
 
-def _logprobs(actions: Normal | Categorical, sample: Tensor) -> Tensor:
-    # Categorical.log_prob is a view.
-    return actions.log_prob(sample) if isinstance(actions, Normal) else chosen_logprobs(actions.logits, sample)
+
+def _log_slope(x: Tensor) -> Tensor:
+    """log(1 - tanh²(x)), far out, too."""
+    return 2.0 * (math.log(2.0) - x - softplus(-2.0 * x))
 
 
 def _mode(actions: Normal | Categorical) -> Tensor:
@@ -179,12 +225,13 @@ def _sample(actions: Normal | Categorical, truncation: Truncation, generator: to
     return actions.loc + actions.scale * noise
 
 
-def _tanh_mlp(inputs: int, outputs: int, params: MlpParams, *, last_gain: float) -> nn.Sequential:
+def _layers(inputs: int, outputs: int, params: MlpParams, *, last_gain: float) -> nn.Sequential:
     """Orthogonal weights and zero biases, as in PPO's reference implementation (openai/baselines)."""
     widths = [inputs, *[params.hidden_size] * params.num_layers]
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
-        layers += [orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), nn.Tanh()]
+        activation = nn.Tanh() if params.activation == "tanh" else nn.ReLU()
+        layers += [orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), activation]
     return nn.Sequential(*layers, orthogonal(nn.Linear(widths[-1], outputs), last_gain))
 
 

@@ -7,10 +7,12 @@ import functools
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from embodied_rl.contracts import Trajectory
 from embodied_rl.envs.open_episodes import FILE
 from embodied_rl.launch import run
+from embodied_rl.training.replay import FILE as BUFFER
 from embodied_rl.workers.actor import ActorWorker, UpdateReport
 from tests.checkpoints.saved import saved_tensors
 from tests.configs import embodied
@@ -61,6 +63,23 @@ SMALL = {
         "env.init_params.id=Pendulum-v1",
         *GOING_ON,
         "env.train.max_steps_per_rollout_epoch=24",
+        "env.train.total_num_envs=4",
+    ],
+    "gymnasium, from a buffer": [  # which is full after one step
+        "env=gymnasium",
+        "env.init_params.id=Pendulum-v1",
+        "model=sac_mlp",
+        "algorithm=sac",
+        "algorithm.replay.capacity=40",
+        "algorithm.replay.batch_size=16",
+        "algorithm.replay.learning_starts=0",
+        "algorithm.replay.random_chunks=40",
+        "algorithm.replay.update_to_data=0.3",
+        "algorithm.sac.hidden_size=16",
+        "algorithm.sac.policy_interval=2",
+        "actor.lr_sched.lr_decay_style=linear",
+        "env.train.auto_reset=true",
+        "env.train.max_steps_per_rollout_epoch=8",
         "env.train.total_num_envs=4",
     ],
     "maniskill, going on": [
@@ -144,6 +163,7 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("sim
         "dummy, going on, with a critic",
         "gymnasium",
         "gymnasium, going on",
+        "gymnasium, from a buffer",
         pytest.param("libero_10", marks=LONG),
         pytest.param("libero_10, going on", marks=LONG),
         pytest.param("libero_10, with a critic", marks=LONG),
@@ -188,3 +208,7 @@ def test_trajectories_metrics_and_weights_are_the_same(
     assert all(line["actor/grad_norm"] > 0 for line in metrics_of(whole))
     name = f"checkpoints/global_step_{STEPS}"
     assert_equal(saved_tensors(whole / name), saved_tensors(parts / name))
+    buffers = [folder / name / BUFFER for folder in (whole, parts)]
+    assert [buffer.exists() for buffer in buffers] == ["algorithm=sac" in SMALL[env]] * 2
+    if buffers[0].exists():
+        assert_equal(*map(load_file, buffers))

@@ -13,7 +13,9 @@ from embodied_rl.launch import run
 from embodied_rl.schema import Config
 from tests.configs import tiny_math_run, tiny_run
 
-PRESETS = sorted(path.stem for path in Path("config/algorithm").glob("*.yaml") if path.stem not in ("base", "sft"))
+REPLAYING = ("rlpd", "sac")
+OTHERS = ("base", "sft", *REPLAYING)
+PRESETS = sorted(path.stem for path in Path("config/algorithm").glob("*.yaml") if path.stem not in OTHERS)
 SAID = ("ratio", "ratio_max", "approx_kl", "entropy", "policy_loss", "grad_norm", "advantage_mean", "advantage_std")
 """What every update says of itself."""
 FULL_KL = "algorithm.kl_beta=0.05", "algorithm.kl_penalty_type=full", "algorithm.n_minibatches=1"
@@ -59,6 +61,21 @@ def test_a_preset_trains(tmp_path: Path, task: str, preset: str) -> None:
         assert 0 <= numbers["groups_filtered"] < 1
         if preset == "ppo":
             assert numbers.keys() >= {"explained_variance", "return_mean", "return_std", "value_loss"}
+
+
+@pytest.mark.parametrize("preset", REPLAYING)
+def test_a_preset_with_a_buffer_trains(tmp_path: Path, preset: str) -> None:
+    """Without demonstrations rlpd is SAC with its ensemble."""
+    few = (
+        "algorithm.replay.update_to_data=0.2",
+        "algorithm.replay.learning_starts=0",
+        "algorithm.sac.policy_interval=2",
+    )
+    for metrics in metrics_of(in_an_env(tmp_path, f"algorithm={preset}", "model=sac_mlp", *few)):
+        numbers = {name.removeprefix("actor/"): value for name, value in metrics.items()}
+        assert all(math.isfinite(value) for value in numbers.values()), numbers
+        assert min(numbers[name] for name in ("updates", "critic_loss", "grad_norm", "critic_grad_norm", "q_std")) > 0
+        assert numbers.keys() >= {"policy_loss", "entropy", "temperature", "q_mean", "buffer_chunks"}
 
 
 @pytest.mark.parametrize("task", TASKS)

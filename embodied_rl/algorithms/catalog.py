@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from embodied_rl.errors import UserError
 from embodied_rl.params import field_values, keyword_options, parse_params
-from embodied_rl.registry import Registry
+from embodied_rl.registry import Registry, load_class
 from embodied_rl.schema import AlgorithmConfig
 from embodied_rl.schema.types import LogprobLevel, RewardLevel
 
@@ -242,6 +242,27 @@ POLICY_LOSSES: Final = Catalog(
 )
 """``algorithm.loss_type``; each is a function (logprobs, old_logprobs, advantages, mask, <options>) -> unit losses. One
 with ``prox_logp_method`` among its ``sections`` is also given ``proximal_logprobs``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learner:
+    """A way to train."""
+
+    worker: str
+    """``module:Class`` of its actor."""
+    replays: bool = False
+    """It trains on a replay buffer: rollout workers record executed actions, and every state that is led to."""
+
+    def load(self) -> type:
+        return load_class("algorithm.learner", {}, self.worker)
+
+
+LEARNERS: Final[Mapping[str, Learner]] = {
+    "on_policy": Learner(worker="embodied_rl.workers.actor:ActorWorker"),
+    "sac": Learner(worker="embodied_rl.workers.replay_actor:ReplayActor", replays=True),
+}
+"""``algorithm.learner``. What trains otherwise, such as one that steers a frozen base, is one more actor and one more
+line here."""
 
 
 def check_levels(reward_type: RewardLevel, logprob_type: LogprobLevel) -> None:

@@ -25,6 +25,7 @@ _OF_THE_CALL: Final = ("runner.resume_dir", "runner.recover", "runner.max_recove
 _FIXED: Final[Mapping[str, str]] = {
     "runner.task_type": "another task trains another policy",
     "model": "it would be another policy than the one whose weights and moments were saved",
+    "algorithm.learner": "it would lack the critics and the buffer that the other has",
     "env.env_type": "its observations and actions would mean something else",
 }
 """Key or section that a run cannot change on its way -> why."""

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, futures
+from torch import Tensor, futures, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -46,7 +46,7 @@ _SHOWN = 8
 """Differing tensors that a message lists."""
 
 
-Trained: TypeAlias = tuple[Policy, Optimizer | None]
+Trained: TypeAlias = tuple[nn.Module, Optimizer | None]
 """A sharded network and its optimiser; None leaves that out."""
 
 
@@ -70,7 +70,7 @@ def actor_state(
     return state
 
 
-def _trained_state(policy: Policy, optimizer: Optimizer | None) -> dict[str, Any]:
+def _trained_state(policy: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     state: dict[str, Any] = {"model": get_model_state_dict(policy)}
     if optimizer is not None:
         state["optimizer"] = {"state": _optimizer_state(policy, optimizer)["state"]}
@@ -129,7 +129,7 @@ def load_weights(policy: Policy, directory: Path) -> None:
     policy.load_state_dict(state, strict=False)
 
 
-def load_critic_weights(critic: Policy, directory: Path) -> None:
+def load_critic_weights(critic: nn.Module, directory: Path) -> None:
     """The same of a checkpoint's critic, which has a value head.
 
     Raises:
@@ -202,7 +202,7 @@ def _part(saved: Mapping[str, TensorStorageMetadata], prefix: str) -> dict[str, 
 
 
 def _state_to_fill(
-    policy: Policy,
+    policy: nn.Module,
     optimizer: Optimizer | None,
     saved: Mapping[str, TensorStorageMetadata],
     directory: Path,
@@ -222,7 +222,7 @@ def _state_to_fill(
     return state
 
 
-def _fill(policy: Policy, optimizer: Optimizer | None, state: Mapping[str, Any]) -> None:
+def _fill(policy: nn.Module, optimizer: Optimizer | None, state: Mapping[str, Any]) -> None:
     """Give a network and its optimiser what was read; the optimiser's hyperparameters stay."""
     set_model_state_dict(policy, state["model"])
     if optimizer is not None:
@@ -233,7 +233,7 @@ def _fill(policy: Policy, optimizer: Optimizer | None, state: Mapping[str, Any])
             group.update(options)
 
 
-def _optimizer_state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
+def _optimizer_state(policy: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     init_optimizer_state(optimizer)
     return get_optimizer_state_dict(policy, optimizer)
 

@@ -53,6 +53,8 @@ def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:
         f"a step: {numbers.groups} groups x {numbers.group_size}{of_epochs} = {members} sequences; x {numbers.chunks} "
         f"decision(s) of {numbers.num_action_chunks} = at most {numbers.samples} samples"
     ]
+    if plan.replays:
+        return [*lines, *_replay_lines(plan), *_last_lines(plan)]
     minibatches = config.algorithm.n_minibatches
     if minibatches is None:
         minibatches = max(1, round(numbers.samples / config.actor.global_batch_size))
@@ -66,6 +68,27 @@ def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:
         f"the run: {max(0, config.runner.max_steps - plan.start.step)} steps = "
         f"{max(0, config.runner.max_steps - plan.start.step) * steps} optimiser steps"
     )
+    return [*lines, *_last_lines(plan)]
+
+
+def _replay_lines(plan: RunPlan[Any]) -> list[str]:
+    """From the chunks of a step to updates."""
+    config, numbers = plan.config, plan.arithmetic
+    replay, steps = config.algorithm.replay, max(0, config.runner.max_steps - plan.start.step)
+    of_each = f"{replay.update_to_data:g} a chunk after the first {replay.learning_starts}"
+    shown = f", {replay.demonstration_share:.0%} of them demonstrations" if replay.demonstrations else ""
+    return [
+        f"the buffer: {replay.capacity} chunks, {replay.capacity / numbers.samples:.0f} steps' worth; the first "
+        f"{replay.random_chunks} chunks are random",
+        f"an update: {of_each}, each on {replay.batch_size} chunks{shown}",
+        f"the run: {steps} steps = at most {steps * numbers.samples} chunks = "
+        f"{int(steps * numbers.samples * replay.update_to_data)} updates of the critics, one of the policy for each "
+        f"{config.algorithm.sac.policy_interval}",
+    ]
+
+
+def _last_lines(plan: RunPlan[Any]) -> list[str]:
+    config, lines = plan.config, list[str]()
     if isinstance(config, EmbodiedConfig):
         env = config.evaluated
         lines.append(
@@ -118,6 +141,7 @@ def origins_table(arguments: Sequence[str]) -> Table:
 
 def _memory(need: Need, parameters: int | None) -> str:
     parts = [("weights", need.weights), ("passes", need.passes), ("simulator", need.simulator), ("sync", need.sync)]
+    parts.append(("buffer", need.buffer))
     text = f"{need.total / GIB:.2f} GiB"
     if shown := [f"{name} {size / GIB:.2f}" for name, size in parts if size >= GIB / 200]:
         text += f": {', '.join(shown)}"

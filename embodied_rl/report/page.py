@@ -154,7 +154,9 @@ def _facts(run: Run) -> list[str]:
     found += [str(env or at(run.config, "env.name") or at(run.config, "data.name") or "")]
     found += [str(at(run.config, "model.model_type") or "")]
     if not run.only_eval and run.task in ("math", "embodied"):
-        found += [f"{at(run.config, 'algorithm.adv_type')} / {at(run.config, 'algorithm.loss_type')}"]
+        on_policy = f"{at(run.config, 'algorithm.adv_type')} / {at(run.config, 'algorithm.loss_type')}"
+        learner = at(run.config, "algorithm.learner") or "on_policy"
+        found += [on_policy if learner == "on_policy" else str(learner)]
     return [text for text in found if text]
 
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embodied_rl.schema.actor import ActorConfig, FSDPConfig, LRScheduleConfig, MixedPrecisionConfig, OptimConfig
-from embodied_rl.schema.algorithm import AlgorithmConfig, KLControllerConfig, NormConfig, SamplingConfig
+from embodied_rl.schema.algorithm import (
+    AlgorithmConfig,
+    KLControllerConfig,
+    NormConfig,
+    ReplayConfig,
+    SacConfig,
+    SamplingConfig,
+)
 from embodied_rl.schema.critic import CriticConfig
 from embodied_rl.schema.data import (
     AugmentationConfig,
@@ -56,9 +63,11 @@ __all__ = [
     "NormConfig",
     "OptimConfig",
     "PlaySection",
+    "ReplayConfig",
     "RewardConfig",
     "RolloutConfig",
     "RunnerConfig",
+    "SacConfig",
     "SamplingConfig",
     "Section",
     "SftConfig",

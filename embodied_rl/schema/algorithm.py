@@ -64,7 +64,62 @@ class KLControllerConfig(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig(Section):
+    """The replay buffer, and how much is trained on it (``learner=sac``)."""
+
+    capacity: PositiveInt
+    """Chunks that the buffer holds, states on which nobody acts (a rollout's last, an episode's) included; the oldest
+    make room."""
+    batch_size: PositiveInt
+    """Chunks of an optimiser step."""
+    update_to_data: PositiveFloat
+    """Updates of the critics for each chunk that comes."""
+    learning_starts: NonNegativeInt
+    """Chunks that come before the first update; none is made up for later."""
+    random_chunks: NonNegativeInt
+    """Training steps that begin before so many chunks came act at random, uniformly; 0: the policy acts from the
+    first."""
+    demonstrations: str | None
+    """A LeRobot data set's folder, recorded in the env, that a share of each batch is drawn from; null: none."""
+    demonstration_share: Fraction
+    """The share; 0.5 is RLPD's half and half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SacConfig(Section):
+    """Soft actor-critic (``learner=sac``). ``critic.optim`` is the critics' optimiser, ``actor.optim`` the policy's."""
+
+    num_critics: PositiveInt
+    """Critics of the ensemble; each has a target network."""
+    target_critics: PositiveInt
+    """Target networks, drawn anew for each update, whose least value is the target (REDQ, arXiv:2101.05982)."""
+    hidden_size: PositiveInt
+    """Units of each hidden layer of a critic."""
+    num_layers: PositiveInt
+    """Hidden layers of a critic."""
+    layer_norm: bool
+    """Normalise a critic's hidden layers: values of actions that nobody took stay bounded."""
+    tau: Annotated[float, Field(gt=0, le=1)]
+    """Share of the way that target networks go to the critics with each update (Polyak)."""
+    policy_interval: PositiveInt
+    """Updates of the critics for each of the policy and of the temperature."""
+    policy_q: Literal["min", "mean"]
+    """Value of the ensemble that the policy climbs."""
+    initial_temperature: PositiveFloat
+    """Weight of the entropy at the start."""
+    temperature_lr: PositiveFloat | None
+    """Learning rate with which its logarithm follows the entropy; null: it stays."""
+    target_entropy: float
+    """Entropy to aim at, in nats for each number of a chunk; -1 is the paper's -dim(A)."""
+    backup_entropy: bool
+    """Count the entropy of later actions as reward in the target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig(Section):
+    learner: Literal["on_policy", "sac"]
+    """on_policy: trains on each step's rollouts, with ``adv_type`` and ``loss_type``; sac: on a replay buffer, with
+    critics of its own (``replay``, ``sac``)."""
     adv_type: str
     """Advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or raw; or one from
     outside: an entry point, ``module:function`` or ``path/to/file.py:function``. gae needs a value head, which the
@@ -89,7 +144,8 @@ class AlgorithmConfig(Section):
     entropy_type: LogprobLevel
     """Unit of an entropy."""
     gamma: Fraction
-    """Discount per chunk or per action, after ``reward_type``. gae and reinforce_plus_plus."""
+    """Discount per chunk or per action, after ``reward_type``. gae and reinforce_plus_plus. ``learner=sac``: always per
+    simulator step."""
     gae_lambda: Fraction
     """gae only."""
     reward_norm: NormConfig
@@ -167,4 +223,6 @@ class AlgorithmConfig(Section):
     critic_warmup_steps: NonNegativeInt
     """Training steps in which the value head alone is trained."""
     entropy_bonus: NonNegativeFloat
+    replay: ReplayConfig
+    sac: SacConfig
     sampling_params: SamplingConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from embodied_rl.envs.base import adapter_class
@@ -10,7 +10,7 @@ from embodied_rl.errors import ConfigError
 from embodied_rl.models.footprint import Footprint
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import CollectConfig, EmbodiedConfig
-from embodied_rl.tasks.trial import count_parameters, measure_policy
+from embodied_rl.tasks.trial import count_parameters, count_soft_critics, measure_policy
 
 GIB: Final = 2**30
 _MIB: Final = 2**20
@@ -23,6 +23,8 @@ _GRADIENT_AND_MOMENTS: Final = {"float32": 3, "bfloat16": 2, "int8": 1.5 + 2 / 2
 """Type of the moments -> what training adds to each number that is trained, in numbers of its own type, float32."""
 _COPIES: Final = 2
 """Of what is recorded: as messages, and as the batch or the trajectory that is made of them."""
+_OUTCOME: Final = 9
+"""Bytes of a chunk's reward, of what weighs its future, and of whether there is a chunk."""
 _BUCKETS: Final = {"rollout": 3, "actor": 2}
 """Buckets of a weight sync that a worker maps or copies."""
 
@@ -39,12 +41,14 @@ class Need:
     simulator: float = 0.0
     sync: float = 0.0
     """Weights on their way."""
+    buffer: float = 0.0
+    """A full replay buffer, in host memory."""
     missing: str | None = None
     """What comes on top and is not known."""
 
     @property
     def total(self) -> float:
-        return self.process + self.weights + self.passes + self.simulator + self.sync
+        return self.process + self.weights + self.passes + self.simulator + self.sync + self.buffer
 
 
 class Estimate:
@@ -104,8 +108,22 @@ class Estimate:
             saved = max(saved, self._critic.saved)  # they take turns
         if plan.config.algorithm.kl_beta > 0 and not plan.config.model.lora.leave_base:
             weights += self._rounded(policy, plan.config.actor.reference_dtype)
+        if plan.replays:
+            return self._replaying(policy, Need(process=process, weights=weights, passes=waiting, sync=sync))
         passes = waiting + self._training_rows(samples) * saved
         return Need(process=process, weights=weights / shards, passes=passes, sync=sync)
+
+    def _replaying(self, policy: Footprint, need: Need) -> Need:
+        """The same actor with its replay buffer, the critics beside it, and the passes of a batch."""
+        algorithm = self._plan.config.algorithm
+        whole, trained = count_soft_critics(self._plan) or (0, 0)
+        row = policy.recorded + _OUTCOME  # what is recorded of a decision is as long as the action
+        return replace(
+            need,
+            weights=need.weights + 4 * (whole + self._added_to_critic * trained),
+            passes=need.passes + algorithm.replay.batch_size * policy.saved,
+            buffer=algorithm.replay.capacity * row,
+        )
 
     def _rounded(self, policy: Footprint, dtype: str | None) -> int:
         """Bytes of a copy of the policy in a type of 16 bits, or as it is."""
@@ -167,7 +185,7 @@ def check_memory(plan: RunPlan[Any]) -> None:
         need = estimate.of(component)
         here = [plan.placement.device(component, rank) == "cpu" for rank in range(plan.world_size(component))]
         # What passes keep is freed between phases, so not all is held at once.
-        needed[component] = sum(need.process + need.simulator + need.weights * on_cpu for on_cpu in here)
+        needed[component] = sum(need.process + need.simulator + need.buffer + need.weights * on_cpu for on_cpu in here)
     if (total := sum(needed.values())) > limit * GIB:
         of_each = ", ".join(f"{component} {size / GIB:.1f}" for component, size in needed.items())
         raise ConfigError(

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS
 from embodied_rl.checkpoints import resume
 from embodied_rl.checkpoints.store import (
     complete_checkpoints,
@@ -93,6 +93,11 @@ def plan_of(config: Config) -> RunPlan[Any]:
         from embodied_rl.demonstrations.fit import check_data, kept_to  # imports pyarrow
 
         check_data(kept_to(config.algorithm.bc_path), spaces, key="algorithm.bc_path")
+    replay = config.algorithm.replay
+    if LEARNERS[config.algorithm.learner].replays and replay.demonstrations and not config.runner.only_eval:
+        from embodied_rl.demonstrations.fit import check_data, kept_to  # imports pyarrow
+
+        check_data(kept_to(replay.demonstrations), spaces, key="algorithm.replay.demonstrations")
     here = asdict(spaces) | {"num_action_chunks": getattr(config.model, "num_action_chunks", None)}
     check_folder(config.model, here)
     critic = critic_model(config)
@@ -138,6 +143,7 @@ def plan_of(config: Config) -> RunPlan[Any]:
         critic_params=None
         if critic is None
         else parse_params(policy_class(critic.model_type).Params, critic.params, "critic.params"),
+        replays=LEARNERS[config.algorithm.learner].replays and not config.runner.only_eval,
     )
     from embodied_rl.models.attention import check_attention
     from embodied_rl.tasks.memory import check_memory

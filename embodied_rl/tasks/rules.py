@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry, check_levels
+from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS, POLICY_LOSSES, Entry, check_levels
 from embodied_rl.errors import ConfigError, UserError, suggestion
 from embodied_rl.language.rewards.functions import PASS_OR_FAIL, parts_of, score_range
 from embodied_rl.models.registry import LANGUAGE_MODELS
@@ -188,6 +188,11 @@ def algorithm_problems(c: Config) -> Iterator[str]:
         yield from _loss_problems(c, loss)
     yield from filter_problems(c)
     yield from _bc_problems(c)
+    if LEARNERS[a.learner].replays and type(c) is not EmbodiedConfig:
+        yield (
+            f"algorithm.learner: got {a.learner}, but task={c.runner.task_type} has no simulator to learn in; use "
+            "on_policy, or task=embodied"
+        )
 
 
 def _bc_problems(c: Config) -> Iterator[str]:

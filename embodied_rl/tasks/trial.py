@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from embodied_rl.envs.base import known_spaces
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_truncation
+from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_truncation, require_reparameterized
 from embodied_rl.models.footprint import Footprint, footprint
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, policy_of
 from embodied_rl.models.weights.folder import headers_only
@@ -40,6 +40,8 @@ def try_policy(plan: RunPlan[Any]) -> None:
             raise UserError(f"critic: {error}") from error
     if not isinstance(config, EmbodiedConfig):
         return
+    if plan.replays and policy is not None:
+        require_reparameterized(policy, config.model.model_type)
     sampling = config.algorithm.sampling_params
     truncation, model = Truncation(top_p=sampling.top_p, top_k=sampling.top_k), policy_class(config.model.model_type)
     if policy is not None:
@@ -96,6 +98,18 @@ def measure_policy(plan: RunPlan[Any], *, of_critic: bool = False) -> Footprint 
         return footprint(policy, lengths)
     except Exception:  # whatever a policy from outside does
         return None
+
+
+def count_soft_critics(plan: RunPlan[Any]) -> tuple[int, int] | None:
+    """Numbers in the critics of ``algorithm.sac``, and how many of them are trained; None where the env decides."""
+    policy = _build(plan)
+    if policy is None:
+        return None
+    from embodied_rl.training.soft_critics import SoftCritics
+
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        critics = list(SoftCritics.of(policy, plan.config.algorithm.sac).parameters())
+    return sum(p.numel() for p in critics), sum(p.numel() for p in critics if p.requires_grad)
 
 
 def _elements(weights: Path) -> Iterator[int]:

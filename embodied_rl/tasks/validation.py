@@ -13,13 +13,14 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES, Entry
+from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS, POLICY_LOSSES, Entry
 from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import backend_problems
 from embodied_rl.params import at, describe, flat
 from embodied_rl.runtime.placement import PlacementError, later_lines_win
 from embodied_rl.schema import (
+    AlgorithmConfig,
     CollectConfig,
     Config,
     CriticConfig,
@@ -57,6 +58,7 @@ _LONGEST_NAME: Final = 200
 _PATHS: Final = (
     "path",
     "bc_path",
+    "demonstrations",
     "teacher",
     "resume_dir",
     "init_from",
@@ -248,6 +250,10 @@ def _estimator(c: Config) -> Entry:
     return ADVANTAGES[c.algorithm.adv_type]
 
 
+def _replays(c: Config) -> bool:
+    return LEARNERS[c.algorithm.learner].replays
+
+
 def _imitates(c: Config) -> bool:
     return TASKS[c.runner.task_type].imitates
 
@@ -282,7 +288,32 @@ def _noise(c: Config) -> float:
     return played.noise if played is not None else 0.0
 
 
+_OF_ROLLOUTS: Final = ("learner", "gamma", "group_size", "rollout_epoch", "replay", "sac", "sampling_params")
+"""Keys of ``algorithm`` that are read whatever becomes of a rollout, or where there is a replay buffer."""
+
 _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
+    *(
+        (key, _replays, "algorithm.learner trains on a replay buffer")
+        for key in (
+            *(f"algorithm.{name}" for name in _annotations(AlgorithmConfig) if name not in _OF_ROLLOUTS),
+            "actor.micro_batch_size",
+            "actor.max_tokens_per_micro_batch",
+            "actor.global_batch_size",
+            "actor.skip_zero_advantages",
+            "actor.recompute_logprobs",
+            "actor.logprob_micro_batch_size",
+            "actor.logprob_gap_warning",
+        )
+    ),
+    *(
+        (f"algorithm.{name}", lambda c: not _replays(c), "algorithm.learner is on_policy; algorithm=sac has a buffer")
+        for name in ("replay", "sac")
+    ),
+    (
+        "algorithm.replay.demonstration_share",
+        lambda c: c.algorithm.replay.demonstrations is None,
+        "algorithm.replay.demonstrations is null",
+    ),
     ("algorithm.normalize_advantages", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
     ("algorithm.value_loss_coef", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.value_clip", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
@@ -294,8 +325,10 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     *(
         (f"critic.{name}", lambda c: not c.critic.enable, "critic.enable is false")
         for name in _annotations(CriticConfig)
-        if name != "enable"
+        if name not in ("enable", "optim")
     ),
+    ("critic.optim", lambda c: not (c.critic.enable or _replays(c)), "critic.enable is false"),
+    ("critic.optim.value_lr", _replays, "algorithm.sac.temperature_lr is that of the temperature"),
     *(
         (f"model.lora.{name}", lambda c: not c.model.lora.used, "model.lora.rank is 0")
         for name in _annotations(LoraSettings)
@@ -410,12 +443,16 @@ def _unread_keys(c: Config, overridden: Sequence[str]) -> Iterator[str]:
     if None in chosen.values():
         return  # said already, and nothing is known of what they read
     for key in dict.fromkeys(overridden):
-        if any(entry and _reads(entry, key.removeprefix("algorithm.")) for entry in chosen.values()):
+        if not _replays(c) and any(
+            entry and _reads(entry, key.removeprefix("algorithm.")) for entry in chosen.values()
+        ):
             continue
         for pattern, unread, why in _UNREAD:
             if (key == pattern or key.startswith(pattern + ".")) and unread(c):
                 yield f"{key}: this run would not read it, since {why}; leave it out"
                 break
+        if _replays(c):
+            continue
         for name, table in (("adv_type", ADVANTAGES), ("loss_type", POLICY_LOSSES)):
             option, choice = key.removeprefix("algorithm."), getattr(c.algorithm, name)
             readers = [other for other, entry in table.items() if _reads(entry, option)]

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch.optim import AdamW, Optimizer
 
-from embodied_rl.models.base import Policy
 from embodied_rl.schema import LRScheduleConfig, OptimConfig
 from embodied_rl.training.compact_adam import CompactAdamW
 
 
-def build_optimizer(policy: Policy, config: OptimConfig) -> Optimizer:
+class Grouped(Protocol):
+    """A network that says which of its parameters are trained apart, such as a policy."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+    def value_parameters(self) -> list[torch.nn.Parameter]:
+        """Those that train at ``value_lr``."""
+        ...
+
+    def undecayed_parameters(self) -> list[torch.nn.Parameter]: ...
+
+
+def build_optimizer(policy: Grouped, config: OptimConfig) -> Optimizer:
     """AdamW, fused or with small moments; a learning rate of its own for the value head, and no weight decay on biases
     and norms."""
     of_value_head = {id(p) for p in policy.value_parameters()}

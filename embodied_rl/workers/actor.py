@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -122,7 +122,30 @@ class ActorWorker(Worker):
             checkpoint_blocks(self._policy)
         shard(self._policy, mesh, self._config.fsdp_config)
         self._optimizer = build_optimizer(self._policy, self._config.optim)
-        algorithm = self._algorithm
+        policies = self._prepare(spec, mesh)
+        self._state: TrainingState | None = None
+        if self._config.enable_offload:
+            require_accelerator("actor.enable_offload", context.device)
+            self._state = TrainingState(policies, self._optimizer, context.device, self._config.offload)
+            self._state.leave_device()
+        sync_dtype = self._config.sync_dtype or self._plan.config.rollout.dtype
+        way = sending_end(self._weights, self._plan, context)
+        self._sender = WeightSender(
+            self._policy,
+            way.channel,
+            way.receivers,
+            device=way.device,
+            bucket_bytes=self._config.sync_bucket_mb * 2**20,
+            dtype=None if sync_dtype is None else getattr(torch, sync_dtype),
+            verify=self._config.verify_weight_sync,
+            report_progress=context.report_progress,
+        )
+        return parameters
+
+    def _prepare(self, spec: PolicySpec, mesh: DeviceMesh) -> Sequence[Policy]:
+        """Make what trains the policy; returns the policies that are on the device for an update alone, with
+        ``actor.enable_offload``."""
+        context, algorithm = self.context, self._algorithm
         reference = self._build_reference(spec, mesh) if algorithm.kl_beta > 0 else None
         self._kl = KLController(
             algorithm.kl_beta,
@@ -141,24 +164,7 @@ class ActorWorker(Worker):
         self._scorer = Scorer(training)
         self._updater = Updater(training, self._optimizer, self._demonstrated(training, spec))
         self._critic = self._build_critic(spec, mesh, training)
-        self._state: TrainingState | None = None
-        if self._config.enable_offload:
-            require_accelerator("actor.enable_offload", context.device)
-            self._state = TrainingState(training.policies, self._optimizer, context.device, self._config.offload)
-            self._state.leave_device()
-        sync_dtype = self._config.sync_dtype or self._plan.config.rollout.dtype
-        way = sending_end(self._weights, self._plan, context)
-        self._sender = WeightSender(
-            self._policy,
-            way.channel,
-            way.receivers,
-            device=way.device,
-            bucket_bytes=self._config.sync_bucket_mb * 2**20,
-            dtype=None if sync_dtype is None else getattr(torch, sync_dtype),
-            verify=self._config.verify_weight_sync,
-            report_progress=context.report_progress,
-        )
-        return parameters
+        return training.policies
 
     def _initial_policy(self, spec: PolicySpec) -> Policy:
         """The policy that training starts from: every rank makes the same whole one, to keep its shards of it.
@@ -288,16 +294,21 @@ class ActorWorker(Worker):
         self._count_operations()
         with self._state.on_device(self._timer) if self._state else contextlib.nullcontext():
             metrics = self._update(step)
-        flops = {"scoring": self._scorer.flops, "update": self._updater.flops}
         return UpdateReport(
             metrics=metrics,
             seconds=self._timer.drain(),
-            without_gradient=tuple(self._updater.without_gradient),
-            flops={phase: found for phase, found in flops.items() if found.model},
+            without_gradient=self._without_gradient(),
+            flops={phase: found for phase, found in self._flops().items() if found.model},
             peak=self._peak,
             cost=self._cost,
             peak_memory=self._peak_memory.end(),
         )
+
+    def _without_gradient(self) -> tuple[str, ...]:
+        return tuple(self._updater.without_gradient)
+
+    def _flops(self) -> dict[str, Flops]:
+        return {"scoring": self._scorer.flops, "update": self._updater.flops}
 
     def _count_operations(self) -> None:
         """Learn of the first sample that comes what its passes take."""
@@ -380,6 +391,7 @@ class ActorWorker(Worker):
             checkpoint.save_actor(self._policy, optimizer, directory, self._extra_state(), critic=critic)
             if self.context.rank == 0:
                 self._record.write(directory)
+                self._snapshot(contents)(directory)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
             raise checkpoint.write_error(error, directory) from error
         self._written = directory
@@ -389,15 +401,23 @@ class ActorWorker(Worker):
         optimizer = self._optimizer if "optimizer" in contents else None
         critic = self._trained_critic(with_optimizer="optimizer" in contents)
         state = checkpoint.actor_state(self._policy, optimizer, self._extra_state(), critic=critic)
+        write_rest = self._snapshot(contents)
 
         def complete() -> None:
             if self.context.rank == 0:
                 self._record.write(publication.scratch)
+                write_rest(publication.scratch)
                 seal(publication.scratch, publication.state)
                 publish(publication.scratch, publication.directory, max_keep=publication.max_keep)
 
         self._writer.begin(state, publication.scratch / checkpoint.ACTOR_DIR, complete)
         self._written = publication.scratch
+
+    def _snapshot(self, contents: Sequence[str]) -> Callable[[Path], None]:
+        """Copy what a checkpoint of these ``runner.save_contents`` holds beside shards and record; returns what writes
+        it."""
+        del contents
+        return lambda directory: None
 
     def finish_save(self, directory: Path) -> None:
         """Return when what :meth:`save` or :meth:`begin_save` writes into ``directory`` is there.

@@ -126,7 +126,7 @@ class EnvWorker(Worker):
         self._config, self._lanes, self._params = config.env, plan.lanes, plan.env_params
         self._eval_config, self._eval_params = config.evaluated, plan.eval_env_params
         self._group_size, self._rollout_epochs = config.algorithm.group_size, config.algorithm.rollout_epoch
-        self._chunk, self._needs_values = config.model.num_action_chunks, plan.values_per_chunk > 0
+        self._chunk, self._needs_values = config.model.num_action_chunks, plan.values_per_chunk > 0 or plan.replays
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._peak_memory = PeakMemory("cpu")  # simulators that render on an accelerator hold no tensors there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -70,6 +71,17 @@ class MicroBatches:
             )
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def uniform(policy: Policy, obs: EnvObs, *, seed: int) -> PolicyOutput:
+    """Decisions at random, uniform in [-1, 1], in the policy's place; all on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(obs), policy.spec.num_action_chunks, policy.spec.action_dim)
+    actions = 2.0 * torch.rand(shape, generator=generator) - 1.0
+    inputs = policy.demonstration(obs, actions)
+    return PolicyOutput(
+        actions=actions, logprobs=torch.full(shape, -math.log(2.0)), values=None, replay_inputs=inputs
+    ).changed(Tensor.cpu)
 
 
 class _RowsOf(TorchFunctionMode):

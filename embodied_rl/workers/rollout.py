@@ -24,7 +24,7 @@ from embodied_rl.plan import Channels, Lane, RunPlan
 from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.seeding import derived_seed
-from embodied_rl.workers.inference import MicroBatches
+from embodied_rl.workers.inference import MicroBatches, uniform
 from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.workers.weight_planes import receiving_end
 from embodied_rl.workers.weight_sync import WeightReceiver
@@ -75,7 +75,7 @@ class RolloutWorker(Worker):
         self._recording: dict[Lane, TrajectoryBuilder] = {}
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._peak_memory = PeakMemory(context.device)
-        self._for_critic = plan.trained_critic is not None
+        self._with_actions, self._records_unacted = plan.replays, plan.records_unacted
         self._policy: Policy | None = None
         self._inferences = 0
         self._cost: ActingCost | None = None
@@ -151,6 +151,7 @@ class RolloutWorker(Worker):
         """Answer until every lane has said that no rollout follows; returns how often weights came in the middle."""
         open_lanes = {lane for stage in self._stages for lane in stage}
         rounds = interruptions = 0
+        at_random = mode == "train" and self._plan.acts_at_random(step)
         while open_lanes:
             running = set(open_lanes)
             while running:
@@ -165,7 +166,7 @@ class RolloutWorker(Worker):
                         where = (mode == "eval", step, first_epoch, rounds, index, self.context.rank)
                         seed = derived_seed(self._seed, *where)
                         with self._timer.phase("inference"):
-                            decisions = self._decide(turns, mode, seed)
+                            decisions = self._decide(turns, mode, seed, at_random=at_random)
                         for lane, decision in decisions.items():
                             await self._answers.put(self._answer(turns[lane], decision), key=lane)
                         with self._timer.phase("inference"):  # the envs step meanwhile
@@ -199,13 +200,20 @@ class RolloutWorker(Worker):
         return turns
 
     @torch.inference_mode()
-    def _decide(self, turns: Mapping[Lane, Turn], mode: Mode, seed: int) -> dict[Lane, PolicyOutput]:
+    def _decide(
+        self, turns: Mapping[Lane, Turn], mode: Mode, seed: int, *, at_random: bool = False
+    ) -> dict[Lane, PolicyOutput]:
         """The policy's decision for each turn but the last of a rollout: one forward pass for all."""
         acting = {lane: _obs(turn) for lane, turn in turns.items() if not _ends(turn)}
         if not acting:
             return {}
         temperature = self._sampling.temperature if mode == "train" else self._sampling.temperature_eval
         observed = EnvObs.concatenate(list(acting.values()))
+        if at_random:
+            output = uniform(self.policy, observed, seed=seed)
+            return {
+                lane: output.changed(lambda tensor, rows=rows: tensor[rows]) for lane, rows in _rows(acting).items()
+            }
         if self._cost is not None:
             self._flops += self._cost.act * len(observed)
         output = self._micro_batches.act(
@@ -237,7 +245,7 @@ class RolloutWorker(Worker):
             if isinstance(turn, RolloutStart):
                 self._recording.pop(lane, None)  # of a rollout that was given up
                 if turn.group_ids is not None:
-                    self._recording[lane] = TrajectoryBuilder(turn)
+                    self._recording[lane] = TrajectoryBuilder(turn, with_actions=self._with_actions)
             elif lane in self._recording:
                 followed = values.get(("next", lane)) if decision is None else _first(decision.values)
                 self._recording[lane].happened(turn, followed, values.get(("final", lane)))
@@ -259,10 +267,10 @@ class RolloutWorker(Worker):
         return {name: values[rows] for name, rows in _rows(observations).items()}
 
     def _inputs(self, observations: Mapping[tuple[str, Lane], EnvObs]) -> dict[tuple[str, Lane], dict[str, Tensor]]:
-        """The replay inputs of states on which nobody acts, for a critic of its own, which is the actor's; else none.
-        They are those of a decision that is thrown away."""
+        """The replay inputs of states on which nobody acts, where the actor wants them (a critic of its own, a replay
+        buffer); else none. They are those of a decision that is thrown away."""
         recorded = {name: obs for name, obs in observations.items() if name[1] in self._recording}
-        if not recorded or not self._for_critic:
+        if not recorded or not self._records_unacted:
             return {}
         observed = EnvObs.concatenate(list(recorded.values()))
         if self._cost is not None:

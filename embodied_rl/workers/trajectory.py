@@ -16,10 +16,12 @@ class TrajectoryBuilder:
 
     Args:
         start: the rollout's first turn, with group ids, and env ids that ascend.
+        with_actions: record executed actions, too.
     """
 
-    def __init__(self, start: RolloutStart) -> None:
+    def __init__(self, start: RolloutStart, *, with_actions: bool = False) -> None:
         assert start.group_ids is not None
+        self._with_actions = with_actions
         self._env_ids, self._group_ids, self._rollout_epoch = start.obs.env_ids, start.group_ids, start.rollout_epoch
         self._decisions: list[PolicyOutput] = []
         self._versions: list[int] = []
@@ -91,6 +93,7 @@ class TrajectoryBuilder:
             replay_inputs={key: torch.stack([d.replay_inputs[key] for d in decisions]) for key in first.replay_inputs},
             policy_versions=torch.tensor(self._versions),
             tokens=stack([d.tokens for d in decisions]),
+            actions=torch.stack([d.actions for d in decisions]) if self._with_actions else None,
             task_ids=torch.stack([r.task_ids for r in results]),
             unacted_inputs=unacted_inputs,
             unacted_rows=unacted_rows,

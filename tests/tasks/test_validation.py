@@ -97,7 +97,7 @@ def test_a_task_chooses_the_groups_that_it_needs() -> None:
     assert config.actor.micro_batch_size == 128, "the model's, not what all tasks share"
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("rlpd", "sac")])
 @pytest.mark.parametrize("cluster", ["serial", "process"])
 def test_every_algorithm_is_a_valid_config_of_math(algorithm: str, cluster: str) -> None:
     assert isinstance(config_of("task=math", f"algorithm={algorithm}", f"cluster={cluster}"), MathConfig)

@@ -25,7 +25,8 @@ from tests.models.causal_lm.language import language_policy, language_spec
 from tests.training.learner import Learner, same, values_per_chunk
 from tests.training.rollouts import CHUNK, small_policy
 
-PRESETS = sorted(path.stem for path in Path("config/algorithm").glob("*.yaml") if path.stem not in ("base", "sft"))
+OTHERS = ("base", "sft", "rlpd", "sac")
+PRESETS = sorted(path.stem for path in Path("config/algorithm").glob("*.yaml") if path.stem not in OTHERS)
 ENVS = sorted(path.stem for path in Path("config/env").glob("*.yaml"))
 SIZE = 4
 STEPS = 2 * CHUNK

@@ -120,6 +120,9 @@ ELSEWHERE = {
     **dict.fromkeys(
         ["algorithm.sampling_params.top_p", "algorithm.sampling_params.top_k"], "tests/models/test_truncation.py"
     ),
+    "algorithm.learner": "tests/workers/test_replay.py",
+    "algorithm.replay": "tests/workers/test_replay.py",
+    "algorithm.sac": "tests/training/test_sac.py",
     "algorithm.params": "of functions from outside: tests/packaging/test_recipes.py",
     # Without a difference between the policies that act, are trained and are referred to, they change nothing.
     **dict.fromkeys(

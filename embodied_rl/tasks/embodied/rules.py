@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS
 from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.params import parse_params
@@ -62,6 +62,7 @@ def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
             f"algorithm.group_size: got {group}, but each of {where} has {per_lane} envs, and a group is never split; "
             f"use a divisor of {per_lane}, or env.train.total_num_envs={lanes * group}"
         )
+    yield from _replay_problems(c, placement)
     groups = arithmetic(c, placement).groups
     if c.algorithm.bc_coef and c.algorithm.bc_batch_size % placement.world_size("actor"):
         yield (
@@ -73,6 +74,29 @@ def _batch_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
             f"cluster.component_placement: got {placement.world_size('actor')} actor ranks for {groups} groups of envs "
             "a step; a group is never split, so use fewer ranks, more envs or more algorithm.rollout_epoch"
         )
+
+
+def _replay_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
+    algorithm, replay, sac = c.algorithm, c.algorithm.replay, c.algorithm.sac
+    if not LEARNERS[algorithm.learner].replays:
+        return
+    got = f"algorithm.learner: got {algorithm.learner}"
+    if (ranks := placement.world_size("actor")) > 1:
+        yield f"{got} with {ranks} actor ranks, but one has the whole buffer; use cluster.component_placement.actor=0"
+    if c.actor.enable_offload:
+        yield f"{got} with actor.enable_offload=true, but its critics stay on the device; set it to false"
+    if sac.target_critics > sac.num_critics:
+        yield (
+            f"algorithm.sac.target_critics: got {sac.target_critics}, more than num_critics={sac.num_critics}; use at "
+            "most as many"
+        )
+    if replay.capacity < (samples := arithmetic(c, placement).samples):
+        yield (
+            f"algorithm.replay.capacity: got {replay.capacity}, fewer than the {samples} chunks of one training step; "
+            "use several times as many, or shorter rollouts (env.train.max_steps_per_rollout_epoch)"
+        )
+    if replay.demonstrations is not None and replay.batch_size < 2:
+        yield "algorithm.replay.batch_size: got 1, which cannot be shared with demonstrations; use 2 or more"
 
 
 def eval_envs(c: EmbodiedConfig) -> dict[str, int]:
@@ -103,7 +127,7 @@ def lane_problems(c: EmbodiedConfig, placement: Placement, totals: Mapping[str, 
 
 def _episode_problems(c: EmbodiedConfig) -> Iterator[str]:
     train, algorithm = c.env.train, c.algorithm
-    estimator = ADVANTAGES.get(algorithm.adv_type)
+    estimator = None if LEARNERS[algorithm.learner].replays else ADVANTAGES.get(algorithm.adv_type)
     scorers: dict[str, str] = {}  # what scores whole episodes -> how to do without it
     if estimator and estimator.scores_episodes:
         scorers[f"adv_type={algorithm.adv_type}"] = "algorithm=ppo"

@@ -40,6 +40,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from embodied_rl.algorithms.catalog import LEARNERS
 from embodied_rl.contracts import EpisodeRecord, Spaces
 from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.envs.task_sampling import TaskSuccess
@@ -347,7 +348,11 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
     def connect(self) -> tuple[WorkerGroup, ...]:
         self.make_channels(lanes=True)
         env, rollout, actor = self.backend.launch(
-            [self.group("env", EnvWorker), self.group("rollout", RolloutWorker), self.group("actor", ActorWorker)]
+            [
+                self.group("env", EnvWorker),
+                self.group("rollout", RolloutWorker),
+                self.group("actor", LEARNERS[self.config.algorithm.learner].load()),
+            ]
         )
         spaces: Spaces = env.call(EnvWorker.setup, train=not self.config.runner.only_eval).wait()[0]
         spec = self.spec(spaces)

@@ -1,0 +1,89 @@
+"""Recorded chunks with what came of them: rewards as the env would give them, and the observation that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied_rl.contracts import EnvObs
+from embodied_rl.demonstrations.dataset import Demonstrations
+from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress
+from embodied_rl.errors import UserError
+from embodied_rl.schema import EnvConfig
+
+
+class DemonstratedOutcomes:
+    """The chunks of a LeRobot data set whose outcome is known; they begin at any frame.
+
+    The rewards are ``next.reward``, the simulator's level after each step, shaped as ``env`` says. An episode ends
+    where the goal is first reached (``next.success``), unless ``env.train.ignore_terminations``; of one that does not,
+    nobody recorded what follows its last frame, so chunks that would need to know are left out. So are failures.
+
+    Args:
+        path: the data set's folder.
+        chunk: C, the actions of a chunk.
+        cameras: the policy's camera -> the data set's feature.
+
+    Raises:
+        UserError: no data set, one without rewards, or without a chunk whose outcome is known.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        env: EnvConfig,
+        *,
+        chunk: int,
+        cameras: Mapping[str, str],
+        sizes: Mapping[str, tuple[int, int]],
+        report: ReportProgress = lambda what, done, total: None,
+    ) -> None:
+        self._frames = Demonstrations(path, chunk=chunk, cameras=cameras, sizes=sizes, clip_actions=True, report=report)
+        source, rows = DataSet.open(Path(path)), self._frames.rows
+        source.require("next.reward", "the rewards")
+        source.require("next.success", "where episodes end")
+        level = source.rows("next.reward")[rows, 0]
+        success = source.column("next.success")[rows].astype(bool)
+        starts, ends = self._frames.episodes()
+        rewards, lasts, terminal = level.copy(), ends.copy(), np.zeros(len(rows), dtype=bool)
+        for start, end in {(int(a), int(b)) for a, b in zip(starts, ends, strict=True)}:
+            if env.use_rel_reward:
+                rewards[start + 1 : end] -= level[start : end - 1]
+            reached = np.flatnonzero(success[start:end])
+            if len(reached) and not env.train.ignore_terminations:
+                lasts[start:end] = start + reached[0] + 1
+                terminal[start:end] = True
+        numbers = np.arange(len(rows))
+        self._rewards, self._ends, self._chunk = torch.from_numpy(rewards * np.float32(env.reward_coef)), lasts, chunk
+        self._terminal = terminal
+        self._begins = numbers[np.where(terminal, numbers < lasts, numbers + chunk < lasts)]
+        if not len(self._begins):
+            raise UserError(
+                f"{path}: no chunk of {chunk} actions has a known outcome: no episode reaches the goal (next.success) "
+                "or is longer; use another data set, or shorter chunks"
+            )
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def sample(self, index: Tensor) -> tuple[EnvObs, Tensor, Tensor, Tensor, Tensor, EnvObs]:
+        """The chunks with these numbers ([B] int64).
+
+        Returns:
+            The observations; actions [B,C,A]; rewards [B,C] float32; valid [B,C] bool, False beyond the end;
+            terminated [B,C] bool; and the observations that follow, anything after a termination.
+        """
+        begins = self._begins[index.numpy()]
+        obs, actions, _ = self._frames.sample(torch.from_numpy(begins))
+        steps = begins[:, None] + np.arange(self._chunk)
+        ends = self._ends[begins][:, None]
+        valid = steps < ends
+        terminated = (steps == ends - 1) & self._terminal[begins][:, None]
+        following = np.minimum(begins + self._chunk, ends[:, 0] - 1)
+        next_obs, _, _ = self._frames.sample(torch.from_numpy(following))
+        rewards = self._rewards[np.minimum(steps, ends - 1)]
+        return obs, actions, rewards, torch.from_numpy(valid), torch.from_numpy(terminated), next_obs

@@ -1,0 +1,151 @@
+"""The actor of ``algorithm.learner=sac``: puts rollouts into a replay buffer, and trains on what it draws from that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from embodied_rl.algorithms.soft_q import chunk_outcomes
+from embodied_rl.checkpoints import shards as checkpoint
+from embodied_rl.contracts import EnvObs
+from embodied_rl.models.base import Policy, PolicySpec, require_reparameterized
+from embodied_rl.monitoring.work import Flops
+from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.seeding import generator
+from embodied_rl.training.optimizer import learning_rate_factor
+from embodied_rl.training.replay import ReplayBuffer, Transitions
+from embodied_rl.training.sac import SacUpdater, build_critics_optimizer
+from embodied_rl.training.sharding import sum_over_ranks
+from embodied_rl.training.soft_critics import SoftCritics
+from embodied_rl.workers.actor import ActorWorker
+
+if TYPE_CHECKING:
+    from embodied_rl.demonstrations.outcomes import DemonstratedOutcomes
+
+
+class ReplayActor(ActorWorker):
+    """As its base class, but for what it makes of the rollouts that it receives."""
+
+    def _prepare(self, spec: PolicySpec, mesh: DeviceMesh) -> Sequence[Policy]:
+        policy, algorithm, seed = self._policy, self._algorithm, self._config.seed
+        require_reparameterized(policy, self._model_config.model_type)
+        self._blank = None  # nothing counts its operations
+        critic = self._plan.config.critic.optim
+        torch.manual_seed(seed)
+        self._critics = SoftCritics.of(policy, algorithm.sac)
+        self._critic_optimizer = build_critics_optimizer(self._critics, algorithm.sac, critic)
+        if self._initial is not None and checkpoint.has_critic(self._initial):
+            checkpoint.load_critic_weights(self._critics, self._initial)
+        self._buffer = ReplayBuffer(algorithm.replay.capacity, gamma=algorithm.gamma, left_out=policy.decision_inputs)
+        self._demonstrations = self._open_demonstrations(spec)
+        self._sac = SacUpdater(
+            policy,
+            self._critics,
+            (self._optimizer, self._critic_optimizer),
+            algorithm.sac,
+            optim=(self._config.optim, critic),
+            draw=self._draw,
+            seed=seed,
+            device=self.context.device,
+            report_progress=self.context.report_progress,
+        )
+        return []
+
+    def _open_demonstrations(self, spec: PolicySpec) -> DemonstratedOutcomes | None:
+        path, config = self._algorithm.replay.demonstrations, self._plan.config
+        if path is None or config.runner.only_eval:
+            return None
+        from embodied_rl.demonstrations.fit import camera_features, kept_to
+        from embodied_rl.demonstrations.outcomes import DemonstratedOutcomes  # imports pyarrow
+
+        assert isinstance(config, EmbodiedConfig)  # the rules refuse other tasks
+        return DemonstratedOutcomes(
+            path,
+            config.env,
+            chunk=spec.num_action_chunks,
+            cameras=camera_features(kept_to(path), spec.image_shapes),
+            sizes=spec.image_shapes,
+            report=self.context.report_progress,
+        )
+
+    def _update(self, step: int) -> dict[str, float]:
+        self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))  # however the messages came in
+        staleness = self._staleness(step)
+        rollouts, self._received = self._received, []
+        before = self._buffer.total
+        with self._timer.phase("buffer"):
+            for trajectory in rollouts:
+                self._buffer.add(trajectory)
+        came = self._buffer.total - before
+        updates = range(self._updates_due(before), self._updates_due(self._buffer.total))
+        factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._plan.config.runner.max_steps)
+        self._policy.train()
+        with self._timer.phase("update"):
+            metrics = self._sac.run(updates, learning_rate_factor=factor)
+            self._policy.update_statistics(rollouts, sum_over_ranks(self.context.device))
+        return {
+            **metrics,
+            **staleness,
+            "samples": float(came),
+            "score": torch.cat([t.scores for t in rollouts]).mean().item(),
+            "buffer_chunks": float(len(self._buffer)),
+            "learning_rate": self._config.optim.lr * factor,
+        }
+
+    def _updates_due(self, chunks: int) -> int:
+        """Updates after so many chunks of the run."""
+        replay = self._algorithm.replay
+        return math.floor(replay.update_to_data * max(0, chunks - replay.learning_starts))
+
+    def _draw(self, number: int) -> Transitions:
+        """The batch of an update."""
+        replay, shown = self._algorithm.replay, self._demonstrations
+        rng = generator(self._config.seed, number)
+        count = 0 if shown is None else round(replay.demonstration_share * replay.batch_size)
+        batch = self._buffer.sample(torch.from_numpy(rng.integers(len(self._buffer), size=replay.batch_size - count)))
+        if shown is None or not count:
+            return batch
+        return Transitions.concatenate([batch, self._shown(shown, rng.integers(len(shown), size=count))])
+
+    def _shown(self, demonstrations: DemonstratedOutcomes, index: NDArray[np.int64]) -> Transitions:
+        obs, actions, rewards, valid, terminated, next_obs = demonstrations.sample(torch.from_numpy(index))
+        returns, discounts = chunk_outcomes(rewards, valid, terminated, gamma=self._algorithm.gamma)
+        return Transitions(
+            inputs=self._seen(obs, actions),
+            actions=actions,
+            rewards=returns,
+            discounts=discounts,
+            next_inputs=self._seen(next_obs, actions),
+        )
+
+    def _seen(self, obs: EnvObs, actions: Tensor) -> dict[str, Tensor]:
+        """The part of ``replay_inputs`` that tells what was seen; ``actions`` are any."""
+        inputs = self._policy.demonstration(obs, actions)
+        return {name: tensor.cpu() for name, tensor in inputs.items() if name not in self._policy.decision_inputs}
+
+    def _without_gradient(self) -> tuple[str, ...]:
+        return ()
+
+    def _flops(self) -> dict[str, Flops]:
+        return {}
+
+    def _snapshot(self, contents: Sequence[str]) -> Callable[[Path], None]:
+        return self._buffer.snapshot() if "optimizer" in contents else super()._snapshot(contents)
+
+    def load(self, directory: Path, *, weights_only: bool) -> None:
+        super().load(directory, weights_only=weights_only)
+        if not weights_only:
+            self._buffer.load(directory)
+
+    def _trained_critic(self, *, with_optimizer: bool) -> checkpoint.Trained | None:
+        if self._plan.config.runner.only_eval:
+            return None
+        return self._critics, self._critic_optimizer if with_optimizer else None

@@ -1,0 +1,76 @@
+"""What came of recorded chunks, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied_rl.demonstrations.lerobot.reader import DataSet
+from embodied_rl.demonstrations.outcomes import DemonstratedOutcomes
+from embodied_rl.errors import UserError
+from embodied_rl.schema import EnvConfig
+from tests.configs import embodied
+from tests.demonstrations.recording import record
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[int]]:
+    """Episodes of the dummy env, each up to its first success; and their lengths."""
+    root = record(tmp_path_factory.mktemp("shown") / "data", [0, 3, 5])
+    return str(root), [int(e["length"]) for e in DataSet.open(root).episodes()]
+
+
+def env(**fields: object) -> EnvConfig:
+    config = embodied("env=dummy").env
+    return replace(config, use_rel_reward=True, reward_coef=2.0, **fields)  # type: ignore[arg-type]
+
+
+def opened(path: str, of: EnvConfig, chunk: int) -> DemonstratedOutcomes:
+    return DemonstratedOutcomes(path, of, chunk=chunk, cameras={}, sizes={})
+
+
+def test_chunks_of_episodes_that_end_in_success(shown: tuple[str, list[int]]) -> None:
+    path, lengths = shown
+    found, source = opened(path, env(), 3), DataSet.open(Path(path))
+    level, state = source.rows("next.reward")[:, 0], source.rows("observation.state")
+    assert len(found) == sum(lengths), "every chunk's outcome is known: after the last there is nothing"
+    obs, actions, rewards, valid, terminated, next_obs = found.sample(torch.arange(len(found)))
+    assert actions.shape[1] == rewards.shape[1] == 3
+    row = 0
+    for length in lengths:
+        first = row
+        for t in range(length):
+            steps = min(3, length - t)
+            before = [0.0 if t + k == 0 else level[row + k - 1] for k in range(steps)]
+            expected = [2.0 * (level[row + k] - before[k]) for k in range(steps)]
+            assert rewards[row, :steps].tolist() == pytest.approx(expected, abs=1e-6)
+            assert valid[row].tolist() == [k < steps for k in range(3)]
+            assert terminated[row].tolist() == [t + k == length - 1 for k in range(3)]
+            assert torch.equal(obs.state[row], torch.from_numpy(state[row]))
+            if t + 3 < length:
+                assert torch.equal(next_obs.state[row], torch.from_numpy(state[row + 3]))
+            row += 1
+        assert row - first == length
+
+
+def test_without_terminations_only_what_is_followed_is_known(shown: tuple[str, list[int]]) -> None:
+    path, lengths = shown
+    config = env()
+    going_on = replace(config, train=replace(config.train, ignore_terminations=True))
+    found = opened(path, going_on, 3)
+    assert len(found) == sum(max(0, length - 3) for length in lengths)
+    _, _, _, valid, terminated, _ = found.sample(torch.arange(len(found)))
+    assert valid.all() and not terminated.any()
+    with pytest.raises(UserError, match="no chunk of 99 actions has a known outcome"):
+        opened(path, going_on, 99)
+
+
+def test_levels_are_rewards_where_the_env_gives_them(shown: tuple[str, list[int]]) -> None:
+    path, _ = shown
+    found = opened(path, replace(env(), use_rel_reward=False), 1)
+    level = DataSet.open(Path(path)).rows("next.reward")[:, 0]
+    _, _, rewards, _, _, _ = found.sample(torch.tensor([0, 1, 2]))
+    assert rewards[:, 0].tolist() == pytest.approx((2.0 * level[:3]).tolist())

@@ -1,0 +1,73 @@
+"""Whole runs that train on a replay buffer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from embodied_rl.launch import run
+from embodied_rl.training.replay import FILE
+from tests.checkpoints.saved import saved_tensors
+from tests.configs import embodied, tiny_run
+from tests.demonstrations.recording import record
+from tests.test_end_to_end import assert_equal, metrics_of, only_run
+
+SAC = (
+    "model=sac_mlp",
+    "algorithm=sac",
+    "algorithm.sac.hidden_size=16",
+    "algorithm.replay.batch_size=32",
+    "algorithm.replay.learning_starts=40",
+    "algorithm.replay.random_chunks=40",
+    "algorithm.replay.update_to_data=0.2",
+    "model.num_action_chunks=4",
+    "runner.eval_at_end=false",
+    "runner.max_steps=2",
+)
+
+
+def test_one_process_and_several_train_alike(tmp_path: Path) -> None:
+    """With demonstrations, and checkpoints that are written beside the training."""
+    shown = record(tmp_path / "shown", range(4))
+    folders = []
+    for cluster in ("serial", "process"):
+        keys = (f"cluster={cluster}", f"algorithm.replay.demonstrations={shown}", "runner.save_async=true")
+        config = tiny_run(tmp_path / cluster, *SAC, *keys)
+        run(config)
+        folders.append(only_run(config))
+    serial, process = folders
+    assert metrics_of(serial) == metrics_of(process)
+    assert metrics_of(serial)[-1]["actor/updates"] > 0
+    saved = [folder / "checkpoints/global_step_2" for folder in folders]
+    assert_equal(*map(saved_tensors, saved))
+    assert_equal(*(load_file(folder / FILE) for folder in saved))
+
+
+def test_rollouts_may_run_ahead(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, *SAC, "runner.max_steps=3", "rollout.max_staleness=1", "runner.save_interval=-1")
+    run(config)
+    lines = metrics_of(only_run(config))
+    assert [line["actor/staleness"] for line in lines][-1] == 1
+    assert lines[-1]["actor/updates"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pendulum_is_learned_in_five_thousand_steps(tmp_path: Path) -> None:
+    """PPO's preset needs 38,400 or more."""
+    config = embodied(
+        "experiment=pendulum_sac",
+        "actor.seed=1",
+        "env.seed=1",
+        "runner.val_check_interval=-1",
+        "runner.save_interval=-1",
+        "runner.report=false",
+        "runner.logger.logger_backends=[jsonl]",
+        f"runner.output_dir={tmp_path}",
+    )
+    run(config)
+    evaluation = json.loads(next(only_run(config).glob("eval_*/eval.json")).read_text())
+    assert evaluation["overall"]["avg_sum_reward"] > -250

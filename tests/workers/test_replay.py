@@ -1,0 +1,201 @@
+"""Training on a replay buffer, from the simulators to its update."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied_rl.commands.plan import arithmetic_lines
+from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.registry import build_policy
+from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.tasks.memory import Estimate
+from embodied_rl.tasks.planning import plan_of
+from embodied_rl.workers.replay_actor import ReplayActor
+from tests.configs import config_of, embodied
+from tests.demonstrations.recording import record
+from tests.workers.job import ChunkSpy, Job, easy, small
+
+SAC = (
+    "model=sac_mlp",
+    "algorithm=sac",
+    "algorithm.sac.hidden_size=16",
+    "algorithm.replay.batch_size=32",
+    "algorithm.replay.learning_starts=0",
+    "algorithm.replay.random_chunks=0",
+    "model.num_action_chunks=4",
+)
+RESETS = ("env.train.auto_reset=true", "env.train.max_steps_per_rollout_epoch=16")
+
+
+def replaying(*overrides: str) -> EmbodiedConfig:
+    return small(*SAC, *overrides)
+
+
+def actor_of(job: Job) -> ReplayActor:
+    actor = job.actor
+    assert isinstance(actor, ReplayActor)
+    return actor
+
+
+@pytest.mark.parametrize("resets", [(), RESETS])
+def test_the_buffer_holds_what_the_envs_did(monkeypatch: pytest.MonkeyPatch, resets: tuple[str, ...]) -> None:
+    """Each chunk's executed actions, rewards, and the state that the env showed after it, in its own episode."""
+    spy = ChunkSpy(monkeypatch)
+    gamma = 0.9
+    with Job(easy(replaying("env.train.max_episode_steps=6", f"algorithm.gamma={gamma}", *resets), 0.95)) as job:
+        trajectories, _, _ = job.roll()
+        job.update()
+        buffer = actor_of(job)._buffer
+        found = buffer.sample(torch.arange(len(buffer)))
+    assert found.actions.abs().max() <= 1
+    row = 0
+    for trajectory in trajectories:
+        results = spy.results[int(trajectory.env_ids[0])]
+        for member, env_id in enumerate(trajectory.env_ids.tolist()):
+            for t, result in enumerate(results):
+                steps = int(result.valid[member].sum())
+                if not steps:
+                    continue
+                assert torch.equal(found.inputs["state"][row], trajectory.replay_inputs["state"][t, member])
+                assert torch.equal(found.actions[row], trajectory.replay_inputs["samples"][t, member].tanh())
+                reward = sum(gamma**k * float(result.rewards[member, k]) for k in range(steps))
+                assert found.rewards[row].item() == pytest.approx(reward, abs=1e-5)
+                ended = bool(result.terminated[member].any())
+                assert found.discounts[row].item() == pytest.approx(0.0 if ended else gamma**steps)
+                if not ended:
+                    final = result.final_obs
+                    after = result.next_obs
+                    if final is not None and env_id in final.env_ids.tolist():
+                        after, place = final, final.env_ids.tolist().index(env_id)
+                    else:
+                        place = member
+                    assert after is not None
+                    assert torch.equal(found.next_inputs["state"][row], after.state[place])
+                row += 1
+    assert row == len(found.rewards)
+    assert 0 < (found.discounts == 0).sum() < row
+
+
+def test_updates_follow_the_chunks_that_come() -> None:
+    """16 envs of 2 chunks; half an update each, of those after the first 40."""
+    with Job(replaying("algorithm.replay.update_to_data=0.5", "algorithm.replay.learning_starts=40")) as job:
+        made = []
+        before = job.weights()
+        for step in range(3):
+            trajectories, _, _ = job.roll(step)
+            came = sum(int(t.valid.any(-1).sum()) for t in trajectories)
+            metrics = job.update(step)
+            assert metrics["samples"] == came
+            made.append((metrics["buffer_chunks"], metrics["updates"]))
+            if not made[0][1] and step == 0:
+                assert all(torch.equal(before[name], tensor) for name, tensor in job.weights().items())
+    total = [chunks for chunks, _ in made]
+    expected = [math.floor(0.5 * max(0, chunks - 40)) for chunks in total]
+    assert [updates for _, updates in made] == [b - a for a, b in zip([0, *expected], expected, strict=False)]
+    assert expected[0] == 0 < expected[-1]
+
+
+def test_the_first_chunks_are_random() -> None:
+    """A step's rollout takes 32 chunks: those of steps 0 and 1 begin before 33 came."""
+    with Job(replaying("algorithm.replay.random_chunks=33")) as job:
+        ratios = []
+        for step in range(3):
+            trajectories, _, rollouts = job.roll(step)
+            job.update(step)
+            uniform = all(torch.equal(t.logprobs, torch.full_like(t.logprobs, -math.log(2.0))) for t in trajectories)
+            ratios.append((uniform, sum(r.inferences for r in rollouts) > 8))
+            actions = torch.cat([t.actions.flatten() for t in trajectories if t.actions is not None])
+            if uniform:
+                assert abs(actions.mean()) < 0.15 and actions.std() == pytest.approx(1 / math.sqrt(3), abs=0.1)
+    assert [uniform for uniform, _ in ratios] == [True, True, False]
+
+
+def test_half_of_a_batch_is_shown(tmp_path: Path) -> None:
+    path = record(tmp_path / "shown", range(4))
+    keys = ("algorithm.replay.batch_size=9", "algorithm.replay.demonstration_share=0.25")
+    with Job(replaying(f"algorithm.replay.demonstrations={path}", *keys)) as job:
+        job.roll()
+        metrics = job.update()
+        actor = actor_of(job)
+        shown = actor._demonstrations
+        assert shown is not None
+        everything = shown.sample(torch.arange(len(shown)))[0].state
+        batches = [actor._draw(number) for number in range(20)]
+    for batch in batches:
+        from_data = (batch.inputs["state"][:, None] == everything).all(-1).any(-1)
+        assert from_data.tolist() == [False] * 7 + [True] * 2
+    assert not torch.equal(batches[0].inputs["state"], batches[1].inputs["state"])
+    assert metrics["updates"] > 0
+
+
+def test_a_run_starts_from_a_checkpoints_critics(tmp_path: Path) -> None:
+    with Job(replaying()) as job:
+        job.roll()
+        job.update()
+        actor = actor_of(job)
+        trained = [p.detach().clone() for p in actor._critics.parameters()]
+        actor.save(tmp_path / "checkpoint", contents=("model",))
+    assert not (tmp_path / "checkpoint/replay.safetensors").exists(), "weights alone"
+    with Job(replaying(), initial=tmp_path / "checkpoint") as job:
+        for found, expected in zip(actor_of(job)._critics.parameters(), trained, strict=True):
+            assert torch.equal(found, expected)
+        assert len(actor_of(job)._buffer) == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("algorithm.sac.target_critics=3",), r"target_critics: got 3, more than num_critics=2"),
+        (("algorithm.replay.capacity=10",), r"capacity: got 10, fewer than the 32 chunks of one training step"),
+        (("cluster=process", "cluster.component_placement.actor=0-1"), r"got sac with 2 actor ranks"),
+        (("actor.enable_offload=true",), r"its critics stay on the device"),
+        (("critic.enable=true",), r"critic\.enable: got true"),
+        (("algorithm.clip_ratio_low=0.1",), r"clip_ratio_low: this run would not read it, since .*replay buffer"),
+        (("algorithm.kl_beta=0.1",), r"kl_beta: this run would not read it"),
+        (("algorithm.update_epoch=2",), r"update_epoch: this run would not read it"),
+        (("actor.micro_batch_size=8",), r"micro_batch_size: this run would not read it"),
+        (("critic.params={}",), r"critic\.params: this run would not read it"),
+        (("algorithm.replay.demonstration_share=0.1",), r"demonstration_share: .*demonstrations is null"),
+        (("algorithm.learner=td3",), r"algorithm\.learner"),
+    ],
+)
+def test_what_cannot_be_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    base = [key for key in SAC if not key.startswith(overrides[0].split("=")[0] + "=")]
+    with pytest.raises(ConfigError, match=message):
+        small(*base, *overrides)
+
+
+def test_keys_of_the_buffer_are_refused_elsewhere() -> None:
+    for key in ("algorithm.replay.capacity=50", "algorithm.sac.tau=0.1", "critic.optim.lr=0.1"):
+        with pytest.raises(ConfigError, match="this run would not read it"):
+            embodied("env=dummy", "algorithm=ppo", key)
+    with pytest.raises(ConfigError, match="task=math has no simulator"):
+        config_of("task=math", "algorithm.learner=sac")
+
+
+def test_a_policy_that_critics_cannot_train_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UserError, match=r"learner=sac: model_type=mlp .*model=sac_mlp"):
+        plan_of(embodied("env=dummy", "algorithm=sac", "model=mlp"))
+    choices = PolicySpec(
+        action_dim=1, num_action_chunks=1, state_dim=4, image_shapes={}, values_per_chunk=0, action_choices=(2,)
+    )
+    with pytest.raises(UserError, match=r"squash: got true, but this env's actions are choices"):
+        build_policy("mlp", choices, {"squash": True})
+
+
+def test_the_plan_counts_the_buffer_and_the_critics() -> None:
+    small, large = (
+        Estimate(plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=sac", *keys))).of("actor")
+        for keys in ([], ["algorithm.replay.capacity=300000", "algorithm.sac.num_critics=3"])
+    )
+    # state [4], chunk [1,2], reward and weight in float32, and whether there is one
+    assert large.buffer == 3 * small.buffer == 300_000 * (4 * (4 + 2 + 2) + 1)
+    critic = 6 * 256 + 256 + 256 * 256 + 256 + 256 + 1
+    assert large.weights - small.weights == 4 * (2 + 3) * critic  # with a target network, a gradient and two moments
+    lines = "\n".join(arithmetic_lines(plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=sac"))))
+    assert "the buffer: 100000 chunks" in lines and "an update: 1 a chunk after the first 100, each on 256" in lines
