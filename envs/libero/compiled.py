@@ -77,8 +77,8 @@ def model_of(xml: str, folder: Path) -> Any:
     if key is not None:
         try:
             return _load(folder, key)
-        except OSError:
-            pass  # Not there yet, or not to be read.
+        except (OSError, ValueError):
+            pass  # Not there yet, not to be read, or removed meanwhile, for which MuJoCo raises ValueError.
         except _DamagedError as error:
             log.warning("%s: damaged, so the scene is compiled again", error)
     model = mujoco.MjModel.from_xml_string(xml)  # type: ignore[attr-defined]

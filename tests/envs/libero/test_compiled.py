@@ -125,6 +125,27 @@ def test_a_missing_file_is_made_again(tmp_path: Path, folder: Path, compile_coun
     assert len(list(folder.iterdir())) == 4
 
 
+def test_a_trunk_that_goes_while_it_is_read_is_made_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process found damage, or somebody cleared the folder."""
+    xml = scene(tmp_path)
+    plain = contents(model_of(xml, folder))
+    checksum_of, removed = compiled._checksum, []
+
+    def remove_after(path: Path) -> int:
+        checksum = checksum_of(path)
+        if not removed:
+            path.unlink()
+            removed.append(path)
+        return checksum
+
+    monkeypatch.setattr(compiled, "_checksum", remove_after)
+    assert contents(model_of(xml, folder)) == plain
+    assert removed
+    assert removed[0].exists()
+
+
 def test_a_changed_asset_is_another_scene(tmp_path: Path, folder: Path) -> None:
     xml = scene(tmp_path)
     before = model_of(xml, folder)
