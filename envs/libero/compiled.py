@@ -49,9 +49,14 @@ class _DamagedError(Exception):
     """A file is not what was written."""
 
 
-def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/embodied_rl/libero``, by default below ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied_rl" / "libero"
+def user_cache() -> Path | None:
+    """``$XDG_CACHE_HOME/embodied_rl/libero``, by default below ``~/.cache``; None for a user who has no home."""
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        log.warning("no compiled scenes are kept (%s): set HOME or XDG_CACHE_HOME", error)
+        return None
+    return caches / "embodied_rl" / "libero"
 
 
 @contextlib.contextmanager

@@ -201,3 +201,12 @@ def test_the_folder_follows_the_users_choice(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert compiled.user_cache() == tmp_path / "home" / ".cache" / "embodied_rl" / "libero"
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As a container's whose number no user has."""
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 1 << 30)
+    assert compiled.user_cache() is None
+    assert "set HOME or XDG_CACHE_HOME" in caplog.text
