@@ -21,8 +21,9 @@ class Controller:
     """The effect of robosuite's ``SingleArm.control``, to the last bit, on a Panda that an operational-space controller
     moves.
 
-    Its compiled functions call robosuite's own, which are compiled, too. Products that robosuite has NumPy compute are
-    left to NumPy, whose BLAS may round otherwise than SciPy's, which compiled functions call.
+    Its compiled functions call robosuite's own, which are compiled, too. Numba does not keep them on disk: it would not
+    notice that what they call, of another file, has changed. Products that robosuite has NumPy compute are left to
+    NumPy, whose BLAS may round otherwise than SciPy's, which compiled functions call.
 
     Args:
         robot: robosuite's.
@@ -130,7 +131,7 @@ def _entries_of_mass(model: Any, dofs: NDArray[np.integer]) -> NDArray[np.int64]
     return entries
 
 
-@numba.njit(cache=True)
+@numba.njit
 def _forces(inertia, entries, all_jacobians, arm, hand, hand_axes, speed, goal, mass, jacobians):
     """Force and torque wanted at the hand, and the matrices that turn them into torques. Writes ``mass`` and
     ``jacobians``, which are the arm's."""
@@ -148,7 +149,7 @@ def _forces(inertia, entries, all_jacobians, arm, hand, hand_axes, speed, goal, 
     return for_position, for_rotation, nullspace, force, torque
 
 
-@numba.njit(cache=True)
+@numba.njit
 def _command(torques, bias, qpos, qvel, arm, joints, mass, nullspace, rest, actuators, finger_step, fingers, ctrl):
     """Add bias forces and the pull of the elbow to its ``rest``, move ``fingers`` by ``finger_step``, and write all of
     it to ``ctrl``, within limits."""
