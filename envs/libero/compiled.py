@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embodied_rl.files import atomic
+from embodied_rl.files import atomic, locked
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ _BLOCK: Final = 1 << 16
 """Bytes; blocks of zeros take no room on disk."""
 _SPARE: Final = 4 << 30
 """Bytes that stay free on the disk."""
+_PATIENCE: Final = 60.0
+"""Seconds to wait for another process that compiles the same scene."""
 _PER_MESH: Final = (
     ("mesh_vertadr", "mesh_vertnum", ("mesh_vert",)),
     ("mesh_normaladr", "mesh_normalnum", ("mesh_normal",)),
@@ -78,21 +81,60 @@ def model_of(xml: str, folder: Path) -> Any:
     """MuJoCo's model of ``xml``, from ``folder`` if it is there, else compiled and left there."""
     import mujoco
 
+    compile_ = mujoco.MjModel.from_xml_string  # type: ignore[attr-defined]
     key = _key(xml) if _is_ours(folder) else None
-    if key is not None:
-        try:
-            return _load(folder, key)
-        except (OSError, ValueError):
-            pass  # Not there yet, not to be read, or removed meanwhile, for which MuJoCo raises ValueError.
-        except _DamagedError as error:
-            log.warning("%s: damaged, so the scene is compiled again", error)
-    model = mujoco.MjModel.from_xml_string(xml)  # type: ignore[attr-defined]
-    if key is not None:
-        try:
-            _save(model, folder, key)
-        except OSError as error:
-            log.warning("cannot keep a compiled scene in %s (%s): the next start compiles it again", folder, error)
+    if key is None:
+        return compile_(xml)
+    if (found := _found(folder, key)) is not None:
+        return found
+    with _turn(folder, key) as ours:
+        if ours and (found := _found(folder, key)) is not None:
+            return found
+        model = compile_(xml)
+        if ours:
+            try:
+                _save(model, folder, key)
+            except OSError as error:
+                log.warning("cannot keep a compiled scene in %s (%s): the next start compiles it again", folder, error)
+            except _DamagedError as error:
+                log.warning("%s: damaged or removed, so the scene is compiled again", error)
+                model = compile_(xml)
     return model
+
+
+def _found(folder: Path, key: str) -> Any:
+    """None if it is not there, or not to be read."""
+    try:
+        return _load(folder, key)
+    except (OSError, ValueError):  # MuJoCo's for a file that has been removed meanwhile is a ValueError.
+        return None
+    except _DamagedError as error:
+        log.warning("%s: damaged, so the scene is compiled again", error)
+        return None
+
+
+@contextlib.contextmanager
+def _turn(folder: Path, key: str) -> Iterator[bool]:
+    """While this lasts, others wait instead of compiling the same scene. False: one who has the turn takes too long."""
+    lock, until = folder / f".{key}.lock", time.monotonic() + _PATIENCE
+    with contextlib.ExitStack() as held:
+        ours = False
+        while not ours:
+            try:
+                held.enter_context(locked(lock, wait=False))
+                ours = True
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.1)
+            except OSError:
+                ours = True  # A file system without locks: several may compile it, and the last one's files stay.
+        try:
+            yield ours
+        finally:
+            if ours:  # One who has opened it already finds the scene, or compiles it beside another.
+                with contextlib.suppress(OSError):
+                    lock.unlink()
 
 
 def _key(xml: str) -> str | None:
@@ -134,21 +176,25 @@ def _load(folder: Path, key: str) -> Any:
     if _checksum(trunk) != trunk_sum:
         raise _damaged(trunk, index)
     model = mujoco.MjModel.from_binary_path(str(trunk))  # type: ignore[attr-defined]
-    for name, checksum, slices in pieces:
-        views = [getattr(model, array)[start:stop] for array, start, stop in slices]
-        data = np.fromfile(folder / name, dtype=np.uint8)
-        if len(data) != sum(view.nbytes for view in views) or zlib.crc32(data.data) != checksum:
-            raise _damaged(folder / name)
-        _paste(views, data)
+    _fill(model, folder, pieces)
     return model
 
 
-def _paste(views: list[np.ndarray], data: np.ndarray) -> None:
-    """Bytes ``data`` into ``views``, one after the other."""
-    start = 0
-    for view in views:
-        view.reshape(-1).view(np.uint8)[:] = data[start : start + view.nbytes]
-        start += view.nbytes
+def _fill(model: Any, folder: Path, pieces: list[tuple[str, int, list[Slice]]]) -> None:
+    """Pieces, by name, checksum and place, into a trunk."""
+    for name, checksum, slices in pieces:
+        views = _views(model, slices)
+        data = np.fromfile(folder / name, dtype=np.uint8)
+        if len(data) != sum(view.nbytes for view in views) or zlib.crc32(data.data) != checksum:
+            raise _damaged(folder / name)
+        start = 0
+        for view in views:
+            view.reshape(-1).view(np.uint8)[:] = data[start : start + view.nbytes]
+            start += view.nbytes
+
+
+def _views(model: Any, slices: list[Slice]) -> list[np.ndarray]:
+    return [getattr(model, array)[start:stop] for array, start, stop in slices]
 
 
 def _checksum(path: Path) -> int:
@@ -176,29 +222,47 @@ def _damaged(*paths: Path) -> _DamagedError:
 
 
 def _save(model: Any, folder: Path, key: str) -> None:
+    """Cuts the model into pieces, so that memory holds it and its trunk alone, and puts it together again.
+
+    Raises:
+        OSError: it cannot be written.
+        _DamagedError: it could not be put together again.
+    """
     import mujoco
 
     if shutil.disk_usage(folder).free < _SPARE + mujoco.mj_sizeModel(model):  # type: ignore[attr-defined]
         raise OSError("the disk is almost full")
-    pieces = []
-    cut: list[tuple[list[np.ndarray], np.ndarray]] = []
+    pieces: list[tuple[str, int, list[Slice]]] = []
     try:
         for slices in _pieces(model):
-            views = [getattr(model, array)[start:stop] for array, start, stop in slices]
-            data = np.concatenate([view.reshape(-1).view(np.uint8) for view in views])
-            name = hashlib.sha256(data.data).hexdigest()
-            if not (folder / name).exists():
-                with atomic(folder / name, shared=True) as scratch:
-                    data.tofile(scratch)
-            pieces.append((name, zlib.crc32(data.data), slices))
-            cut.append((views, data))
-            for view in views:
-                view[:] = 0
-        trunk = np.empty(mujoco.mj_sizeModel(model), np.uint8)  # type: ignore[attr-defined]
-        mujoco.mj_saveModel(model, None, trunk)  # type: ignore[attr-defined]
+            pieces.append(_cut(model, slices, folder))
+        _write(model, pieces, folder, key)
     finally:
-        for views, data in cut:
-            _paste(views, data)
+        try:
+            _fill(model, folder, pieces)
+        except OSError as error:
+            raise _DamagedError(str(error)) from error
+
+
+def _cut(model: Any, slices: list[Slice], folder: Path) -> tuple[str, int, list[Slice]]:
+    """Write a piece, and leave zeros in its place."""
+    views = _views(model, slices)
+    data = np.concatenate([view.reshape(-1).view(np.uint8) for view in views])
+    name = hashlib.sha256(data.data).hexdigest()
+    if not (folder / name).exists():
+        with atomic(folder / name, shared=True) as scratch:
+            data.tofile(scratch)
+    for view in views:
+        view[:] = 0
+    return name, zlib.crc32(data.data), slices
+
+
+def _write(model: Any, pieces: list[tuple[str, int, list[Slice]]], folder: Path, key: str) -> None:
+    """The trunk and its index."""
+    import mujoco
+
+    trunk = np.empty(mujoco.mj_sizeModel(model), np.uint8)  # type: ignore[attr-defined]
+    mujoco.mj_saveModel(model, None, trunk)  # type: ignore[attr-defined]
     with atomic(folder / f"{key}.mjb", shared=True) as scratch, scratch.open("wb") as file:
         for start in range(0, len(trunk), _BLOCK):
             block = trunk[start : start + _BLOCK]

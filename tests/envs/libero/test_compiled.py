@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from embodied_rl.envs.libero import compiled
 from embodied_rl.envs.libero.compiled import model_of
+from embodied_rl.files import locked
 
 mujoco: Any = pytest.importorskip("mujoco")
 
@@ -144,6 +147,97 @@ def test_a_trunk_that_goes_while_it_is_read_is_made_again(
     assert contents(model_of(xml, folder)) == plain
     assert removed
     assert removed[0].exists()
+
+
+def test_saving_takes_the_memory_of_one_more_model(tmp_path: Path, folder: Path) -> None:
+    textures = "".join(
+        f'<texture name="t{n}" type="2d" builtin="flat" rgb1="1 {n / 8} 0" width="256" height="256"/>' for n in range(8)
+    )
+    model = mujoco.MjModel.from_xml_string(scene(tmp_path).replace("<asset>", f"<asset>{textures}"))
+    folder.mkdir()
+    piece, size = 256 * 256 * 3, mujoco.mj_sizeModel(model)
+    assert size > 8 * piece
+    tracemalloc.start()
+    try:
+        compiled._save(model, folder, "0")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size <= most < size + 2 * piece
+
+
+def test_who_comes_second_waits_for_the_first(
+    tmp_path: Path, folder: Path, compile_count: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xml = scene(tmp_path)
+    load, save, missed = compiled._load, compiled._save, threading.Event()
+    second: list[Any] = []
+    other = threading.Thread(target=lambda: second.append(model_of(xml, folder)), daemon=True)
+
+    def see_miss(*where: Any) -> Any:
+        try:
+            return load(*where)
+        finally:
+            if threading.current_thread() is other:
+                missed.set()
+
+    def save_once_missed(*what: Any) -> None:
+        if threading.current_thread() is not other:
+            other.start()
+            assert missed.wait(10)
+        save(*what)
+
+    monkeypatch.setattr(compiled, "_load", see_miss)
+    monkeypatch.setattr(compiled, "_save", save_once_missed)
+    first = model_of(xml, folder)
+    other.join(10)
+    assert contents(second[0]) == contents(first)
+    assert len(compile_count) == 1
+    assert not [path for path in folder.iterdir() if path.name.endswith(".lock")]
+
+
+def test_who_waits_too_long_compiles_and_keeps_nothing(
+    tmp_path: Path, folder: Path, compile_count: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xml = scene(tmp_path)
+    monkeypatch.setattr(compiled, "_PATIENCE", 0.0)
+    lock = folder / f".{compiled._key(xml)}.lock"
+    with locked(lock):
+        lock.parent.chmod(0o700)
+        assert model_of(xml, folder).nmesh == 2
+        assert list(folder.iterdir()) == [lock]
+    assert len(compile_count) == 1
+
+
+@pytest.mark.parametrize("harm", [flip, Path.unlink])
+def test_a_piece_harmed_while_the_scene_is_saved_is_survived(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None]
+) -> None:
+    """The scene is cut into pieces, and put together from the files."""
+    xml = scene(tmp_path)
+    write = compiled._write
+
+    def harm_after(*what: Any) -> None:
+        write(*what)
+        harm(next(path for path in folder.iterdir() if not path.suffix))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "_write", harm_after)
+        assert contents(model_of(xml, folder)) == contents(mujoco.MjModel.from_xml_string(xml))
+    assert contents(model_of(xml, folder)) == contents(mujoco.MjModel.from_xml_string(xml))
+
+
+def test_a_scene_that_cannot_be_written_whole_is_used(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    xml = scene(tmp_path)
+
+    def no_room(*what: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(compiled, "_write", no_room)
+    assert contents(model_of(xml, folder)) == contents(mujoco.MjModel.from_xml_string(xml))
+    assert "no space left" in caplog.text
 
 
 def test_a_changed_asset_is_another_scene(tmp_path: Path, folder: Path) -> None:
