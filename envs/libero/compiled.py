@@ -159,9 +159,16 @@ def _is_ours(folder: Path) -> bool:
     except OSError as error:
         log.warning("no compiled scenes are kept: %s", error)
         return False
-    if status.st_uid == os.getuid() and not status.st_mode & 0o022:
+    if status.st_uid != os.getuid():
+        wrong, remedy = (
+            f"it belongs to user {status.st_uid}, not {os.getuid()}",
+            "set XDG_CACHE_HOME to your own folder",
+        )
+    elif status.st_mode & 0o022:
+        wrong, remedy = "others can write there", "run chmod go-w on it"
+    else:
         return True
-    log.warning("%s: others can write there, so compiled scenes are neither read from it nor kept in it", folder)
+    log.warning("%s: %s, so compiled scenes are neither read from it nor kept in it: %s", folder, wrong, remedy)
     return False
 
 

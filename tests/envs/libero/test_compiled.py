@@ -273,6 +273,17 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(
     assert f"{folder}: others can write there" in caplog.text
 
 
+def test_a_folder_of_somebody_else_is_called_that(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    assert model_of(scene(tmp_path), folder).nmesh == 2
+    assert f"{folder}: it belongs to user {owner}, not {owner + 1}" in caplog.text
+    assert "others can write" not in caplog.text
+    assert list(folder.iterdir()) == []
+
+
 def test_a_full_disk_is_said_and_survived(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
