@@ -35,6 +35,8 @@ _SPARE: Final = 4 << 30
 """Bytes that stay free on the disk."""
 _PATIENCE: Final = 60.0
 """Seconds to wait for another process that compiles the same scene."""
+_UNUSED: Final = 30 * 24 * 3600.0
+"""Seconds after which a file that nothing has read is removed."""
 _PER_MESH: Final = (
     ("mesh_vertadr", "mesh_vertnum", ("mesh_vert",)),
     ("mesh_normaladr", "mesh_normalnum", ("mesh_normal",)),
@@ -184,6 +186,9 @@ def _load(folder: Path, key: str) -> Any:
         raise _damaged(trunk, index)
     model = mujoco.MjModel.from_binary_path(str(trunk))  # type: ignore[attr-defined]
     _fill(model, folder, pieces)
+    for name in (index.name, trunk.name, *(name for name, *_ in pieces)):
+        with contextlib.suppress(OSError):
+            os.utime(folder / name)
     return model
 
 
@@ -229,7 +234,8 @@ def _damaged(*paths: Path) -> _DamagedError:
 
 
 def _save(model: Any, folder: Path, key: str) -> None:
-    """Cuts the model into pieces, so that memory holds it and its trunk alone, and puts it together again.
+    """Cuts the model into pieces, so that memory holds it and its trunk alone, and puts it together again. Removes
+    what has not been read for long.
 
     Raises:
         OSError: it cannot be written.
@@ -249,6 +255,14 @@ def _save(model: Any, folder: Path, key: str) -> None:
             _fill(model, folder, pieces)
         except OSError as error:
             raise _DamagedError(str(error)) from error
+    _remove_unused(folder)
+
+
+def _remove_unused(folder: Path) -> None:
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if re.match(r"\.?[0-9a-f]{64}", path.name) and path.stat().st_mtime < time.time() - _UNUSED:
+                path.unlink()
 
 
 def _cut(model: Any, slices: list[Slice], folder: Path) -> tuple[str, int, list[Slice]]:
@@ -256,7 +270,9 @@ def _cut(model: Any, slices: list[Slice], folder: Path) -> tuple[str, int, list[
     views = _views(model, slices)
     data = np.concatenate([view.reshape(-1).view(np.uint8) for view in views])
     name = hashlib.sha256(data.data).hexdigest()
-    if not (folder / name).exists():
+    try:
+        os.utime(folder / name)
+    except OSError:
         with atomic(folder / name, shared=True) as scratch:
             data.tofile(scratch)
     for view in views:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -292,6 +293,42 @@ def test_a_full_disk_is_said_and_survived(
         assert model_of(scene(tmp_path), folder).nmesh == 2
     assert "the disk is almost full" in caplog.text
     assert list(folder.iterdir()) == []
+
+
+def age(folder: Path) -> None:
+    """Two months without use."""
+    then = time.time() - 60 * 24 * 3600
+    for path in folder.iterdir():
+        os.utime(path, (then, then))
+
+
+def test_what_is_not_used_for_long_goes_when_a_scene_is_saved(
+    tmp_path: Path, folder: Path, compile_count: list[str]
+) -> None:
+    used, unused, new = (scene(tmp_path, f'<geom type="sphere" size="{size}"/>') for size in (1, 2, 3))
+    model_of(used, folder)
+    model_of(unused, folder)
+    (folder / "notes").write_text("somebody's")
+    (folder / f".{'0' * 64}.node.1.writing").write_text("left by a killed process")
+    age(folder)
+    model_of(used, folder)
+    model_of(new, folder)
+    names = {path.name for path in folder.iterdir()}
+    assert {f"{compiled._key(xml)}{suffix}" for xml in (used, new) for suffix in (".mjb", ".index")} < names
+    assert len(names) == 4 + 2 + 1, "with texture, bowl and notes"
+    before = len(compile_count)
+    assert contents(model_of(used, folder)) == contents(mujoco.MjModel.from_xml_string(used))
+    assert len(compile_count) == before + 1, "by the test itself"
+
+
+def test_pieces_that_a_new_scene_shares_count_as_used(tmp_path: Path, folder: Path, compile_count: list[str]) -> None:
+    old, new = (scene(tmp_path, f'<geom type="sphere" size="{size}"/>') for size in (1, 2))
+    model_of(old, folder)
+    age(folder)
+    model_of(new, folder)
+    model_of(new, folder)
+    assert len(compile_count) == 2
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_zeros_take_no_room(tmp_path: Path, folder: Path) -> None:
