@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,10 +30,11 @@ _FIXED: Final[Mapping[str, str]] = {
     "env.env_type": "its observations and actions would mean something else",
 }
 """Key or section that a run cannot change on its way -> why."""
-_FREE: Final = ("model.lora.dropout", "model.attn_implementation")
+_FREE: Final = ("model.lora.dropout", "model.attn_implementation", "model.trust_remote_code")
 """Exceptions to that."""
 _OPEN: Final = ("model.params.", "model.hf_overrides.")
 """Sections whose keys need not be there to mean something."""
+_COMMIT: Final = re.compile("[0-9a-f]{7,40}")
 _OF_REFERENCE: Final = ("runner.init_from", "actor.seed")
 """Keys that decide the reference policy."""
 
@@ -125,7 +127,10 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
         saved, wanted = _value_head(before), _value_head(now)
         if saved != wanted:
             return f"the value head would be {wanted}, and the checkpoint's is {saved}"
-    if key in ("model.path", "critic.path") and _moved(before.get(key), now.get(key)):
+    if key in ("model.path", "model.tokenizer_path", "critic.path") and _moved(before.get(key), now.get(key)):
+        return None
+    # The newest was taken before; a commit now says which one that is.
+    if key == "model.revision" and before.get(key) is None and _COMMIT.fullmatch(str(now.get(key))):
         return None
     if config.critic.enable and key.startswith(("critic.path", "critic.params", "critic.hf_overrides")):
         return "it would be another critic than the one whose weights and moments were saved"

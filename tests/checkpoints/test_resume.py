@@ -91,13 +91,31 @@ def test_a_critic_may_learn_faster(tmp_path: Path) -> None:
     resume.check(checkpoint, changes(checkpoint, "algorithm=ppo", "critic.enable=true", "critic.optim.lr=0.5"))
 
 
-def test_a_model_folder_may_move(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["model.path", "model.tokenizer_path"])
+def test_a_model_folder_may_move(tmp_path: Path, key: str) -> None:
     """Otherwise no run from weights that ship with the project would survive a move of the checkout."""
-    checkpoint = saved(tmp_path, f"model.path={tmp_path}/old/weights")
+    checkpoint = saved(tmp_path, f"{key}={tmp_path}/old/weights")
     (tmp_path / "new/weights").mkdir(parents=True)
-    found = changes(checkpoint, f"model.path={tmp_path}/new/weights")
-    assert [c.key for c in found] == ["model.path"], "and it is shown"
+    found = changes(checkpoint, f"{key}={tmp_path}/new/weights")
+    assert [c.key for c in found] == [key], "and it is shown"
     resume.check(checkpoint, found)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "allowed"),
+    [
+        ({"revision": None}, "model.revision=0123abcdef", True),
+        ({"revision": None}, "model.revision=main", False),
+        ({"revision": "0123abcdef"}, "model.revision=4567abcdef", False),
+        ({"revision": "0123abcdef"}, "model.revision=null", False),
+        ({"trust_remote_code": False}, "model.trust_remote_code=true", True),
+        ({"trust_remote_code": True}, "model.trust_remote_code=false", True),
+    ],
+)
+def test_a_pin_and_trust_are_no_other_policy(tmp_path: Path, before: dict[str, Any], now: str, allowed: bool) -> None:
+    checkpoint = saved(tmp_path, model=asdict(config_of(*BASE).model) | before)
+    found = changes(checkpoint, now)
+    assert [(c.key, c.refusal is None) for c in found] == [(now.partition("=")[0], allowed)]
 
 
 @pytest.mark.parametrize("now", ["new/others", "elsewhere/weights", "null"])
