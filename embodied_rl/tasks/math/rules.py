@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.language.datasets.registry import dataset_params
 from embodied_rl.language.rewards.functions import REWARD_MODEL, bind_reward, parts_of
+from embodied_rl.models.weights.loading import names_code
 from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import MathConfig, SftConfig
@@ -48,6 +50,7 @@ def math_problems(c: MathConfig, placement: Placement | None) -> Iterator[str]:
                 f"algorithm.sampling_params.{key}: got {value}, which cuts the action tokens of a policy in an env; "
                 f"completions have rollout.{key}={value}"
             )
+    yield from _engine_problems(c)
     yield from _loss_problems(c)
     yield from _data_problems(c)
     yield from _reward_problems(c)
@@ -60,6 +63,18 @@ def math_problems(c: MathConfig, placement: Placement | None) -> Iterator[str]:
                     f"data.rollout_batch_size={prompts} prompts; a prompt's completions are never split, so use fewer "
                     "workers or more prompts"
                 )
+
+
+def _engine_problems(c: MathConfig) -> Iterator[str]:
+    path = c.model.path
+    if c.rollout.backend != "vllm" or not c.model.trust_remote_code or path is None:
+        return
+    if not Path(path).is_dir() or names_code(Path(path)):  # what a name on the hub has is not known before it is read
+        yield (
+            f"rollout.backend: got vllm with model.trust_remote_code=true for model.path={path}, but vLLM is given the "
+            "policy's config and weights, not code for its network; expected a model of transformers itself: use "
+            "rollout.backend=hf, or where the folder needs no code of its own leave the trust out"
+        )
 
 
 def _data_problems(c: MathConfig) -> Iterator[str]:
