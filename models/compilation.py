@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib.util
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.overrides import _pop_mode_temporarily
@@ -15,6 +15,8 @@ from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
+_SIZES: Final = 1 << 16
+"""More than there are numbers of observations."""
 
 
 def compile_acting(policy: Policy, device: str, *, cuda_graphs: bool) -> None:
@@ -32,6 +34,12 @@ def compile_acting(policy: Policy, device: str, *, cuda_graphs: bool) -> None:
             "false (rollout.torch_compile works here, too)"
         )
     require_compiler("rollout.torch_compile", device)
+    from torch._dynamo import config  # imports the compiler, too
+
+    # As many observations are decided on at once as lanes wait, in any number; after its limits of compilations torch
+    # would go on without compiling, and say so in a log alone.
+    config.recompile_limit = max(config.recompile_limit, _SIZES)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _SIZES)
 
     def compiled(function: F) -> F:
         # Each shape is recorded on its own, so a shape is not to become a variable.

@@ -100,6 +100,30 @@ def test_a_buffer_of_graphs_is_used_again(tmp_path: Path) -> None:
     assert len(policy._caches) == 1
 
 
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_every_number_of_observations_runs_compiled(monkeypatch: pytest.MonkeyPatch, cuda_graphs: bool) -> None:
+    compiler, ran = torch.compile, []
+
+    def backend(module: Any, _: object) -> Any:
+        return lambda *inputs: (ran.append(1), module.forward(*inputs))[1]
+
+    def compiling(function: Any, *, mode: str | None = None, **options: Any) -> Any:
+        return compiler(function, backend=backend, **options)
+
+    class Doubling(torch.nn.Module):
+        def compile_acting(self, compiled: Any, *, cuda_graphs: bool) -> None:
+            self.double = compiled(lambda x: 2 * x)
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    monkeypatch.setattr("embodied_rl.models.compilation.require_compiler", lambda key, device: None)
+    with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=3):
+        policy: Any = Doubling()
+        compile_acting(policy, "cuda:0", cuda_graphs=cuda_graphs)
+        for count in range(1, 13):
+            assert torch.equal(policy.double(torch.ones(4 * count, 3)), torch.full((4 * count, 3), 2.0))
+    assert len(ran) == 12
+
+
 def test_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"rollout.cuda_graphs=true: this rollout worker is on cpu, and only CUDA"):
         compile_acting(fresh("tiny_vla"), "cpu", cuda_graphs=True)
