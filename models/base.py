@@ -346,6 +346,9 @@ class Policy(nn.Module):
         for block in blocks:
             block.forward = compiled(block.forward)
 
+    def free_buffers(self) -> None:
+        """Give back memory that is kept from one :meth:`act` to the next: it did not do for the last. Here none is."""
+
     def value_parameters(self) -> list[nn.Parameter]:
         """Parameters of the value head alone: they train at ``actor.optim.value_lr``."""
         return [p for name, p in self.named_parameters() if name.startswith("value_head.")]

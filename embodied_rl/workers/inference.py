@@ -39,13 +39,13 @@ class MicroBatches:
                 found = policy.act(obs.rows(rows), greedy=greedy, temperature=temperature, generator=generator)
             return found.changed(Tensor.cpu)
 
-        return PolicyOutput.concatenate(self._run(len(obs), part))
+        return PolicyOutput.concatenate(self._run(policy, len(obs), part))
 
     def values(self, policy: Policy, obs: EnvObs) -> Tensor:
         """As :meth:`Policy.values`, on the CPU."""
-        return torch.cat(self._run(len(obs), lambda rows: policy.values(obs.rows(rows)).cpu()))
+        return torch.cat(self._run(policy, len(obs), lambda rows: policy.values(obs.rows(rows)).cpu()))
 
-    def _run(self, count: int, work: Callable[[slice], T]) -> list[T]:
+    def _run(self, policy: Policy, count: int, work: Callable[[slice], T]) -> list[T]:
         """``work`` on each part of ``count`` rows.
 
         Raises:
@@ -69,6 +69,7 @@ class MicroBatches:
                 f"rollout: out of memory with {size} observations at once, {self.size} from now on; set "
                 f"rollout.micro_batch_size={self.size} to begin with that"
             )
+            policy.free_buffers()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 

@@ -323,6 +323,10 @@ class OpenVlaPolicy(OpenVlaBase):
         self._fixed, self._caches = True, {} if cuda_graphs else None
         self._next = compiled(self._next)
 
+    def free_buffers(self) -> None:
+        if self._caches is not None:
+            self._caches.clear()  # graphs that are replayed on others are recorded anew
+
     def _cache(self, mask: Tensor) -> TokenCache:
         """An empty one for sequences of the shape of ``mask``; recorded graphs always write to the same."""
         cache = None if self._caches is None else self._caches.get(mask.shape)

@@ -100,6 +100,25 @@ def test_a_buffer_of_graphs_is_used_again(tmp_path: Path) -> None:
     assert len(policy._caches) == 1
 
 
+def test_buffers_of_graphs_are_freed_where_memory_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, obs = made("openvla", tmp_path / "openvla")
+    assert isinstance(policy, OpenVlaPolicy)
+    plain = act(policy, obs)
+    policy.compile_acting(lambda function: function, cuda_graphs=True)
+    following = policy._next
+
+    def crowded(tokens: Tensor, mask: Tensor, cache: TokenCache) -> Tensor:
+        if len(tokens) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return following(tokens, mask, cache)
+
+    monkeypatch.setattr(policy, "_next", crowded)
+    found = act(policy, obs)
+    assert torch.allclose(found.logprobs, plain.logprobs, atol=1e-5)
+    assert policy._caches is not None
+    assert [shape[0] for shape in policy._caches] == [2], "none for four"
+
+
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_every_number_of_observations_runs_compiled(monkeypatch: pytest.MonkeyPatch, cuda_graphs: bool) -> None:
     compiler, ran = torch.compile, []
