@@ -51,8 +51,12 @@ def compile_acting(policy: Policy, device: str, *, cuda_graphs: bool) -> None:
 
 def require_compiler(key: str, device: str) -> None:
     """Raise UserError where torch.compile could not make code for the device."""
-    if device.startswith("cuda") and importlib.util.find_spec("triton") is None:
-        raise UserError(f"{key}=true: torch.compile needs Triton for {device}, which is not installed; set it to false")
+    if device.startswith("cuda"):  # a C compiler is enough, and Triton says itself where there is none
+        if importlib.util.find_spec("triton") is None:
+            raise UserError(
+                f"{key}=true: torch.compile needs Triton for {device}, which is not installed; set it to false"
+            )
+        return
     from torch._inductor import cpp_builder, exc  # imports the compiler: 70 MB
 
     try:

@@ -163,6 +163,14 @@ def test_no_compiler() -> None:
         compile_acting(fresh("tiny_vla"), "cpu", cuda_graphs=False)
 
 
+def test_triton_takes_no_c_plus_plus_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    with config.patch({"cpp.cxx": (None, "/no/such/compiler")}):
+        require_compiler("actor.torch_compile", "cuda:0")
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = fresh("mlp")
