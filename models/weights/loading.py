@@ -111,14 +111,15 @@ def refusal(path: str, loading: Loading, file: str) -> UserError:
     """The error that says what code of ``path`` would have to be run."""
     from transformers.utils.hub import cached_file
 
+    key = "tokenizer_path" if file == "tokenizer_config.json" and path == loading.tokenizer_path else "path"
     try:
-        found = cached_file(path, file, revision=loading.revision)
+        found = cached_file(path, file, revision=loading.revision if key == "path" else None)
         named = {} if found is None else _auto_map(Path(found))
     except OSError:
         named = {}
     classes = listed(sorted(f"auto_map.{name}: {value}" for name, value in named.items()), 3) or "auto_map"
     return UserError(
-        f"{loading.key}.path={path}: its {file} names code of its own ({classes}), which can do whatever you can and "
+        f"{loading.key}.{key}={path}: its {file} names code of its own ({classes}), which can do whatever you can and "
         f"was not run; read it, and if you trust it set {loading.key}.trust_remote_code=true"
     )
 

@@ -333,6 +333,8 @@ def test_a_tokenizer_with_code(folders: Mapping[str, Path], tmp_path: Path, monk
     )
     with pytest.raises(UserError, match=r"its tokenizer_config.json names code of its own \(.*OwnTokenizer"):
         load("causal_lm", folder)
+    with pytest.raises(UserError, match=r"^model.tokenizer_path=.*own_tokenizer: its tokenizer_config.json"):
+        load("causal_lm", folders["causal_lm"], tokenizer_path=str(folder))
     policy = load("causal_lm", folder, trust_remote_code=True)
     assert isinstance(policy, CausalLMPolicy)
     assert policy.tokenizer.is_own  # type: ignore[attr-defined]
