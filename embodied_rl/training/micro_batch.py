@@ -91,6 +91,8 @@ class MicroBatch:
             size = max(1, min(count, self.fitting or count))
             draws = _random_state()
             found: list[T] = []
+            if self._collectives is not None:
+                self._reshard()
             try:
                 found.append(work(of_equal_size(count, lengths, size)))
             except (RuntimeError, MemoryError) as error:
@@ -125,6 +127,8 @@ class MicroBatch:
         if self._collectives is None:
             return run(rows)
         self._collectives.begin()
+        if not torch.is_grad_enabled():
+            self._reshard()
         if self._exhausted is None:
             try:
                 return run(rows)
@@ -145,11 +149,21 @@ class MicroBatch:
             "actor.gradient_checkpointing=true, use a smaller model, or shorter inputs"
         )
 
-    def _discard(self) -> None:
-        """Throw away what passes left in the policies."""
+    def _reshard(self) -> None:
+        """Bring the policies to where a pass makes all its collectives.
+
+        A pass without gradients leaves parameters gathered (``reshard_after_forward=false``) and an order to gather
+        them in, of which a rank that ran out of memory has nothing left: the ranks would make different ones. A
+        backward pass leaves neither; but for sums of gradients between passes, which this would throw away.
+        """
         for policy in self._started:
             if isinstance(policy, FSDPModule):
                 policy.reset_iter_state()
+
+    def _discard(self) -> None:
+        """Throw away what passes left in the policies."""
+        self._reshard()
+        for policy in self._started:
             policy.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

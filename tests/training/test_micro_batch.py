@@ -164,8 +164,15 @@ def test_several_ranks_agree_on_what_fits_all(
     assert second["said"] == [], "one rank tells of it"
 
 
-def test_several_ranks_recompute_logprobs_in_what_fits(two_ranks: Ranks) -> None:
-    recipe = ("grpo", "actor.recompute_logprobs=true", "algorithm.kl_beta=0.1", "algorithm.n_minibatches=1")
+@pytest.mark.parametrize("reshard", ["true", "false"])
+def test_several_ranks_recompute_logprobs_in_what_fits(two_ranks: Ranks, reshard: str) -> None:
+    recipe = (
+        "grpo",
+        "actor.recompute_logprobs=true",
+        "algorithm.kl_beta=0.1",
+        "algorithm.n_minibatches=1",
+        f"actor.fsdp_config.reshard_after_forward={reshard}",
+    )
     short = two_ranks.run(trained_where_memory_is_short, training_config(*recipe, AUTO), [PLENTY, 3], "forward")
     size = short[0]["metrics"].pop("micro_batch_size")
     given = two_ranks.run(trained, training_config(*recipe, f"actor.micro_batch_size={size:.0f}"), 2)[0]
