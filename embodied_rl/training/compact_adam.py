@@ -73,14 +73,15 @@ class CompactAdamW(Optimizer):
         weight.addcdiv_(mean, spread, value=-group["lr"] / (1 - beta1**step))
 
     def state_dict(self) -> dict[str, Any]:
-        """As any optimiser's: moments have their parameters' shapes and shards."""
+        """As any optimiser's: moments have their parameters' shapes and shards. Of int8 they are in host memory, since
+        the device need not have room for four times as much."""
         content = super().state_dict()
         if self._coded:
             parameters = [parameter for _, parameter in self._parameters()]
             content["state"] = {
                 index: {
                     "step": state["step"],
-                    **{name: _like(parameters[index], self._get(parameters[index], name)) for name in _MOMENTS},
+                    **{name: _on_host(parameters[index], self._get(parameters[index], name)) for name in _MOMENTS},
                 }
                 for index, state in content["state"].items()
             }
@@ -88,11 +89,15 @@ class CompactAdamW(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As any optimiser's, which would give the moments the weights' type."""
-        super().load_state_dict(state_dict)
-        for parameter, state in self.state.items():
-            for name in _MOMENTS:
-                self._put(parameter, name, _local(state[name]).float(), None)
+        """As any optimiser's, which would give the moments the weights' type, all at once."""
+        saved = state_dict["state"]
+        counts = {index: {k: v for k, v in state.items() if k not in _MOMENTS} for index, state in saved.items()}
+        super().load_state_dict(state_dict | {"state": counts})
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for index, (_, parameter) in zip(indices, self._parameters(), strict=True):
+            for name in _MOMENTS if index in saved else ():
+                values = _local(saved[index][name]).to(_local(parameter).device, torch.float32)
+                self._put(parameter, name, values, None)
 
     def _parameters(self) -> list[tuple[dict[str, Any], Tensor]]:
         return [(group, parameter) for group in self.param_groups for parameter in group["params"]]
@@ -111,7 +116,10 @@ class CompactAdamW(Optimizer):
         if self._coded:
             state[name], state[f"{name}_scale"] = _coded(values, codebook(name, values.device), generator)
         else:
-            state[name] = _like(parameter, _rounded(values, generator) if generator else values, torch.bfloat16)
+            if name not in state:
+                # Not by DTensor.from_local, which takes offloaded parts to the mesh's device.
+                state[name] = torch.zeros_like(parameter, dtype=torch.bfloat16, requires_grad=False)
+            _local(state[name]).copy_(_rounded(values, generator) if generator else values)
 
 
 @cache
@@ -161,19 +169,11 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _like(parameter: Tensor, local: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor that is sharded as the parameter, of this rank's part of it."""
-    local = local.to(dtype)
-    if not isinstance(parameter, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+def _on_host(parameter: Tensor, local: Tensor) -> Tensor:
+    """A float32 tensor in host memory, sharded as the parameter, of this rank's part of it."""
+    made = torch.empty_like(parameter, dtype=torch.float32, device="cpu", requires_grad=False)
+    _local(made).copy_(local)
+    return made
 
 
 def _rounded(values: Tensor, generator: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import AdamW, Optimizer
 
 from embodied_rl.checkpoints.shards import load_actor, save_actor
@@ -18,6 +18,7 @@ from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.schema import Config
 from embodied_rl.training.compact_adam import BLOCK, CompactAdamW, _coded, _rounded, codebook
 from embodied_rl.training.sharding import TrainingState
+from tests.stand_in import DEVICE, stand_in_accelerator
 from tests.training.learner import Learner, distance, load_and_go_on, same, save_and_go_on, trained, training_config
 from tests.training.ranks import Ranks
 
@@ -237,3 +238,51 @@ def test_it_is_offloaded_between_updates(mesh: DeviceMesh, compact_state: str) -
             moved.train(first=step)
     assert same(moved.weights(), plain.weights())
     assert held(moved.optimizer) == held(plain.optimizer)
+
+
+@both
+def test_offloaded_parts_stay_in_host_memory(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, compact_state: str
+) -> None:
+    """The mesh is the accelerator's, with ``cpu_offload`` and between updates, too."""
+    parameter = nn.Parameter(distribute_tensor(torch.randn(300, 2), mesh, [Shard(0)]))
+    dtype: Any = compact_state.split("=")[1]
+    saved, loaded = (
+        CompactAdamW([{"params": [parameter]}], lr=0.01, betas=BETAS, eps=1e-8, dtype=dtype) for _ in range(2)
+    )
+    parameter.grad = torch.ones_like(parameter)
+    monkeypatch.setattr(DeviceMesh, "device_type", property(lambda self: "meta"))
+    saved.step()
+    loaded.load_state_dict(saved.state_dict())
+    first, second = (optimizer.state_dict()["state"][0] for optimizer in (saved, loaded))
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert first[name].shape == (300, 2)
+        assert torch.equal(first[name].to_local(), second[name].to_local())
+    loaded.step()
+    for tensor in [*loaded.state[parameter].values(), *loaded.state_dict()["state"][0].values()]:
+        assert (tensor.to_local() if isinstance(tensor, DTensor) else tensor).device.type == "cpu"
+
+
+def test_bytes_are_saved_and_read_without_float32_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[str] = []
+    cast = Optimizer._process_value_according_to_param_policy
+
+    def noted(*args: Any) -> Tensor:
+        moved.append(args[-1])
+        return cast(*args)
+
+    monkeypatch.setattr(Optimizer, "_process_value_according_to_param_policy", noted)
+    with stand_in_accelerator():
+        parameter = nn.Parameter(torch.randn(300, 2).to(DEVICE))
+        first, second = (
+            CompactAdamW([{"params": [parameter]}], lr=0.01, betas=BETAS, eps=1e-8, dtype="int8") for _ in range(2)
+        )
+        parameter.grad = torch.ones(300, 2).to(DEVICE)
+        first.step()
+        saved = first.state_dict()
+        second.load_state_dict(saved)
+        assert {saved["state"][0][name].device.type for name in ("exp_avg", "exp_avg_sq")} == {"cpu"}
+        assert moved == ["step"], "and not all the moments at once"
+        state, expected = second.state[parameter], first.state[parameter]
+        assert state["exp_avg"].device.type == DEVICE and state["exp_avg"].dtype == torch.uint8
+        assert all(torch.equal(state[name].cpu(), expected[name].cpu()) for name in expected)
