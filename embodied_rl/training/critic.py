@@ -97,6 +97,11 @@ class Critic:
         own = {name if name.startswith(shared) else f"critic_{name}": number for name, number in metrics.items()}
         return own | {"critic_learning_rate": self._lr * learning_rate_factor}
 
+    def leave_device(self) -> None:
+        """Offload again, after a checkpoint was read."""
+        if self._state is not None:
+            self._state.leave_device()
+
     def _on_device(self) -> contextlib.AbstractContextManager[None]:
         return self._state.on_device(self._timer) if self._state else contextlib.nullcontext()
 

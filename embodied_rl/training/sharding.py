@@ -201,7 +201,8 @@ class TrainingState:
     def on_device(self, timer: PhaseTimer) -> Iterator[None]:
         """Training may go on inside. Phases ``load`` and ``offload`` of ``timer`` say what the moves take."""
         with timer.phase("load"):
-            self._move(self._device)
+            # All of the optimiser's state: what was read from a checkpoint lies where the weights lay then.
+            self._move(self._device, {*self._parts, "optimizer"})
         try:
             yield
         finally:
@@ -212,13 +213,13 @@ class TrainingState:
         """Take all that is to leave it to host memory."""
         if set(self._parts) & {"weights", "gradients"}:
             self._optimizer.zero_grad(set_to_none=True)
-        self._move("cpu")
+        self._move("cpu", self._parts)
 
-    def _move(self, device: str) -> None:
-        if "weights" in self._parts:
+    def _move(self, device: str, parts: Collection[str]) -> None:
+        if "weights" in parts:
             for policy in self._policies:
                 policy.to(device)
-        if "optimizer" in self._parts:
+        if "optimizer" in parts:
             for group in self._optimizer.param_groups:
                 for parameter in group["params"]:
                     state = self._optimizer.state.get(parameter, {})

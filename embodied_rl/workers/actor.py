@@ -438,6 +438,10 @@ class ActorWorker(Worker):
         optimizer = None if weights_only else self._optimizer
         critic = self._trained_critic(with_optimizer=not weights_only)
         checkpoint.load_actor(self._policy, optimizer, directory, extra, critic=critic)
+        if self._state is not None:
+            self._state.leave_device()
+        if self._critic is not None:
+            self._critic.leave_device()
         self._sender.restart()
         if not weights_only and "kl_beta" in extra:
             self._kl.beta = float(extra["kl_beta"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -64,6 +66,28 @@ def test_parts_leave_the_device_apart(mesh: DeviceMesh, parts: list[str]) -> Non
             assert {tensor.device.type for tensor in moments} == {"cpu" if "optimizer" in parts else DEVICE}
             dropped = parts != ["optimizer"]
             assert all((p.grad is None) == dropped for p in trained)
+        found, expected = ([p.detach().cpu() for p in each.policy.parameters()] for each in (moved, plain))
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"), [(["weights"], "float32"), (["weights"], "int8"), (["optimizer"], "bfloat16")], ids=str
+)
+def test_parts_that_left_are_resumed(mesh: DeviceMesh, parts: list[str], dtype: str) -> None:
+    config = training_config("ppo", f"actor.optim.state_dtype={dtype}")
+    with stand_in_accelerator():
+        plain, moved = (Learner(mesh, config, device=DEVICE) for _ in range(2))
+        batch = plain.batch(two_epochs(config))
+        plain.update(batch, step=0)
+        state = TrainingState([moved.policy], moved.optimizer, DEVICE, parts)
+        state.leave_device()
+        moved.policy.load_state_dict(plain.policy.state_dict())
+        moved.optimizer.load_state_dict(copy.deepcopy(plain.optimizer.state_dict()))
+        state.leave_device()
+        assert {moments["exp_avg"].device.type for moments in moved.optimizer.state.values()} == {"cpu"}
+        plain.update(batch, step=1)
+        with state.on_device(PhaseTimer()):
+            moved.update(batch, step=1)
         found, expected = ([p.detach().cpu() for p in each.policy.parameters()] for each in (moved, plain))
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim import Optimizer
 
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import EmbodiedConfig
@@ -96,6 +97,28 @@ def test_the_seed_decides_the_initial_weights() -> None:
 
 
 @pytest.mark.slow
+def test_what_a_resume_reads_leaves_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Job(small("algorithm=ppo", "critic.enable=true")) as job:
+        actor = job.actor
+        assert actor._critic is not None
+        actor.save(tmp_path)
+        left: list[tuple[str, bool]] = []
+
+        class Noted:
+            def __init__(self, whose: str, optimizer: Optimizer) -> None:
+                self.whose, self.optimizer = whose, optimizer
+
+            def leave_device(self) -> None:
+                left.append((self.whose, bool(self.optimizer.state)))
+
+        for optimizer in (actor._optimizer, actor._critic.optimizer):
+            optimizer.state.clear()
+        monkeypatch.setattr(actor, "_state", Noted("actor", actor._optimizer))
+        monkeypatch.setattr(actor._critic, "_state", Noted("critic", actor._critic.optimizer))
+        actor.load(tmp_path, weights_only=False)
+        assert left == [("actor", True), ("critic", True)], "once the moments were read"
+
+
 def test_training_makes_the_policy_better() -> None:
     """The whole loop learns: GRPO on the dummy env, from almost no success to most."""
     config = small(
