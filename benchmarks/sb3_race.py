@@ -131,7 +131,7 @@ RACES: Mapping[str, Race] = {
     "pendulum_sac": Race(
         id="Pendulum-v1",
         experiment="pendulum_sac",
-        steps=125,
+        steps=200,
         rollout=40,
         every=25,
         threshold=-250,
