@@ -215,7 +215,8 @@ class Campaign:
             return
         step = last_step(experiment)
         more = 10**9 if _ends(fault, verdict.backend) else 0
-        more += fault.place == "EnvGroup"  # it may have done its part of the present step
+        # It may have done its part of the present step, and get ready for the next.
+        more += fault.place in ("EnvGroup", "reset", "observe")
         if self._nodes is not None:
             _until(run, lambda: bool(fault.words and re.search(fault.words, run.said()[said:])), LIMIT_S)
             verdict.named_s = round(time.time() - struck, 2)
