@@ -155,7 +155,7 @@ def test_the_same_failure_again_ends_the_run(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("leaks_at", "options"),
-    [(3, ()), (5, (*AUTO_RESET, "runner.max_steps=6")), (3, ("runner.val_check_interval=2",))],
+    [(5, ()), (5, (*AUTO_RESET, "runner.max_steps=6")), (5, ("runner.val_check_interval=2",))],
     ids=str,
 )
 def test_a_worker_that_grows_is_recycled(
