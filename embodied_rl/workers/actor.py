@@ -95,6 +95,7 @@ class ActorWorker(Worker):
         self._writer = AsyncWriter()
         self._written: Path | None = None
         """Directory of the newest checkpoint's contents, perhaps still being written."""
+        self._critic: Critic | None = None
         self._blank: Policy | None = None
         """The policy without memory, until its operations are counted."""
         self._cost: SampleCost | None = None
