@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_passes_follow_the_micro_batch() -> None:
 
 def test_each_scene_of_libero_counts() -> None:
     one, two = (estimate("env=libero_10", f"env.task_ids={tasks}").of("env") for tasks in ("[0]", "[0,5]"))
-    assert two.simulator - one.simulator == 0.5e9
+    assert two.simulator - one.simulator == pytest.approx(0.38e9)
     assert one.missing is None
     assert estimate("env=maniskill", "model=mlp").of("env").missing == "the simulator"
 
@@ -110,7 +111,13 @@ def test_a_run_holds_what_was_said(tmp_path: Path, name: str) -> None:
     arguments = (*MEASURED[name], *NO_MORE, f"runner.output_dir={tmp_path}")
     said = estimate(*arguments)
     done = subprocess.run(
-        [sys.executable, "train.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=850, check=False
+        [sys.executable, "train.py", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},  # no compiled scene: that takes the most
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     [metrics] = tmp_path.glob("*/*/metrics.jsonl")
