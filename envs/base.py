@@ -192,6 +192,7 @@ ADAPTERS: Final = Registry(
     "env.env_type",
     {
         "dummy": "embodied_rl.envs.dummy:DummyEnv",
+        "envpool": "embodied_rl.envs.envpool:EnvPoolEnv",
         "gymnasium": "embodied_rl.envs.gymnasium:GymnasiumEnv",
         "libero": "embodied_rl.envs.libero.adapter:LiberoEnv",
         "maniskill": "embodied_rl.envs.maniskill:ManiSkillEnv",

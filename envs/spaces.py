@@ -1,0 +1,98 @@
+"""Gymnasium's spaces in this project's terms, for adapters whose envs have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied_rl.errors import UserError
+
+CAMERA: Final = "agentview"
+"""The camera of an env whose whole observation is one image, and of rendered pixels."""
+SUCCESS_KEYS: Final = ("success", "is_success")
+"""Where a step's info says that the goal holds, unless the config names another key."""
+
+
+def leaves(space: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The spaces in nested Dict spaces, by a/b; a space that is no Dict is its own, by ""."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Dict):
+        yield prefix, space
+        return
+    for name, below in space.items():
+        yield from leaves(below, f"{prefix}/{name}" if prefix else str(name))
+
+
+def at(observation: Any, key: str) -> Any:
+    """The part of an observation that ``key`` of :func:`leaves` names."""
+    for part in key.split("/") if key else ():
+        observation = observation[part]
+    return observation
+
+
+def is_image(space: Any) -> bool:
+    """Whether these are pictures: uint8 [H,W,3], [H,W,1] or [H,W]."""
+    shape = getattr(space, "shape", None) or ()
+    return space.dtype == np.uint8 and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3)))
+
+
+def rgb(image: Any) -> NDArray[np.uint8]:
+    """[H,W,3] of [H,W,3], [H,W,1] or [H,W]."""
+    image = np.asarray(image)
+    return np.broadcast_to(image if image.ndim == 3 else image[..., None], (*image.shape[:2], 3))
+
+
+def action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.float32]], NDArray[Any]]]:
+    """(action dimensions A, choices of each, the way from the policy's [n,A] to n actions); no choices: continuous.
+
+    Numbers in [-1, 1] become the bounds of a Box, those outside are clipped; dimensions without bounds are left as they
+    are. A Discrete space's actions are [n], all others [n,...].
+
+    Raises:
+        UserError: a space that has no meaning here.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
+        bounded = np.isfinite(low) & np.isfinite(high)
+        centre = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0.0)
+        half = np.where(bounded, (np.where(bounded, high, 0) - np.where(bounded, low, 0)) / 2, 1.0)
+
+        def scaled(actions: NDArray[np.float32]) -> NDArray[Any]:
+            return (centre + half * np.clip(actions, -1.0, 1.0)).astype(space.dtype).reshape(-1, *space.shape)
+
+        return len(low), (), scaled
+    if isinstance(space, spaces.Discrete):
+        choices, start, shape, dtype = np.array([space.n]), np.array([space.start]), (), np.int64
+    elif isinstance(space, spaces.MultiDiscrete):
+        choices, start, shape, dtype = space.nvec.ravel(), space.start.ravel(), space.shape, space.dtype
+    elif isinstance(space, spaces.MultiBinary):
+        choices = np.full(int(np.prod(space.shape)), 2)
+        start, shape, dtype = np.zeros_like(choices), space.shape, space.dtype
+    else:
+        raise UserError(
+            f"got an env with actions {space}, expected Box of floats, Discrete, MultiDiscrete or MultiBinary; a "
+            "wrapper (env.init_params.wrappers) can change them"
+        )
+
+    def chosen(actions: NDArray[np.float32]) -> NDArray[Any]:
+        index = actions.astype(np.int64)
+        if (index != actions).any() or (index < 0).any() or (index >= choices).any():
+            raise ValueError(
+                f"step: got the choices {actions.tolist()}, expected whole numbers below {choices.tolist()}"
+            )
+        return (index + start).astype(dtype).reshape(-1, *shape)
+
+    return len(choices), tuple(int(n) for n in choices), chosen
+
+
+def words_of(env_id: str) -> str:
+    """The id in words: "cart pole" for CartPole-v1."""
+    name = re.sub(r"-v\d+$", "", re.split(r"[:/]", env_id)[-1])
+    return re.sub(r"[_\W]+|(?<=[a-z0-9])(?=[A-Z])", " ", name).lower().strip()
