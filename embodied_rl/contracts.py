@@ -483,3 +483,5 @@ class EvaluatedEpisode(EpisodeRecord):
     """The file that shows it, if one does."""
     tile: int | None
     """Which tile of that video: row by row, from 0 at the top left."""
+    box: tuple[int, int, int, int] | None = None
+    """Where that tile is in the video's pictures: left, top, right, bottom in pixels, the last two exclusive."""

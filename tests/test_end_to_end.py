@@ -181,6 +181,25 @@ def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     assert len(videos) == 2 * len(tables[0]["overall"]["video_paths"]) > 0
 
 
+@pytest.mark.parametrize(("temperature", "alike"), [(1e-6, True), (1.0, False)])
+def test_samples_stand_beside_medians(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: float, alike: bool
+) -> None:
+    draws = ("env.eval.sampled=true", f"algorithm.sampling_params.temperature={temperature}")
+    config = tiny_run(tmp_path, "cluster=serial", "runner.only_eval=true", *draws)
+    run(config)
+    directory = only_run(config)
+    content = json.loads((directory / "eval_step_000000/eval.json").read_text())
+    overall, sampled = content["overall"], content["sampled"]
+    assert [row["task_id"] for row in sampled["per_task"]] == [0, 1, 2, 3]
+    assert sampled["overall"]["n_episodes"] == overall["n_episodes"] == 8, "the same episodes"
+    difference = abs(sampled["overall"]["avg_sum_reward"] - overall["avg_sum_reward"])
+    assert difference < 1e-3 if alike else difference > 1e-2
+    [row] = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert row["eval/sampled_success_rate"] == sampled["overall"]["pc_success"] / 100
+    assert "sampled" in capsys.readouterr().out
+
+
 def test_an_evaluation_alone_is_not_held_to_the_sizes_of_training(tmp_path: Path) -> None:
     sizes = ("env.train.total_num_envs=7", "env.train.max_steps_per_rollout_epoch=8", "algorithm.group_size=3")
     evaluation = tiny_run(tmp_path, "cluster=serial", "runner.only_eval=true", *sizes)

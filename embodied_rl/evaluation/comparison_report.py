@@ -83,6 +83,11 @@ def tables(
 ) -> Iterator[RenderableType]:
     """The output from top to bottom. Fits 80 columns; labels wrap."""
     yield _legend(recipes)
+    yield from changes(comparisons, notes)
+
+
+def changes(comparisons: Sequence[Comparison], notes: Sequence[str] = ()) -> Iterator[RenderableType]:
+    """The part of :func:`tables` that says by how much, task by task; not which files were compared."""
     for comparison in comparisons:
         yield _table(comparison)
         if comparison.several_runs:

@@ -32,6 +32,7 @@ def eval_report(
     seed: int | None = None,
     eval_s: float | None = None,
     video_paths: Sequence[Path] = (),
+    sampled: SuccessTable | None = None,
 ) -> dict[str, Any]:
     """The content of eval.json. Everything but ``timing`` is the same for the same results.
 
@@ -44,6 +45,7 @@ def eval_report(
             only.
         seed: what the initial states are functions of, beside their number; None where the number is enough.
         eval_s: wall seconds of the evaluation; None leaves the timing section out.
+        sampled: the same episodes with actions drawn as in training; None leaves that section out.
     """
     overall = table.overall
     report: dict[str, Any] = {
@@ -68,6 +70,11 @@ def eval_report(
         ],
         "episodes": [_episode(episode, seed) for episode in _ordered(episodes)],
     }
+    if sampled is not None:
+        report["sampled"] = {
+            "overall": _numbers(sampled.overall),
+            "per_task": [{"task_id": row.task_id, **_numbers(row)} for row in sampled.tasks],
+        }
     if eval_s is not None:
         report["timing"] = {"eval_s": round(eval_s, 3), "eval_ep_s": round(eval_s / overall.episodes, 3)}
     return report
@@ -158,7 +165,10 @@ def _ordered(episodes: Sequence[EvaluatedEpisode]) -> list[EvaluatedEpisode]:
 
 
 def _episode(episode: EvaluatedEpisode, seed: int | None) -> dict[str, Any]:
-    video = None if episode.video is None else {"file": episode.video.as_posix(), "tile": episode.tile}
+    video = None
+    if episode.video is not None:
+        box = {} if episode.box is None else {"box": list(episode.box)}
+        video = {"file": episode.video.as_posix(), "tile": episode.tile, **box}
     return {
         "task_id": episode.task_id,
         "instruction": episode.instruction,

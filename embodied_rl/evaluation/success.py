@@ -173,10 +173,13 @@ class SuccessReport:
     Instructions wrap, so nothing that tells two tasks apart is cut off. Failures have a column where there are some. A
     narrow console (under 100 columns) leaves out the return and the length of successful episodes; a wide one (from
     120) draws each interval on a scale to 100 %.
+
+    Args:
+        sampled: of the same tasks, with actions drawn as in training: a column of its own.
     """
 
-    def __init__(self, table: SuccessTable, *, title: str = "evaluation") -> None:
-        self.table, self.title = table, title
+    def __init__(self, table: SuccessTable, *, title: str = "evaluation", sampled: SuccessTable | None = None) -> None:
+        self.table, self.title, self.sampled = table, title, sampled
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         tasks = self.table.tasks
@@ -186,8 +189,10 @@ class SuccessReport:
         grid.add_column("task", Text("all"), justify="right")
         grid.add_column("instruction", footer, ratio=1)
         failures = self.table.overall.failures > 0
-        rows = [_cells(row, options.max_width, failures) for row in tasks]
-        for name, total in _cells(self.table.overall, options.max_width, failures).items():
+        drawn = self.sampled.tasks if self.sampled else [None] * len(tasks)
+        rows = [_cells(row, options.max_width, failures, also) for row, also in zip(tasks, drawn, strict=True)]
+        overall = self.sampled.overall if self.sampled else None
+        for name, total in _cells(self.table.overall, options.max_width, failures, overall).items():
             grid.add_column(name, total, justify="left" if name == _CHART_AXIS else "right", no_wrap=True)
         for row, cells in zip(tasks, rows, strict=True):
             grid.add_row(str(row.task_id), Text(row.instruction), *cells.values())
@@ -214,12 +219,13 @@ def percentages(interval: tuple[float, float]) -> str:
     return f"{100 * low:.1f} - {100 * high:.1f}"
 
 
-def _cells(row: SuccessRow, width: int, failures: bool) -> dict[str, Text]:
+def _cells(row: SuccessRow, width: int, failures: bool, sampled: SuccessRow | None = None) -> dict[str, Text]:
     """Column name -> cell, for a console of ``width`` columns."""
     cells = {
         "success": Text(f"{row.successes}/{row.episodes}"),
         "rate": Text(f"{row.success_rate:.1%}", style="bold"),
         "95 % interval": Text(percentages(row.interval)),
+        **({"sampled": Text(f"{sampled.success_rate:.1%}")} if sampled else {}),
         **({"failed": Text(str(row.failures))} if failures else {}),
         "steps": Text(f"{row.mean_length:.0f}"),
     }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from embodied_rl.evaluation.success import task_name
-from embodied_rl.evaluation.tiles import TileStyle, arrange, canvas, fit
+from embodied_rl.evaluation.tiles import Grid, TileStyle, arrange, canvas, fit
 from embodied_rl.files import atomic
 
 if TYPE_CHECKING:  # contracts import torch; data sets are checked without it
@@ -26,7 +26,7 @@ MIN_TILE_SIZE = 96
 """Below this a caption does not fit."""
 _SPOOL_BYTES = 64 * 2**20
 _JPEG = {"quality": 92, "subsampling": 0}
-_ENCODER = {"crf": "20", "preset": "veryfast"}
+ENCODER = {"crf": "20", "preset": "veryfast"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,11 @@ class VideoRecorder:
         shown = sorted(env for env in self._moments if envs is None or env in envs)
         return {env_index: number for number, env_index in enumerate(shown)}
 
+    def boxes(self, envs: Collection[int] | None = None) -> dict[int, tuple[int, int, int, int]]:
+        """As :meth:`tiles`: each tile's (left, top, right, bottom) in the pictures of that video."""
+        shown = {env_index: self._moments[env_index] for env_index in self.tiles(envs)}
+        return self._layout(shown)[1].tiles if shown else {}
+
     def finish(self, path: Path | str) -> Path | None:
         """Write everything, as :meth:`write` does, and forget it."""
         try:
@@ -188,15 +193,12 @@ class VideoRecorder:
             return None
         path = Path(path)
         with atomic(path, shared=True) as scratch:
-            write_h264(scratch, map(np.asarray, self._pictures(shown)), self.fps, _ENCODER, movflags="+faststart")
+            write_h264(scratch, map(np.asarray, self._pictures(shown)), self.fps, ENCODER, movflags="+faststart")
         return path
 
     def _pictures(self, shown: Mapping[int, list[_Moment]]) -> Iterator[Image.Image]:
         """Each picture of a video of these envs. It is one buffer that the next step draws over."""
-        assert self._image_size is not None
-        instructions = {moment.instruction for moments in shown.values() for moment in moments}
-        style = TileStyle(*self._image_size, instructions, captions=self.info_on_video)
-        grid = arrange(list(shown), self.group_size, style.width, style.height)
+        style, grid = self._layout(shown)
         picture = canvas(grid)
         for time in range(max(len(moments) for moments in shown.values())):
             for env_index, moments in shown.items():
@@ -205,6 +207,13 @@ class VideoRecorder:
                     tile = self._tile(style, moments[min(time, len(moments) - 1)], ended=ended)
                     picture.paste(tile, grid.tiles[env_index][:2])
             yield picture
+
+    def _layout(self, shown: Mapping[int, list[_Moment]]) -> tuple[TileStyle, Grid]:
+        """Sizes of the tiles, and where they lie."""
+        assert self._image_size is not None
+        instructions = {moment.instruction for moments in shown.values() for moment in moments}
+        style = TileStyle(*self._image_size, instructions, captions=self.info_on_video)
+        return style, arrange(list(shown), self.group_size, style.width, style.height)
 
     def _tile(self, style: TileStyle, moment: _Moment, *, ended: bool) -> Image.Image:
         caption = None

@@ -52,6 +52,8 @@ class EnvEvalConfig(Section):
     max_episode_steps: PositiveInt
     episodes_per_task: PositiveInt
     """Each task's first so many initial states are evaluated, once each."""
+    sampled: bool
+    """Play them a second time with actions drawn as in training, and report that success, too. Takes as long again."""
     ignore_terminations: bool
     enable_offload: bool
     """Give back what the simulators of evaluations hold after each, so that it does not stay beside that of

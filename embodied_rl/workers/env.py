@@ -357,16 +357,18 @@ class EnvWorker(Worker):
             for stage in stages:
                 ended = stage.env.drain_episodes()
                 shown = self._film(stage.recorder, ended, tasks, video_dir)
-                videos += dict.fromkeys(video for video, _ in shown.values())
+                videos += dict.fromkeys(video for video, _, _ in shown.values())
                 episodes += [
                     EvaluatedEpisode(
                         **{field.name: getattr(record, field.name) for field in fields(record)},
                         init_state=record.reset_state_id - tasks[record.task_id].start,
                         policy_version=stage.policy_version,
-                        video=shown[record.env_id][0] if record.env_id in shown else None,
-                        tile=shown[record.env_id][1] if record.env_id in shown else None,
+                        video=video,
+                        tile=tile,
+                        box=box,
                     )
                     for record in ended
+                    for video, tile, box in [shown.get(record.env_id, (None, None, None))]
                 ]
         await self._end()
         image_shapes = dict(stages[0].env.sim.image_shapes)
@@ -533,9 +535,9 @@ class EnvWorker(Worker):
         ended: Sequence[EpisodeRecord],
         tasks: Mapping[int, range],
         video_dir: Path | None,
-    ) -> dict[int, tuple[Path, int]]:
-        """Write a video of each task's episodes that were recorded; returns env id -> (file, tile)."""
-        shown: dict[int, tuple[Path, int]] = {}
+    ) -> dict[int, tuple[Path, int, tuple[int, int, int, int]]]:
+        """Write a video of each task's episodes that were recorded; returns env id -> (file, tile, its box)."""
+        shown: dict[int, tuple[Path, int, tuple[int, int, int, int]]] = {}
         if recorder is None or video_dir is None:
             return shown
         with self._timer.phase("video"):
@@ -543,7 +545,8 @@ class EnvWorker(Worker):
                 recorded = recorder.tiles({record.env_id for record in ended if record.task_id == task_id})
                 episodes = [record for record in ended if record.env_id in recorded]
                 if episodes and (path := recorder.write(video_dir / video_name(episodes, states), set(recorded))):
-                    shown |= {env_id: (path, tile) for env_id, tile in recorded.items()}
+                    boxes = recorder.boxes(set(recorded))
+                    shown |= {env_id: (path, tile, boxes[env_id]) for env_id, tile in recorded.items()}
             recorder.clear()
         return shown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ from embodied_rl.workers.trajectory import TrajectoryBuilder, split_by_rank
 from embodied_rl.workers.weight_planes import receiving_end
 from embodied_rl.workers.weight_sync import WeightReceiver
 
-Mode = Literal["train", "eval"]
+Mode = Literal["train", "eval", "eval_sampled"]
+"""The last two play the episodes of an evaluation, with its own temperature and with that of training."""
 Turn: TypeAlias = RolloutStart | ChunkResult
 
 
@@ -163,7 +164,7 @@ class RolloutWorker(Worker):
                     turns = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
                     if turns:
                         self._count_operations(turns)
-                        where = (mode == "eval", step, first_epoch, rounds, index, self.context.rank)
+                        where = (get_args(Mode).index(mode), step, first_epoch, rounds, index, self.context.rank)
                         seed = derived_seed(self._seed, *where)
                         with self._timer.phase("inference"):
                             decisions = self._decide(turns, mode, seed, at_random=at_random)
@@ -207,7 +208,7 @@ class RolloutWorker(Worker):
         acting = {lane: _obs(turn) for lane, turn in turns.items() if not _ends(turn)}
         if not acting:
             return {}
-        temperature = self._sampling.temperature if mode == "train" else self._sampling.temperature_eval
+        temperature = self._sampling.temperature_eval if mode == "eval" else self._sampling.temperature
         observed = EnvObs.concatenate(list(acting.values()))
         if at_random:
             output = uniform(self.policy, observed, seed=seed)

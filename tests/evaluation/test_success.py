@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from embodied_rl.contracts import EpisodeRecord
-from embodied_rl.evaluation.success import SuccessReport, success_table, wilson_interval
+from embodied_rl.evaluation.success import SuccessReport, SuccessTable, success_table, wilson_interval
 
 
 def record(
@@ -128,3 +128,16 @@ def test_failures_are_counted_and_shown_where_there_are_some() -> None:
     assert "failed" not in printed[0]
     (total,) = (line.split() for line in printed[1].splitlines() if "1 task" in line)
     assert total[-2:] == ["2", "10"]
+
+
+def test_success_of_samples_has_a_column() -> None:
+    def table(*successes: int) -> SuccessTable:
+        return success_table([record(task, i < won, 10) for task, won in enumerate(successes) for i in range(4)])
+
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(SuccessReport(table(4, 1), sampled=table(2, 0)))
+    lines = console.export_text().splitlines()
+    heading = next(line for line in lines if "sampled" in line)
+    end = heading.index("sampled") + len("sampled")
+    cells = [line[:end].split()[-1] for line in lines if "%" in line and line != heading]
+    assert cells == ["50.0%", "0.0%", "25.0%"]

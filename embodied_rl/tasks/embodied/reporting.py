@@ -163,11 +163,20 @@ class EvalReporter(Reporter[EmbodiedConfig]):
 
     video_dir: Path
 
-    def report(self, table: SuccessTable, reports: Sequence[EvalReport], *, step: int, seconds: float) -> None:
-        """Show and write what the workers found; ``table`` sums it up."""
+    def report(
+        self,
+        table: SuccessTable,
+        reports: Sequence[EvalReport],
+        sampled: SuccessTable | None = None,
+        *,
+        step: int,
+        seconds: float,
+    ) -> None:
+        """Show and write what the workers found; ``table`` sums it up, ``sampled`` the same episodes with actions drawn
+        as in training."""
         config, cfg = self.config, self.config.evaluated
         title = f"{cfg.name} after {step} training steps, episodes of at most {cfg.eval.max_episode_steps} env steps"
-        self.console.print(SuccessReport(table, title=title))
+        self.console.print(SuccessReport(table, title=title, sampled=sampled))
         path = self.run_dir / eval_name(step) / FILE_NAME
         task_ids = [row.task_id for row in table.tasks if row.task_id is not None]
         meta = {
@@ -184,6 +193,7 @@ class EvalReporter(Reporter[EmbodiedConfig]):
             seed=episode_seed(config),
             eval_s=seconds,
             video_paths=[video.relative_to(self.video_dir) for video in videos],
+            sampled=sampled,
         )
         write_json(path, content)
         info = eval_info(episodes, group=cfg.name, eval_s=seconds, videos=videos)

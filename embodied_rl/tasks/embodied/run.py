@@ -45,7 +45,7 @@ from embodied_rl.contracts import EpisodeRecord, Spaces
 from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.envs.task_sampling import TaskSuccess
 from embodied_rl.errors import listed
-from embodied_rl.evaluation.success import success_table
+from embodied_rl.evaluation.success import SuccessTable, success_table
 from embodied_rl.monitoring.builtin import logged_before
 from embodied_rl.monitoring.performance import Waits
 from embodied_rl.monitoring.trend import ENV_STEPS
@@ -68,7 +68,7 @@ from embodied_rl.tasks.rules import replaces_env_workers
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker, EvalReport
-from embodied_rl.workers.rollout import RolloutWorker
+from embodied_rl.workers.rollout import Mode, RolloutWorker
 
 _WITHOUT_EFFECT = ("name", "reward_coef", "use_rel_reward", "eval", "max_restarts", "worker_timeout", "max_memory_gb")
 """Keys of ``env`` that change no course of an episode."""
@@ -297,19 +297,12 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
 
     def evaluate(self, step: int) -> float:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
-        start = time.perf_counter()
-        video_dir = self.video_dir / eval_name(step) if self.config.evaluated.eval.video_cfg.save_video else None
-        calls = RolloutCalls(
-            lambda: (
-                self.rollout.call(RolloutWorker.serve, mode="eval", step=step),
-                self.env.call(EnvWorker.evaluate, video_dir=video_dir),
-            ),
-            self.recovery,
-        )
-        reports: Sequence[EvalReport] = calls.wait().envs  # type: ignore[assignment]  # nothing was given up
-        table = success_table(episode for report in reports for episode in report.episodes)
+        start, cfg = time.perf_counter(), self.config.evaluated.eval
+        reports = self._play("eval", step, self.video_dir / eval_name(step) if cfg.video_cfg.save_video else None)
+        table = _success(reports)
+        sampled = _success(self._play("eval_sampled", step, None)) if cfg.sampled else None
         seconds = time.perf_counter() - start
-        self.reporter.report(table, reports, step=step, seconds=seconds)
+        self.reporter.report(table, reports, sampled, step=step, seconds=seconds)
         self.logger.log(
             step,
             {
@@ -319,6 +312,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
                 "return": table.overall.mean_return,
                 "seconds": seconds,
                 "wait_seconds": longest(reports, "wait"),
+                **({} if sampled is None else {"sampled_success_rate": sampled.overall.success_rate}),
             },
             prefix="eval",
         )
@@ -329,12 +323,23 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             self.logger.log_video(step, f"eval/{path.stem}", path)
         return table.overall.success_rate
 
+    def _play(self, mode: Mode, step: int, video_dir: Path | None) -> Sequence[EvalReport]:
+        """The workers' reports of an evaluation's episodes."""
+        calls = RolloutCalls(
+            lambda: (
+                self.rollout.call(RolloutWorker.serve, mode=mode, step=step),
+                self.env.call(EnvWorker.evaluate, video_dir=video_dir),
+            ),
+            self.recovery,
+        )
+        return calls.wait().envs  # type: ignore[return-value]  # nothing was given up
+
     def evaluation_work(self) -> float | None:
         cfg, train = self.config.evaluated.eval, self.config.env.train
         episodes: int = self.env.call(EnvWorker.count_evaluated).wait()[0]
         per_rollout = train.max_steps_per_rollout_epoch or train.max_episode_steps
         trained = train.total_num_envs * per_rollout * self.config.algorithm.rollout_epoch
-        return episodes * cfg.max_episode_steps / trained
+        return (1 + cfg.sampled) * episodes * cfg.max_episode_steps / trained
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         return warning(metrics, self.config)
@@ -383,6 +388,10 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
             f"{show_workers(self.plan)}; {train.total_num_envs} envs = {lanes.env_workers} workers x {lanes.stages} "
             f"stages x {train.total_num_envs // len(lanes.all())}, in {train.total_num_envs // size} groups of {size}"
         )
+
+
+def _success(reports: Sequence[EvalReport]) -> SuccessTable:
+    return success_table(episode for report in reports for episode in report.episodes)
 
 
 def recovers(config: EmbodiedConfig) -> bool:
