@@ -32,6 +32,7 @@ from embodied_rl.monitoring.progress import Progress
 from embodied_rl.monitoring.status import StatusWriter
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.registry import load_class
+from embodied_rl.report.before_after import show_gain
 from embodied_rl.report.recording import recorded
 from embodied_rl.runtime.host import Host
 from embodied_rl.runtime.numerics import Numerics
@@ -74,6 +75,8 @@ def carry_out(
     provide(config.model.path)
     for torn in remove_torn(experiment_dir(config)):  # before anything is written: the disk may be full of it
         console.print(f"removed a half-written checkpoint: {torn}", highlight=False, soft_wrap=True)
+    if config.runner.about is not None:
+        console.print(config.runner.about, markup=False, highlight=False, soft_wrap=True)
     run_dir = _prepare(plan, console)
     with (
         _unwritable(run_dir),
@@ -85,6 +88,7 @@ def carry_out(
         hooks.started(run_dir)
         trained = _keep_going(plan, run_dir, console, hooks)
         if trained:
+            show_gain(run_dir, console)
             for line in end_of(run_dir, config, command):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return run_dir

@@ -21,7 +21,7 @@ from embodied_rl.schema import Config
 
 CONFIG_FILE: Final = "config.yaml"
 ABSENT: Final = "(no such key)"
-_OF_THE_CALL: Final = ("runner.resume_dir", "runner.recover", "runner.max_recoveries")
+_OF_THE_CALL: Final = ("runner.about", "runner.resume_dir", "runner.recover", "runner.max_recoveries")
 """Keys that say how a run is started, not what it does."""
 _FIXED: Final[Mapping[str, str]] = {
     "runner.task_type": "another task trains another policy",

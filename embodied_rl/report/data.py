@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,19 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """An episode in a video."""
+
+    episode: Hashable
+    """As in :attr:`SavedEvaluation.outcomes`."""
+    init_state: int | None
+    """Number of the initial state within its task; None of a file that has none."""
+    success: bool
+    box: tuple[int, int, int, int] | None
+    """Left, top, right, bottom in the video's pictures; None of a file of an earlier version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Film:
     """A video of an evaluation, and the episodes in it."""
 
@@ -44,8 +57,12 @@ class Film:
     """None: of several tasks."""
     label: str
     """The task's instruction."""
-    outcomes: tuple[bool, ...]
-    """Success of each episode, tile by tile."""
+    tiles: tuple[Tile, ...]
+
+    @property
+    def outcomes(self) -> tuple[bool, ...]:
+        """Success of each episode, tile by tile."""
+        return tuple(tile.success for tile in self.tiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,8 +314,18 @@ def _films(episodes: Sequence[Mapping[str, Any]], folder: Path) -> Iterable[Film
             path=folder / name,
             task=next(iter(tasks)) if len(tasks) == 1 else None,
             label=next(iter(tasks.values())) if len(tasks) == 1 else f"{len(tasks)} tasks",
-            outcomes=tuple(bool(episode["success"]) for episode in inside),
+            tiles=tuple(map(_tile, inside)),
         )
+
+
+def _tile(episode: Mapping[str, Any]) -> Tile:
+    box = episode["video"].get("box")
+    return Tile(
+        episode=(episode["task_id"], episode["reset_state_id"], episode.get("seed")),
+        init_state=episode.get("init_state"),
+        success=bool(episode["success"]),
+        box=tuple(box) if box else None,
+    )
 
 
 def _film_folder(path: Path, config: Mapping[str, Any], starts: Sequence[Mapping[str, Any]]) -> Path | None:

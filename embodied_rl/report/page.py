@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from embodied_rl.errors import UserError
 from embodied_rl.evaluation.comparison import ASKED, Comparison, Recipe, check_comparable, compare
 from embodied_rl.files import atomic, write_text
 from embodied_rl.params import at
+from embodied_rl.report.before_after import gain
 from embodied_rl.report.charts import line_chart, stack_chart, write_picture
 from embodied_rl.report.curves import Axis, Group, HeatMap, curve, groups, heat_map, thinned
 from embodied_rl.report.data import Run, started
@@ -120,6 +121,7 @@ def _context(runs: Sequence[Run], alike: Sequence[Group], page: Path) -> dict[st
         "title": " and ".join(dict.fromkeys(run.experiment for run in runs)),
         "links": {run.path: relative(run.path / PAGE, page) for run in runs if (run.path / PAGE).is_file()},
         "facts": _facts(first),
+        "about": at(first.config, "runner.about"),
         "headline": _headline(alike[0], paired[0] if paired else None) if len(alike) == 1 else None,
         "word": _word(first),
         "goal_charts": _goal_charts(alike),
@@ -162,19 +164,13 @@ def _facts(run: Run) -> list[str]:
 
 def _gained(group: Group) -> Paired | None:
     """The last evaluations of a group's runs against their first; None where they cannot be compared."""
-    pairs = [(run.first, run.last) for run in group.runs]
-    if any(first is None or last is None or first is last for first, last in pairs):
+    found = gain(group.runs)
+    if found is None:
         return None
-    before = [first.saved for first, _ in pairs if first]
-    after = [last.saved for _, last in pairs if last]
+    pairs = [(run.first, run.last) for run in group.runs]
     steps = [sorted({evaluation.step for pair in pairs if (evaluation := pair[side])}) for side in (0, 1)]
     names = [f"step {', '.join(map(str, of_side))}" for of_side in steps]
-    try:
-        check_comparable([*before, *after])
-        found = compare(Recipe(name="before", runs=tuple(before)), Recipe(name="after", runs=tuple(after)))
-    except UserError:  # the run went on with another evaluation
-        return None
-    return Paired(before=names[0], after=names[1], asked=ASKED[before[0].kind], comparison=found)
+    return Paired(before=names[0], after=names[1], asked=ASKED[found.first.runs[0].kind], comparison=found)
 
 
 def _across(alike: Sequence[Group]) -> list[Paired]:
@@ -288,16 +284,20 @@ def _command(run: Run) -> str | None:
 
 
 def _write_picture(run: Run, alike: Sequence[Group], path: Path) -> None:
-    """``curve.png``: success over steps and time; none where there is no curve."""
-    for metric, what in zip(run.goal, ("evaluation", "training rollouts"), strict=True):
+    """``curve.png``: success over steps and time; none where there is no curve. Of one recipe both evaluations and
+    training, of several the former if there are any."""
+    both = list(zip(run.goal, ("evaluation", "training rollouts"), strict=True))
+    for shown in [both] if len(alike) == 1 else [[goal] for goal in both]:
         panels = []
         for axis in _AXES[::2]:
-            curves = [c for group in alike if (c := curve(group, metric, axis)) is not None]
+            found = [(c, what) for metric, what in shown for group in alike if (c := curve(group, metric, axis))]
+            curves = [c if len(shown) == 1 else replace(c, name=what) for c, what in found]
             if curves and max(len(c.mean.x) for c in curves) > 1:
                 panels.append((*_axis(axis, max(c.mean.x[-1] for c in curves)), curves))
         if panels:
+            y = _word(run) if len(shown) > 1 else f"{_word(run)}, {shown[0][1]}"
             with atomic(path, shared=True) as scratch:
-                write_picture(scratch, panels, title=run.experiment, y=f"{_word(run)}, {what}")
+                write_picture(scratch, panels, title=run.experiment, y=y)
             return
 
 

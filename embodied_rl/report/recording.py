@@ -52,9 +52,11 @@ def _in_words(error: BaseException) -> str:
 def _draw(run_dir: Path, console: Console) -> None:
     """Draw the page where there is anything to show."""
     from embodied_rl.report.data import read_run
-    from embodied_rl.report.page import PAGE, write_page
+    from embodied_rl.report.page import PAGE, PICTURE, write_page
 
     run = read_run(run_dir)
     if run.rows or run.evaluations:
         write_page([run], run_dir / PAGE)
-        console.print(f"report:     {run_dir / PAGE}", markup=False, highlight=False, soft_wrap=True)
+        for label, file in (("report: ", PAGE), ("curve:  ", PICTURE)):
+            if (run_dir / file).is_file():
+                console.print(f"{label}    {run_dir / file}", markup=False, highlight=False, soft_wrap=True)

@@ -39,6 +39,8 @@ class RunnerConfig(Section):
     """Task: a name in ``tasks/table.py``; set by ``task=``."""
     experiment_name: str
     """First part of the run directory's name."""
+    about: NonEmptyString | None
+    """What the run does, in a sentence, for who starts a recipe: the first line on the console, and on its page."""
     output_dir: str
     """Run directories are made here: ``<output_dir>/<experiment_name>/<time>``."""
     max_steps: Annotated[int, Field(ge=0, le=10**9)]

@@ -16,7 +16,9 @@ from tests.configs import tiny_run
 SCRIPT = Path(__file__).parents[2] / "scripts/before_after.py"
 
 
-def test_both_evaluations_move_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_evaluations_move_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = (
         "cluster=serial",
         "runner.val_before_train=true",
@@ -24,6 +26,10 @@ def test_both_evaluations_move_side_by_side(tmp_path: Path, monkeypatch: pytest.
         "env.eval.video_cfg.save_video=true",
     )
     directory, out = run(tiny_run(tmp_path, *options)), tmp_path / "task.gif"
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.index("after against before: the same 8 episodes") < said.index("evaluated: ")
+    files = list((tmp_path / "videos").glob("*/before_after/task_0?_move_the_point*.mp4"))
+    assert len(files) == 4 and "(4, before on the left, after on the right)" in said
     monkeypatch.setattr(sys, "argv", ["before_after.py", str(directory), "1", str(out)])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     with Image.open(out) as picture:

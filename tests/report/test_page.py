@@ -39,10 +39,11 @@ def text_of(path: Path) -> str:
 
 
 def test_page_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", changes={"runner.about": "PPO on <two> tasks"})
     main([str(run)])
     assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
     words = text_of(run / "report.html")
+    assert "PPO on <two> tasks" in words
     assert "25.0 % → 87.5 %" in words and "success after 4 training steps" in words
     assert "+62.5 points (95 % interval +25.0 to +87.5)" in words
     assert "0 put the red block number 0 into the box beside the plate 4 50.0 % 100.0 % +50.0" in words

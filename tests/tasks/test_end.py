@@ -89,14 +89,18 @@ def test_files_of_another_version_do_not_fail_a_run_that_is_done(tmp_path: Path)
 
 
 def test_brackets_of_the_command_line_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false")
+    about = "runner.about='PPO [on task ${env.task_ids}]'"
+    config = tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false", about)
     carry_out(plan_of(config), ["data.files=[/tmp/a.jsonl]"])
-    assert "'data.files=[/tmp/a.jsonl]'" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "'data.files=[/tmp/a.jsonl]'" in out
+    assert out.startswith("PPO [on task None]\n"), "what a recipe says of itself comes first"
 
 
-def test_answers_are_paired_by_prompt(tmp_path: Path) -> None:
+def test_answers_are_paired_by_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_math_run(tmp_path, "runner.val_before_train=true")
     run(config)
+    assert "after against before: the same 8 prompts" in capsys.readouterr().out
     first = next(iter(end_of(only_run(config), config, None)))
     assert first.startswith("evaluated:  ") and first.endswith("paired over 8")
 
