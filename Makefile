@@ -18,7 +18,7 @@ help: ## List the targets
 setup: ## Make .venv with pinned dependencies; quick when nothing changed
 	@bash scripts/setup.sh
 
-run: setup ## Set up, then train on LIBERO's ten long-horizon tasks
+run: setup ## Set up, then train a policy on one of LIBERO's long-horizon tasks: before and after
 	$(BIN)/python train.py task=embodied env=libero_10 $(ARGS)
 
 test: setup ## Set up, then run the tests on all cores, without the slow ones

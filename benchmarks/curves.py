@@ -1,6 +1,7 @@
 """Learning curves over several seeds: success or held-out accuracy against training step and wall time.
 
     python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short | libero_10
+        | libero_10_short
         | runs RUN... [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [key=value ...]
     python -m benchmarks.curves compare FOLDER FOLDER...
 
@@ -125,6 +126,12 @@ RECIPES: Mapping[str, Recipe] = {
         commands=(("experiment=libero_10_ppo", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),),
         quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=30),
+    ),
+    "libero_10_short": Recipe(
+        title="python train.py task=embodied env=libero_10",
+        commands=(("experiment=libero_10_short", *_SIM_SEED),),
+        quick=_LIBERO_QUICK,
+        line=Line(gain=0.15, minutes=15),
     ),
 }
 

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 
 from embodied_rl.checkpoints.resume import CONFIG_FILE
 from embodied_rl.checkpoints.store import resolve, verify
-from embodied_rl.composition import checked, stored
+from embodied_rl.composition import checked, stored, with_recipe
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.report.data import Evaluation, find_run, read_run
 from embodied_rl.report.data import Run as Record
@@ -190,6 +190,7 @@ def train(*overrides: str, callbacks: Sequence[Callback] = (), quiet: bool = Fal
     """
     with _alone():
         try:
+            overrides = tuple(with_recipe(overrides))
             config = checked(overrides)
         except HydraException as error:
             raise UserError(str(error)) from None

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from embodied_rl import __version__
 from embodied_rl.commands import COMMANDS
-from embodied_rl.composition import check_grammar, checked, config_of, from_hydra, understood, value_keys
+from embodied_rl.composition import check_grammar, checked, config_of, from_hydra, understood, value_keys, with_recipe
 from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import load_function
@@ -44,13 +44,16 @@ def _main(given: Sequence[str]) -> None:
         return
     if str(Path.cwd()) not in sys.path and "" not in sys.path:  # the installed command sees modules of one's own, too
         sys.path.append(str(Path.cwd()))
+    is_run = not (given and given[0][:1].isalpha() and "=" not in given[0])  # neither an option nor an override
+    if is_run:
+        given = with_recipe(given)
     arguments = understood(given)
     sys.argv[1:] = arguments
     try:
         if _asks_for_help(given):
             load_function("command", {"--help": "embodied_rl.commands.help:main"}, "--help")(given)
             return
-        if given and given[0][:1].isalpha() and "=" not in given[0]:  # no option, no override
+        if not is_run:
             if status := _command(given[0])(given[1:]):
                 sys.exit(status)
             return

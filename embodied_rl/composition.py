@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hydra import compose, initialize_config_module
 from hydra.core.default_element import ResultDefault
@@ -51,6 +51,12 @@ FREE_FORM = (
 COMMAND_LINE = "command line"
 """Where a key comes from that no file sets."""
 
+RECIPES: Final = {"libero_10": "libero_10_short"}
+"""Env -> the experiment that a run of ``task=embodied`` in it is, as long as the command line leaves to the env what is
+trained: see :func:`with_recipe`."""
+_OWN_GROUPS: Final = ("experiment", "model", "algorithm", "data", "eval_env", "env@eval_env")
+_OWN_KEYS: Final = ("env.task_ids", "env.init_params.", "model.")
+
 register_resolvers()
 
 
@@ -65,7 +71,8 @@ class Origins:
 
 
 def config_of(*overrides: str) -> Config:
-    """The checked configuration of ``python train.py <overrides>``, for scripts, notebooks and tests.
+    """The checked configuration of ``python train.py <overrides>``, for scripts, notebooks and tests; without the
+    recipe that an env alone may stand for (:func:`with_recipe`).
 
     Raises:
         ConfigError: naming every problem found.
@@ -287,6 +294,23 @@ def understood(arguments: Sequence[str]) -> list[str]:
     plain = [part for text in arguments for part in separate_overrides(text)]
     chosen = [f"env@{text}" if text.startswith("eval_env=") else text for text in plain]
     return ["task=embodied_sft" if acts and text == "task=sft" else _settable(text) for text in chosen]
+
+
+def with_recipe(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a run, with ``experiment=`` where an env alone stands for a recipe (:data:`RECIPES`).
+
+    Not for an evaluation alone, nor where the arguments choose tasks, a model, an algorithm, another env for
+    evaluations or a recipe (``experiment=none``: none), or set options of the simulator or the model.
+    """
+    given = _parse(understood(arguments))
+    values = {o.key_or_group if o.package is None else f"{o.key_or_group}@{o.package}": o for o in given}
+    chosen = {name: values[name].value() for name in ("env", "task", "runner.only_eval") if name in values}
+    env, own = chosen.get("env"), (name for name in values if name in _OWN_GROUPS or name.startswith(_OWN_KEYS))
+    trains = chosen.get("task", "embodied") == "embodied" and not chosen.get("runner.only_eval", False)
+    if not trains or not isinstance(env, str) or env not in RECIPES or any(own):
+        return list(arguments)
+    place = next(i for i, text in enumerate(arguments, 1) if "env=" in text)  # not after an option of Hydra's
+    return [*arguments[:place], f"experiment={RECIPES[env]}", *arguments[place:]]
 
 
 def _settable(argument: str) -> str:

@@ -28,7 +28,8 @@ TOPICS = ("algorithm", "off_policy")
 """Topics whose entries without a key of ours are listed, too."""
 CONFIGURATION_HEAD = """# Configuration
 
-Every key, with its type and its default: first those of `python train.py task=embodied env=libero_10`, then, for each
+Every key, with its type and its default: first those of `python train.py task=embodied env=libero_10`
+without its [recipe](libero_training.md#the-long-tasks) (`experiment=none`), then, for each
 other task, what differs from those before: sections of its own and other defaults. Made by
 `python scripts/reference_pages.py` from `embodied_rl/schema` and `config/`; a test keeps it current.
 

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from embodied_rl.commands.terminal import console
-from embodied_rl.composition import COMMAND_LINE, checked, origins
+from embodied_rl.composition import COMMAND_LINE, checked, origins, with_recipe
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.memory import GIB, Estimate, Need
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     if set(arguments) & {"-h", "--help"}:
         print(f"usage: {USAGE}\n{_HELP}")
         return
+    arguments = with_recipe(arguments)
     plan = plan_of(checked(arguments))
     out = console()
     out.print(f"task={plan.config.runner.task_type}: {_start(plan)}", soft_wrap=True)
