@@ -213,28 +213,30 @@ class TinyVlaPolicy(Policy):
     def _encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """[N, slots, D]."""
         device, dtype = self.slots.device, self.slots.dtype
-        words = inputs["words"].to(device)
-        text = self.word_projection(self.words(words)) + self.word_positions
+        words = _without_padding(inputs["words"]).to(device)
+        text = self.word_projection(self.words(words)) + self.word_positions[: words.shape[1]]
         said = words != PADDING
         # Not linear before the mean, or the order of words would be lost in it.
         sentence = (functional.gelu(text) * said.unsqueeze(-1)).sum(1) / said.sum(1, keepdim=True)
         tokens = [stem(inputs[f"images/{camera}"].to(device), sentence, dtype) for camera, stem in self.cameras.items()]
+        start = sum(token.shape[1] for token in tokens)
         tokens.append(text)
         if self.proprio is not None:
             tokens.append(self.proprio(_waves(inputs["proprio"].to(device, dtype))).unsqueeze(1))
         tokens.append(self.slots.expand(len(words), -1, -1))
 
         x = torch.cat(tokens, 1)
-        seen = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
-        start = sum(token.shape[1] for token in tokens[: len(self.cameras)])
-        seen[:, start : start + words.shape[1]] = said
-        mask = seen[:, None, None, :]
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
+        mask[:, start : start + words.shape[1]] = said
         slots = len(self.slots)
-        for block in self.blocks[:1] if len(self.blocks) > 1 else ():
-            x = block(x, mask, queries=x.shape[1])
-        for block in self.blocks[1:] if len(self.blocks) > 1 else self.blocks:
-            x = torch.cat((x[:, :-slots], block(x, mask, queries=slots)), 1)
-        return self.norm(x[:, -slots:])
+        if len(self.blocks) > 1:
+            x = self.blocks[0](x, None, mask)
+        others, x = x[:, :-slots], x[:, -slots:]
+        # Nothing changes them from here on, so they are normalised once, and each block scales them as its norm does.
+        others = functional.layer_norm(others, others.shape[-1:])
+        for block in self.blocks[min(1, len(self.blocks) - 1) :]:
+            x = block(x, others, mask)
+        return self.norm(x)
 
     def _log_probabilities(self, slots: Tensor, temperature: float) -> Tensor:
         """[N,C,A,256]."""
@@ -273,13 +275,11 @@ class _ImageStem(nn.Module):
         self.keypoints = nn.Linear(2 * width, width)
 
     def forward(self, images: Tensor, sentence: Tensor, dtype: torch.dtype) -> Tensor:
-        x = images.to(dtype) / 127.5 - 1.0
         # Channels stay last in memory: convolutions take half the time so.
-        x = torch.cat((x, self.grid.to(dtype).expand(len(x), -1, -1, -1)), -1).permute(0, 3, 1, 2)
-        x = functional.relu(self.norms[0](self.patches(x)))
+        x = functional.relu_(self.norms[0](self._patched(images.permute(0, 3, 1, 2).to(dtype))))
         for number, convolution in enumerate(self.convolutions):
-            x = functional.relu(self._modulated(number, convolution(x), sentence))
-        x = x + functional.relu(self._modulated(-1, self.last(x), sentence))
+            x = functional.relu_(self._modulated(number, convolution(x), sentence))
+        x = x + functional.relu_(self._modulated(-1, self.last(x), sentence))
         features = x.flatten(2)
         # Where each feature is (spatial softmax, arXiv:1504.00702), finer than a token's size.
         where = (self.sharpness * features).softmax(-1) @ self.centres.to(dtype)
@@ -293,14 +293,28 @@ class _ImageStem(nn.Module):
             size = (size - 1) // 2 + 1
         return size
 
+    def _patched(self, images: Tensor) -> Tensor:
+        """``patches`` of colours [N,3,H,W] from 0 to 255, brought to [-1, 1], and of the grid.
+
+        What is the same in every image goes through the convolution once.
+        """
+        weight, bias, options = self.patches.weight, self.patches.bias, {"stride": 4, "padding": 1}
+        grid = self.grid.to(images.dtype).permute(2, 0, 1).unsqueeze(0)
+        same = torch.cat((torch.full_like(grid[:, :1], -1.0).expand(-1, 3, -1, -1), grid), 1)
+        same = functional.conv2d(same, weight, bias, **options).permute(0, 2, 3, 1)
+        x = functional.conv2d(images, weight[:, :3] / 127.5, **options).permute(0, 2, 3, 1)
+        # A product with ones instead of a sum that broadcasts: its gradient is a product, too, which takes a tenth.
+        added = torch.addmm(x.flatten(1), same.new_ones(len(x), 1), same.flatten(1))
+        return added.view_as(x).permute(0, 3, 1, 2)
+
     def _modulated(self, number: int, x: Tensor, sentence: Tensor) -> Tensor:
         scale, shift = self.films[number](sentence)[:, :, None, None].chunk(2, 1)
         norm = self.norms[number + 1 if number >= 0 else number]
-        return norm(x) * (1.0 + scale) + shift
+        return torch.addcmul(shift, norm(x), 1.0 + scale)
 
 
 class _Block(nn.Module):
-    """Pre-norm transformer layer that updates the last ``queries`` tokens; all tokens are looked at."""
+    """Pre-norm transformer layer."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -310,18 +324,49 @@ class _Block(nn.Module):
         self.out = nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
-    def forward(self, x: Tensor, mask: Tensor, *, queries: int) -> Tensor:
-        """``x`` [N,S,D], ``mask`` [N,1,1,S] bool, true where a token may be looked at -> [N,queries,D]."""
-        y = self.attention_norm(x)
-        x = x[:, -queries:]
-        query = self._heads(self.query(y[:, -queries:]))
-        key, value = (self._heads(part) for part in self.key_value(y).chunk(2, -1))
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
+    def forward(self, x: Tensor, others: Tensor | None, mask: Tensor) -> Tensor:
+        """``x`` [N,Q,D] updated; ``others`` [N,R,D], normalised, are looked at beside it; ``mask`` [N,R+Q] bool, true
+        where a token may be looked at."""
+        if others is not None and self._few(x.shape[1]):
+            attended = self._looked_up(x, others, mask)
+        else:
+            y = self.attention_norm(x)
+            query, norm = self._heads(self.query(y)), self.attention_norm
+            if others is not None:
+                y = torch.cat((torch.addcmul(norm.bias, others, norm.weight), y), 1)
+            key, value = (self._heads(part) for part in self.key_value(y).chunk(2, -1))
+            attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None])
+            attended = attended.transpose(1, 2).flatten(2)
+        x = x + self.out(attended)
         return x + self.mlp(self.mlp_norm(x))
+
+    def _few(self, queries: int) -> bool:
+        """Whether queries times the keys' weights are less work than these times the tokens. Adapters add to what a
+        layer gives, so what has them must go through it."""
+        return self.num_heads * queries <= self.key_value.in_features and type(self.key_value) is nn.Linear
+
+    def _looked_up(self, x: Tensor, others: Tensor, mask: Tensor) -> Tensor:
+        """The same attention, [N,Q,D]: with ``q · (K y) = (Kᵀ q) · y`` and ``Σ p (V y) = V Σ p y`` neither keys nor
+        values are computed. What is the same for all keys, such as ``q · bias``, is nothing to the softmax."""
+        norm, (n, queries, width) = self.attention_norm, x.shape
+        own = functional.layer_norm(x, x.shape[-1:])
+        query = self.query(torch.addcmul(norm.bias, own, norm.weight)).unflatten(-1, (self.num_heads, -1))
+        keys, values = self.key_value.weight.view(2, self.num_heads, -1, width)
+        look = torch.einsum("nqhd,hdi->nhqi", query, keys * norm.weight).flatten(1, 2) * query.shape[-1] ** -0.5
+        scores = torch.cat((look @ others.mT, look @ own.mT), -1).float()
+        shares = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1).to(x.dtype)
+        found = shares[..., :-queries] @ others + shares[..., -queries:] @ own
+        found = torch.addcmul(norm.bias, found, norm.weight).unflatten(1, (self.num_heads, queries))
+        attended = torch.einsum("nhqi,hdi->nqhd", found, values).flatten(2)
+        return attended + self.key_value.bias[width:]
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _without_padding(words: Tensor) -> Tensor:
+    """[N,max_words] -> [N,longest]. On accelerators as it is: they would wait for the number."""
+    return words[:, : int((words != PADDING).sum(1).max())] if words.device.type == "cpu" and len(words) else words
 
 
 def hash_words(instructions: Sequence[str], *, num_buckets: int, max_words: int) -> Tensor:
