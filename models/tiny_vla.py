@@ -222,7 +222,7 @@ class TinyVlaPolicy(Policy):
         start = sum(token.shape[1] for token in tokens)
         tokens.append(text)
         if self.proprio is not None:
-            tokens.append(self.proprio(_waves(inputs["proprio"].to(device, dtype))).unsqueeze(1))
+            tokens.append(self.proprio(_waves(inputs["proprio"].to(device)).to(dtype)).unsqueeze(1))
         tokens.append(self.slots.expand(len(words), -1, -1))
 
         x = torch.cat(tokens, 1)
@@ -275,16 +275,17 @@ class _ImageStem(nn.Module):
         self.keypoints = nn.Linear(2 * width, width)
 
     def forward(self, images: Tensor, sentence: Tensor, dtype: torch.dtype) -> Tensor:
-        # Channels stay last in memory: convolutions take half the time so.
-        x = functional.relu_(self.norms[0](self._patched(images.permute(0, 3, 1, 2).to(dtype))))
+        # Channels stay last in memory: convolutions take half the time so. What lies between them is float32, however
+        # they calculate: CPUs take three times as long to normalise groups of bfloat16.
+        x = functional.relu_(_group_norm(self.norms[0], self._patched(images.permute(0, 3, 1, 2).to(dtype))))
         for number, convolution in enumerate(self.convolutions):
-            x = functional.relu_(self._modulated(number, convolution(x), sentence))
-        x = x + functional.relu_(self._modulated(-1, self.last(x), sentence))
+            x = functional.relu_(self._modulated(number, convolution(x.to(dtype)), sentence))
+        x = x + functional.relu_(self._modulated(-1, self.last(x.to(dtype)), sentence))
         features = x.flatten(2)
         # Where each feature is (spatial softmax, arXiv:1504.00702), finer than a token's size.
-        where = (self.sharpness * features).softmax(-1) @ self.centres.to(dtype)
-        point = self.keypoints(where.flatten(1)).unsqueeze(1)
-        return torch.cat((features.transpose(1, 2) + self.positions, point), 1)
+        where = (self.sharpness * features).softmax(-1) @ self.centres.float()
+        point = self.keypoints(where.flatten(1).to(dtype)).unsqueeze(1)
+        return torch.cat((features.transpose(1, 2).to(dtype) + self.positions, point), 1)
 
     def _tokens(self, size: int) -> int:
         """Along an axis of ``size`` pixels."""
@@ -298,19 +299,24 @@ class _ImageStem(nn.Module):
 
         What is the same in every image goes through the convolution once.
         """
-        weight, bias, options = self.patches.weight, self.patches.bias, {"stride": 4, "padding": 1}
-        grid = self.grid.to(images.dtype).permute(2, 0, 1).unsqueeze(0)
+        weight, options = self.patches.weight, {"stride": 4, "padding": 1}
+        grid = self.grid.float().permute(2, 0, 1).unsqueeze(0)
         same = torch.cat((torch.full_like(grid[:, :1], -1.0).expand(-1, 3, -1, -1), grid), 1)
-        same = functional.conv2d(same, weight, bias, **options).permute(0, 2, 3, 1)
-        x = functional.conv2d(images, weight[:, :3] / 127.5, **options).permute(0, 2, 3, 1)
+        same = functional.conv2d(same, weight.float(), self.patches.bias.float(), **options).permute(0, 2, 3, 1)
+        x = functional.conv2d(images, weight[:, :3] / 127.5, **options).permute(0, 2, 3, 1).float()
         # A product with ones instead of a sum that broadcasts: its gradient is a product, too, which takes a tenth.
         added = torch.addmm(x.flatten(1), same.new_ones(len(x), 1), same.flatten(1))
         return added.view_as(x).permute(0, 3, 1, 2)
 
     def _modulated(self, number: int, x: Tensor, sentence: Tensor) -> Tensor:
-        scale, shift = self.films[number](sentence)[:, :, None, None].chunk(2, 1)
+        scale, shift = self.films[number](sentence).float()[:, :, None, None].chunk(2, 1)
         norm = self.norms[number + 1 if number >= 0 else number]
-        return torch.addcmul(shift, norm(x), 1.0 + scale)
+        return torch.addcmul(shift, _group_norm(norm, x), 1.0 + scale)
+
+
+def _group_norm(norm: nn.GroupNorm, x: Tensor) -> Tensor:
+    """In float32."""
+    return functional.group_norm(x.float(), norm.num_groups, norm.weight.float(), norm.bias.float(), norm.eps)
 
 
 class _Block(nn.Module):
@@ -335,8 +341,7 @@ class _Block(nn.Module):
             if others is not None:
                 y = torch.cat((torch.addcmul(norm.bias, others, norm.weight), y), 1)
             key, value = (self._heads(part) for part in self.key_value(y).chunk(2, -1))
-            attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None])
-            attended = attended.transpose(1, 2).flatten(2)
+            attended = _attention(query, key, value, mask[:, None, None]).transpose(1, 2).flatten(2)
         x = x + self.out(attended)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -362,6 +367,14 @@ class _Block(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """[N,H,Q,d]. CPUs calculate in float32: their backward pass takes four times as long in bfloat16."""
+    dtype = query.dtype
+    if query.device.type == "cpu":
+        query, key, value = query.float(), key.float(), value.float()
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask).to(dtype)
 
 
 def _without_padding(words: Tensor) -> Tensor:

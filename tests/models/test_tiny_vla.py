@@ -8,7 +8,7 @@ import torch
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.categorical import median_bins
-from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy
+from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy, _Block
 
 SPEC = PolicySpec(
     action_dim=2, num_action_chunks=2, state_dim=3, image_shapes={"agentview": (32, 32)}, values_per_chunk=1
@@ -70,6 +70,54 @@ def test_padding_does_not_matter() -> None:
     long.load_state_dict(state)
     obs = observe(3, "push the cube", "stop")
     assert torch.allclose(distribution(short, obs), distribution(long, obs), atol=1e-5)
+
+
+def test_a_longer_instruction_in_the_batch_does_not_matter() -> None:
+    """Words are looked at as far as the longest instruction of a batch goes; behind the others' ends there is nothing."""
+    model, obs = policy(), observe(2, "stop", "push the red cube to the left")
+    alone = EnvObs(
+        env_ids=obs.env_ids[:1],
+        images={"agentview": obs.images["agentview"][:1]},
+        state=obs.state[:1],
+        instructions=obs.instructions[:1],
+    )
+    assert torch.allclose(distribution(model, obs)[:1], distribution(model, alone), atol=1e-5)
+
+
+def test_attention_without_keys_is_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients, where instructions differ in length; the bias of the keys alone has no gradient by either."""
+    model, obs = policy(num_layers=3), observe(3, "push the cube", "stop")
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    found = []
+    for few in (True, False):
+        monkeypatch.setattr(_Block, "_few", lambda block, queries, few=few: few)
+        model.zero_grad()
+        said = distribution(model, obs)
+        said[..., :7].sum().backward()
+        found.append((said.detach(), [p.grad for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_the_grid_goes_through_the_first_convolution_once() -> None:
+    """As if each image had its colours in [-1, 1] and two channels of rows and columns."""
+    stem, images = policy().cameras["agentview"], observe(3, "go").images["agentview"]
+    colours = torch.cat((images / 127.5 - 1, stem.grid.expand(3, -1, -1, -1)), -1).permute(0, 3, 1, 2)
+    found = []
+    for x in (stem.patches(colours), stem._patched(images.permute(0, 3, 1, 2).float())):
+        stem.zero_grad()
+        (x * torch.arange(x.numel()).reshape(x.shape).cos()).sum().backward()
+        found.append((x.detach(), stem.patches.weight.grad, stem.patches.bias.grad))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_millimetres_are_told_apart_in_bfloat16() -> None:
+    """Both numbers are 0.5 in bfloat16."""
+    model, obs = policy().bfloat16(), observe(2, "go")
+    near = torch.tensor([[0.501], [0.5]]).expand(2, 3)
+    same = {"agentview": obs.images["agentview"][:1].expand(2, -1, -1, -1)}
+    said = distribution(model, dataclasses.replace(obs, state=near, images=same))
+    assert (said[0] - said[1]).abs().max() > 0
 
 
 def test_the_image_position_matters() -> None:
