@@ -27,11 +27,12 @@ class ContractError(ValueError):
 
 def _check(owner: object, name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype | None) -> None:
     """Raise unless ``tensor`` has ``shape`` (None matches any size) and ``dtype`` (None matches any)."""
-    matches = tensor.ndim == len(shape) and all(
-        want is None or got == want for got, want in zip(tensor.shape, shape, strict=True)
-    )
-    if matches and dtype in (None, tensor.dtype):
-        return
+    got = tuple(tensor.shape)
+    if dtype is None or dtype is tensor.dtype:
+        if got == shape:
+            return
+        if len(got) == len(shape) and all(want in (None, size) for size, want in zip(got, shape, strict=True)):
+            return
     expected = "[" + ", ".join("*" if size is None else str(size) for size in shape) + "]"
     raise ContractError(
         f"{type(owner).__name__}.{name}: got shape {list(tensor.shape)} {tensor.dtype}, expected {expected}"

@@ -426,6 +426,13 @@ class ChunkedEnv:
     def _env_obs(self, slots: Sequence[int]) -> EnvObs:
         """A message about ``slots``, which shares no memory with the buffers."""
         index = list(slots)
+        if len(index) == len(self._done):
+            return EnvObs(
+                env_ids=self._env_ids,
+                images={camera: torch.from_numpy(images.copy()) for camera, images in self._images.items()},
+                state=torch.from_numpy(self._state.copy()),
+                instructions=tuple([task.instruction for task in self._tasks]),
+            )
         return EnvObs(
             env_ids=self._env_ids[index],
             images={camera: torch.from_numpy(images[index]) for camera, images in self._images.items()},

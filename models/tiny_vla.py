@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -299,11 +299,12 @@ class _ImageStem(nn.Module):
 
         What is the same in every image goes through the convolution once.
         """
-        weight, options = self.patches.weight, {"stride": 4, "padding": 1}
+        weight, bias = self.patches.weight, self.patches.bias
+        assert bias is not None
         grid = self.grid.float().permute(2, 0, 1).unsqueeze(0)
         same = torch.cat((torch.full_like(grid[:, :1], -1.0).expand(-1, 3, -1, -1), grid), 1)
-        same = functional.conv2d(same, weight.float(), self.patches.bias.float(), **options).permute(0, 2, 3, 1)
-        x = functional.conv2d(images, weight[:, :3] / 127.5, **options).permute(0, 2, 3, 1).float()
+        same = functional.conv2d(same, weight.float(), bias.float(), stride=4, padding=1).permute(0, 2, 3, 1)
+        x = functional.conv2d(images, weight[:, :3] / 127.5, stride=4, padding=1).permute(0, 2, 3, 1).float()
         # A product with ones instead of a sum that broadcasts: its gradient is a product, too, which takes a tenth.
         added = torch.addmm(x.flatten(1), same.new_ones(len(x), 1), same.flatten(1))
         return added.view_as(x).permute(0, 3, 1, 2)
@@ -314,8 +315,12 @@ class _ImageStem(nn.Module):
         return torch.addcmul(shift, _group_norm(norm, x), 1.0 + scale)
 
 
-def _group_norm(norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    """In float32."""
+def _group_norm(norm: Any, x: Tensor) -> Tensor:
+    """In float32.
+
+    Args:
+        norm: an ``nn.GroupNorm``, or what adapters wrap it in.
+    """
     return functional.group_norm(x.float(), norm.num_groups, norm.weight.float(), norm.bias.float(), norm.eps)
 
 
@@ -353,7 +358,7 @@ class _Block(nn.Module):
     def _looked_up(self, x: Tensor, others: Tensor, mask: Tensor) -> Tensor:
         """The same attention, [N,Q,D]: with ``q · (K y) = (Kᵀ q) · y`` and ``Σ p (V y) = V Σ p y`` neither keys nor
         values are computed. What is the same for all keys, such as ``q · bias``, is nothing to the softmax."""
-        norm, (n, queries, width) = self.attention_norm, x.shape
+        norm, (_, queries, width) = self.attention_norm, x.shape
         own = functional.layer_norm(x, x.shape[-1:])
         query = self.query(torch.addcmul(norm.bias, own, norm.weight)).unflatten(-1, (self.num_heads, -1))
         keys, values = self.key_value.weight.view(2, self.num_heads, -1, width)

@@ -12,6 +12,7 @@ where every block starts at a multiple of 64 bytes.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import io
 import itertools
@@ -158,7 +159,31 @@ class _Pickler(pickle.Pickler):
                 obj.dtype.str if obj.dtype.isbuiltin else obj.dtype,
                 obj.shape,
             )
+        if (names := _fields(kind)) is not None:
+            return _to_message, (kind, *[getattr(obj, name) for name in names])
         return NotImplemented
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Nothing:
+    """Has the ``__getstate__`` that such dataclasses are given."""
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """Names of the fields of a dataclass that is pickled by them: one with slots, and without ways of its own. Pickle
+    would ask for them each time, which takes longer than all else."""
+    own = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
+    if own or getattr(kind, "__getstate__", None) is not _Nothing.__getstate__:
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _to_message(kind: type, *values: Any) -> Any:
+    message = object.__new__(kind)
+    for name, value in zip(_fields(kind) or (), values, strict=True):
+        object.__setattr__(message, name, value)
+    return message
 
 
 def _array_of(tensor: Tensor) -> tuple[Array, str | None]:

@@ -35,8 +35,11 @@ class MicroBatches:
 
         def part(rows: slice) -> PolicyOutput:
             generator = torch.Generator(obs.state.device).manual_seed(seed)
-            with _RowsOf(rows, len(obs), generator):
-                found = policy.act(obs.rows(rows), greedy=greedy, temperature=temperature, generator=generator)
+            if rows == slice(0, len(obs)):  # nothing to cut: watching all calls takes longer than a small policy does
+                found = policy.act(obs, greedy=greedy, temperature=temperature, generator=generator)
+            else:
+                with _RowsOf(rows, len(obs), generator):
+                    found = policy.act(obs.rows(rows), greedy=greedy, temperature=temperature, generator=generator)
             return found.changed(Tensor.cpu)
 
         return PolicyOutput.concatenate(self._run(policy, len(obs), part))
@@ -92,13 +95,12 @@ class _RowsOf(TorchFunctionMode):
     def __init__(self, rows: slice, count: int, generator: torch.Generator) -> None:
         super().__init__()
         self._rows, self._count, self._generator = rows, count, generator
-        self._whole = rows == slice(0, count)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._whole or kwargs.get("generator") is not self._generator:
+        if kwargs.get("generator") is not self._generator:
             return func(*args, **kwargs)
         if func in _IN_PLACE:
             tensor, *rest = args

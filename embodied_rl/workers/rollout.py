@@ -225,6 +225,8 @@ class RolloutWorker(Worker):
             seed=seed,
         )
         self._inferences += 1
+        if len(acting) == 1:
+            return dict.fromkeys(acting, output)
         return {lane: output.changed(lambda tensor, rows=rows: tensor[rows]) for lane, rows in _rows(acting).items()}
 
     def _answer(self, turn: Turn, decision: PolicyOutput) -> ActionChunk:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from embodied_rl.channel.codec import decode, encode
+from embodied_rl.channel.codec import _fields, decode, encode
 from embodied_rl.contracts import EnvObs, RolloutStart
 
 DTYPES = (
@@ -107,6 +107,26 @@ def test_contract_messages_and_nested_dataclasses() -> None:
     got = received.parts[0].obs
     assert got.env_ids.tolist() == [3, 4] and got.instructions == obs.instructions
     assert torch.equal(got.images["agentview"], obs.images["agentview"]) and torch.equal(got.state, obs.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Is pickled in its own way."""
+
+    number: int
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return Reduced, (self.number + 1,)
+
+
+def test_a_dataclass_with_slots_is_sent_by_its_fields_alone() -> None:
+    """And is not checked once more by its constructor; one that says itself how it is pickled is left to that."""
+    broken = EnvObs(env_ids=torch.arange(1), images={}, state=torch.ones(1, 1), instructions=("go",))
+    object.__setattr__(broken, "instructions", ())
+    assert roundtrip(broken).instructions == ()
+    assert roundtrip(Reduced(1)) == Reduced(2)
+    assert _fields(EnvObs) == ("env_ids", "images", "state", "instructions")
+    assert _fields(Reduced) is None and _fields(dict) is None
 
 
 def test_received_memory_is_owned_and_writable() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_padding_does_not_matter() -> None:
 
 
 def test_a_longer_instruction_in_the_batch_does_not_matter() -> None:
-    """Words are looked at as far as the longest instruction of a batch goes; behind the others' ends there is nothing."""
+    """Words are looked at as far as a batch's longest instruction goes; behind the others' ends there is nothing."""
     model, obs = policy(), observe(2, "stop", "push the red cube to the left")
     alone = EnvObs(
         env_ids=obs.env_ids[:1],
@@ -85,7 +86,7 @@ def test_a_longer_instruction_in_the_batch_does_not_matter() -> None:
 
 
 def test_attention_without_keys_is_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values and gradients, where instructions differ in length; the bias of the keys alone has no gradient by either."""
+    """Values and gradients, where instructions differ in length."""
     model, obs = policy(num_layers=3), observe(3, "push the cube", "stop")
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
@@ -101,7 +102,8 @@ def test_attention_without_keys_is_attention(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_grid_goes_through_the_first_convolution_once() -> None:
     """As if each image had its colours in [-1, 1] and two channels of rows and columns."""
-    stem, images = policy().cameras["agentview"], observe(3, "go").images["agentview"]
+    stem: Any = policy().cameras["agentview"]
+    images = observe(3, "go").images["agentview"]
     colours = torch.cat((images / 127.5 - 1, stem.grid.expand(3, -1, -1, -1)), -1).permute(0, 3, 1, 2)
     found = []
     for x in (stem.patches(colours), stem._patched(images.permute(0, 3, 1, 2).float())):
