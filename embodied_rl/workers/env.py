@@ -445,7 +445,7 @@ class EnvWorker(Worker):
             chunk: ActionChunk | Abandoned = await self._answers.get(key=stage.lane)
         if isinstance(chunk, Abandoned):
             raise GivenUp
-        if not np.array_equal(chunk.env_ids, stage.env_ids):
+        if chunk.env_ids.tolist() != list(stage.env_ids):
             raise ValueError(f"got actions for envs {chunk.env_ids.tolist()}, expected them for {list(stage.env_ids)}")
         stage.policy_version = chunk.policy_version
         return chunk
