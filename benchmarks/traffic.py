@@ -7,6 +7,9 @@ left out: they are the same however trajectories travel.
 ``toy`` is the rate of the toy env in the process backend, where messages are all there is: 64 envs in two stages, an
 ``mlp`` policy, 16 chunks of 4 steps a rollout. By the wall clock, until the actor has all trajectories; the median of
 the rounds.
+
+``turn`` is the CPU time of one message of 32 of these envs and its answer, with one action a message, in the serial
+backend: simulator, policy and all that is between them, trajectories included. The least of the rounds.
 """
 
 from __future__ import annotations
@@ -142,8 +145,30 @@ def toy_rates(rounds: int) -> list[float]:
     return rates[2:]  # the first rounds warm up
 
 
+def toy_turn(rounds: int) -> float:
+    """CPU microseconds."""
+    options = [*TOY, "cluster=serial", "env.train.max_episode_steps=256", "model.num_action_chunks=1"]
+    config = config_of(*options)
+    backend = make_backend(config)
+    found = []
+    try:
+        groups = connect(config, backend)
+        load_weights(groups)
+        for step in range(rounds + 2):
+            start = time.process_time()
+            training_rollout(groups, step)
+            found.append((time.process_time() - start) / (2 * 256))  # stages, chunks
+    finally:
+        backend.shutdown()
+    return 1e6 * min(found[2:])
+
+
 def run(rounds: int) -> dict[str, Any]:
-    return {"channels": bytes_by_channel(), "toy_steps_per_s": toy_rates(rounds)}
+    return {
+        "channels": bytes_by_channel(),
+        "toy_steps_per_s": toy_rates(rounds),
+        "toy_turn_cpu_us": toy_turn(max(rounds // 3, 3)),
+    }
 
 
 def report(result: dict[str, Any], console: Console) -> None:
@@ -156,6 +181,7 @@ def report(result: dict[str, Any], console: Console) -> None:
     table.add_row("all", "", f"{total / 1024:.0f}", end_section=True)
     console.print(table)
     console.print(f"toy env: {median(result['toy_steps_per_s']):.0f} env steps/s")
+    console.print(f"toy env, one action a message: {result['toy_turn_cpu_us']:.0f} CPU-µs a turn of 32 envs")
 
 
 def main() -> None:
