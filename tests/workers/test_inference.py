@@ -159,3 +159,13 @@ def test_draws_that_cannot_be_divided_are_refused() -> None:
 
     with pytest.raises(RuntimeError, match=r"draws numbers of shape \[99\], expected 2 rows"):
         MicroBatches(2).act(Drawing(fresh("mlp"), 1), seen("mlp"), greedy=True, temperature=1.0, seed=5)
+
+
+@pytest.mark.parametrize(("size", "watched"), [(None, False), (2, True)])
+def test_a_policy_that_sees_all_at_once_is_not_watched(size: int | None, watched: bool) -> None:
+    class Looking(Crowded):
+        def act(self, obs: EnvObs, **options: Any) -> PolicyOutput:
+            assert (torch._C._len_torch_function_stack() > 0) == watched
+            return super().act(obs, **options)
+
+    MicroBatches(size).act(Looking(fresh("mlp"), 99), seen("mlp"), greedy=True, temperature=1.0, seed=5)
