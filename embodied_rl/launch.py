@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.planning import node_groups_of, placement_of, plan_of
 from embodied_rl.tasks.recovery import Recovery, aside
 from embodied_rl.tasks.reporting import end_of
+from embodied_rl.tasks.rules import AUTO
 from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.trial import try_checkpoints
@@ -71,7 +73,13 @@ def carry_out(
         quiet: print nothing.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # workers' bars would tear the live lines apart
-    config, console, hooks = plan.config, RunConsole(quiet=quiet), hooks or Hooks()
+    console, hooks = RunConsole(quiet=quiet), hooks or Hooks()
+    if plan.config.cluster.component_placement == AUTO:
+        from embodied_rl.tasks.embodied.layouts import place  # others have no such workers
+
+        with console.status("cluster.component_placement=auto: measuring"):
+            plan = place(plan, make_backend, partial(console.print, markup=False, highlight=False, soft_wrap=True))
+    config = plan.config
     provide(config.model.path)
     for torn in remove_torn(experiment_dir(config)):  # before anything is written: the disk may be full of it
         console.print(f"removed a half-written checkpoint: {torn}", highlight=False, soft_wrap=True)

@@ -222,13 +222,9 @@ def processor() -> Finding:
 
 
 def memory() -> Finding:
-    import psutil
+    from embodied_rl.runtime.memory import machine_memory
 
-    total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
-        total = min(total, int(text))
-        available = min(available, total)
+    total, available = machine_memory()
     text = f"{total / _GIB:.1f} GiB, {available / _GIB:.1f} available"
     if available < 10 * _GIB:
         return warning("memory", text, "LIBERO's envs want 10 GiB; fewer env workers or tasks need less")

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from embodied_rl.commands.terminal import console
 from embodied_rl.composition import COMMAND_LINE, checked, origins, with_recipe
+from embodied_rl.errors import UserError
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.memory import GIB, Estimate, Need
 from embodied_rl.tasks.planning import plan_of
 
-USAGE: Final = "python train.py plan [group=choice] [key=value] ..."
+if TYPE_CHECKING:  # imports torch
+    from embodied_rl.tasks.embodied.forecast import Layout
+    from embodied_rl.tasks.embodied.layouts import Candidate
+
+USAGE: Final = "python train.py plan [--measure] [group=choice] [key=value] ..."
 _HELP: Final = """
 The arguments are those of a run. It prints what follows from them: where the run starts, the arithmetic of a training
 step, where workers sit and what memory they need by estimate, and which file each key of the configuration comes from.
+
+--measure (task=embodied) plays a few chunks with the run's simulators, policy and update on this machine instead, and
+predicts the step's seconds and memory for other numbers of env workers and stages, actor threads and micro-batches.
 """
+MEASURE: Final = "--measure"
+_ROWS: Final = 12
+_CHOSEN: Final = (
+    "cluster=",
+    "cluster.component_placement",
+    "rollout.pipeline_stage_num=",
+    "cluster.num_threads.actor=",
+    "actor.micro_batch_size=",
+)
+"""Beginnings of arguments that the fastest layout's take the place of."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -31,16 +51,72 @@ def main(arguments: Sequence[str]) -> None:
     if set(arguments) & {"-h", "--help"}:
         print(f"usage: {USAGE}\n{_HELP}")
         return
-    arguments = with_recipe(arguments)
-    plan = plan_of(checked(arguments))
-    out = console()
+    given = with_recipe([text for text in arguments if text != MEASURE])
+    plan, out = plan_of(checked(given)), console()
+    if MEASURE in arguments:
+        _measure(plan, given, out)
+        return
     out.print(f"task={plan.config.runner.task_type}: {_start(plan)}", soft_wrap=True)
     for line in arithmetic_lines(plan):
         out.print(line, soft_wrap=True)
     out.print(placement_table(plan))
     if len(plan.placement.nodes) > 1:
         out.print(f"nodes\n{plan.placement.drawn()}\n", highlight=False)
-    out.print(origins_table(arguments))
+    out.print(origins_table(given))
+
+
+def _measure(plan: RunPlan[Any], arguments: Sequence[str], out: Console) -> None:
+    """Print the layouts that the run may have, the fastest first, and the arguments of that one.
+
+    Raises:
+        UserError: the run has no env workers, trains nothing, or is on several nodes.
+    """
+    config = plan.config
+    if (got := config.runner.task_type) != "embodied" or config.runner.only_eval or config.cluster.backend == "ray":
+        got = "cluster=ray" if config.cluster.backend == "ray" else f"task={got}"
+        got = "runner.only_eval=true" if config.runner.only_eval else got
+        raise UserError(f"plan {MEASURE}: got {got}, expected training of task=embodied on this machine")
+    from embodied_rl.launch import make_backend  # imports torch and the workers
+    from embodied_rl.tasks.embodied import layouts
+
+    found = list(layouts.layouts(plan, apart=True, sizes=True))
+    with out.status("") as status:
+        costs = layouts.measured(plan, found, make_backend, status.update)
+    candidates = layouts.compared(plan, found, costs)
+    out.print(measured_table(candidates, layouts.present(plan)))
+    best = layouts.overrides(plan, candidates[0].layout)
+    rest = [text for text in arguments if not text.startswith(_CHOSEN)]
+    out.print("the fastest:", style="bold")
+    out.print(shlex.join(["python", "train.py", *rest, *best]), markup=False, highlight=False, soft_wrap=True)
+
+
+def measured_table(candidates: Sequence[Candidate], present: Layout) -> Table:
+    """What candidates would take, in their order: of each place the best one, and the configuration's."""
+    table = Table(title="seconds of a training step, by forecast", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("env workers", "stages", "actor threads", "micro-batch", "step", "rollout", "its limit", "update"):
+        table.add_column(name, justify="left" if name == "its limit" else "right")
+    table.add_column("memory")
+    seen: set[tuple[bool, int, int]] = set()
+    for one in candidates:
+        layout, seconds = one.layout, one.forecast
+        place = (layout.serial, layout.env_workers, layout.stages)
+        if layout != present and (place in seen or len(seen) >= _ROWS):
+            continue
+        seen.add(place)
+        table.add_row(
+            "serial" if layout.serial else str(layout.env_workers),
+            str(layout.stages),
+            str(layout.actor_threads),
+            str(layout.micro_batch or ""),
+            f"{seconds.step:.3g}",
+            f"{seconds.rollout:.3g}",
+            seconds.limit,
+            f"{seconds.update:.3g}",
+            f"{one.memory / GIB:.1f} GiB" + ("" if one.fits else ", more than there is"),
+            style="bold" if layout == present else None,
+        )
+    table.caption = "bold: as configured"
+    return table
 
 
 def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:

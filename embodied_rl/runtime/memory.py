@@ -15,6 +15,27 @@ _EVERY_S: Final = 1.0
 _VMSTAT: Final = Path("/proc/vmstat")
 
 
+class MachineMemory(NamedTuple):
+    """Bytes of this machine, or of the container that the process is in."""
+
+    total: int
+    available: int
+
+
+def machine_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> MachineMemory:
+    """What there is now.
+
+    Args:
+        limit: file of cgroup v2: bytes, or max.
+    """
+    found = psutil.virtual_memory()
+    total, available = found.total, found.available
+    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
+        total = min(total, int(text))
+        available = min(available, total)
+    return MachineMemory(total, available)
+
+
 class Held(NamedTuple):
     """Bytes that a process has in memory."""
 

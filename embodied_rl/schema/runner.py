@@ -123,9 +123,11 @@ class ClusterConfig(Section):
     ``component_placement`` are the first four ranks of the group ``sim``."""
     wait_for_nodes: PositiveFloat
     """Of ``backend: ray``: seconds to wait for the nodes, at the start and when the run goes on after it lost one."""
-    component_placement: dict[str, str | int]
+    component_placement: dict[str, str | int] | Literal["auto"]
     """Component -> ranks: ``all``, ``3``, ``0,2,3``, ``0-3``, ``0-3,5``. A rank is an accelerator, or a process slot on
-    a machine without one. Components may share a line: ``actor,rollout: 0-3``."""
+    a machine without one. Components may share a line: ``actor,rollout: 0-3``. auto, in ``task=embodied`` on one
+    machine: measures what env workers, policy and update take, then chooses the fastest number of env workers,
+    ``rollout.pipeline_stage_num`` and ``num_threads.actor``; a resumed run keeps what was chosen."""
     num_threads: dict[str, ThreadCount | Literal["auto"]]
     """Component -> CPU threads of torch in each of its workers. auto, for the actor: the cores that the run may use,
     shared by its ranks, less those of workers that go on during an update. Sums are rounded as their number has it."""

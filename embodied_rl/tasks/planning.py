@@ -17,14 +17,14 @@ from embodied_rl.checkpoints.store import (
     verify,
 )
 from embodied_rl.envs.base import adapter_class, known_spaces
-from embodied_rl.errors import CheckpointError, UserError
+from embodied_rl.errors import CheckpointError, ConfigError, UserError
 from embodied_rl.models.registry import policy_class
 from embodied_rl.models.weights.loading import Loading, check_loading, merged
 from embodied_rl.models.weights.look import check_checkpoint, check_folder
-from embodied_rl.params import parse_params
+from embodied_rl.params import at, parse_params
 from embodied_rl.plan import Lanes, RunPlan, Start
 from embodied_rl.runtime.load import usable_cores
-from embodied_rl.runtime.placement import NodeSlots, Placement, count_accelerators, parse_placement
+from embodied_rl.runtime.placement import NodeSlots, Placement, PlacementError, count_accelerators, parse_placement
 from embodied_rl.schema import Config, EmbodiedConfig, EmbodiedSftConfig, EnvConfig, MathConfig, ModelConfig
 from embodied_rl.schema.runner import NodeGroupConfig
 from embodied_rl.tasks.rules import AUTO, at_work_in_updates, staleness_bound, weight_plane
@@ -48,13 +48,57 @@ def placement_of(config: Config) -> Placement:
     Raises:
         PlacementError: as :func:`parse_placement`.
     """
-    components = TASKS[config.runner.task_type].components
+    components, placement = TASKS[config.runner.task_type].components, config.cluster.component_placement
+    if placement == AUTO:
+        placement = _least(config)
     nodes: list[NodeSlots] = []
     for name, group in node_groups_of(config).items() if config.cluster.backend == "ray" else ():
         for _ in range(group.nodes):
             first = nodes[-1].first + nodes[-1].count if nodes else 0
             nodes.append(NodeSlots(group=name, first=first, count=group.slots, accelerators=group.accelerators))
-    return parse_placement(config.cluster.component_placement, components, sharing=SHARING, nodes=nodes)
+    return parse_placement(placement, components, sharing=SHARING, nodes=nodes)
+
+
+def _least(config: Config) -> dict[str, str | int]:
+    """What ``component_placement=auto`` starts from: all accelerators, and as few env workers as serve them.
+
+    Raises:
+        PlacementError: it does not choose for such a run.
+    """
+    if config.runner.task_type != "embodied" or config.cluster.backend == "ray":
+        got = "cluster=ray" if config.cluster.backend == "ray" else f"task={config.runner.task_type}"
+        raise PlacementError(
+            f"got auto, which tries env workers of task=embodied on one machine, with {got}; expected ranks, such as "
+            "cluster.component_placement.actor=0"
+        )
+    count = 1 if config.cluster.backend == "serial" else max(1, count_accelerators())
+    return {"actor,rollout,env": f"0-{count - 1}"}
+
+
+def _as_chosen(config: Config, start: Start) -> Config:
+    """A run with ``component_placement=auto`` in the layout that it had when the checkpoint that it goes on from was
+    saved.
+
+    Raises:
+        ConfigError: there is no telling, or it no longer serves.
+    """
+    key = "cluster.component_placement: got auto"
+    if start.resumed is None:
+        if config.runner.only_eval:
+            raise ConfigError([f"{key} for an evaluation, which trains nothing to be measured; give ranks"])
+        return config
+    file = resume.config_of_checkpoint(start.resumed)
+    if file is None:
+        raise ConfigError([f"{key}, but {start.resumed} has no {resume.CONFIG_FILE} of its run beside it; give ranks"])
+    saved = resume.read_config(file)
+    threads = {**config.cluster.num_threads, "actor": at(saved, "cluster.num_threads.actor")}
+    ranks = at(saved, "cluster.component_placement")
+    cluster = replace(config.cluster, component_placement=ranks, num_threads=threads)
+    rollout = replace(config.rollout, pipeline_stage_num=at(saved, "rollout.pipeline_stage_num"))  # type: ignore[attr-defined]
+    chosen = replace(config, cluster=cluster, rollout=rollout)
+    if problems := list(TASKS[config.runner.task_type].rules(chosen, placement_of(chosen))):
+        raise ConfigError([f"{key}, which keeps what {file} has: {problem}" for problem in problems])
+    return chosen
 
 
 def threads_of(config: Config, placement: Placement) -> dict[str, int]:
@@ -81,6 +125,8 @@ def plan_of(config: Config) -> RunPlan[Any]:
         UserError: there is no such model or env, the model cannot serve the env, or ``model.path`` does not fit it.
     """
     start = _start(config)  # first: a wrong path is known before torch is imported
+    if config.cluster.component_placement == AUTO:
+        config = _as_chosen(config, start)
     task, placement = TASKS[config.runner.task_type], placement_of(config)
     env, rollout = getattr(config, "env", None), getattr(config, "rollout", None)
     env_params = _env_params(env, "env")

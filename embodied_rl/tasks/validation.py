@@ -33,6 +33,7 @@ from embodied_rl.schema import (
 )
 from embodied_rl.tasks.planning import placement_of
 from embodied_rl.tasks.rules import (
+    AUTO,
     acting_problems,
     actor_problems,
     algorithm_problems,
@@ -94,6 +95,8 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     if isinstance(lines, Mapping):  # what is none stays for pydantic
         chosen = [key.removeprefix("cluster.component_placement.") for key in overridden]
         own["cluster"] = {**own["cluster"], "component_placement": later_lines_win(lines, chosen)}
+    if lines == AUTO and isinstance(own.get("rollout"), Mapping):  # it starts from the least, which others may exceed
+        own["rollout"] = {**own["rollout"], "pipeline_stage_num": 1}
     try:
         config = TypeAdapter(task.config).validate_json(json.dumps(own))
     except ValidationError as error:
@@ -374,6 +377,10 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("cluster.address", lambda c: c.cluster.backend != "ray", "cluster.backend is not ray"),
     ("cluster.wait_for_nodes", lambda c: c.cluster.backend != "ray", "cluster.backend is not ray"),
     ("cluster.node_groups", lambda c: c.cluster.backend != "ray", "cluster.backend is not ray"),
+    *(
+        (key, lambda c: c.cluster.component_placement == AUTO, "cluster.component_placement=auto chooses it")
+        for key in ("cluster.num_threads.actor", "rollout.pipeline_stage_num")
+    ),
     ("runner.trace_steps", lambda c: c.runner.only_eval or c.runner.task_type == "collect", "it trains nothing"),
     ("runner.recover", lambda c: c.cluster.backend == "serial", "the serial backend hands a failure to the debugger"),
     ("runner.max_recoveries", lambda c: c.runner.recover == "never", "runner.recover is never"),
