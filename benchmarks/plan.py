@@ -1,8 +1,9 @@
 """The plan's forecast against runs: ``python -m benchmarks.plan [delays dummy libero] [--quick] [--json FILE]``.
 
 Five placements of each, forecast from one measurement (``plan --measure``) and run: the median second of a training
-step, without the first, which starts simulators, and the last, which resets none ahead. The weights stay as they are, so
-that episodes have their full length, which the forecast is of. Exits with 1 where one is off by more than a fifth.
+step, without the first, which starts simulators, and the last, which resets none ahead. The weights stay as they are:
+episodes have their full length, which the forecast is of. Exits with 1 where one is off by more than a fifth. The
+workers' CPU seconds are compared, too: a busy machine changes them less.
 
 delays: a simulator and a policy that sleep, so that cores matter little. dummy: the toy env and an MLP, where messages
 and updates are what takes time. libero: libero_spatial and the shipped policy, four envs of two tasks.
@@ -107,11 +108,13 @@ class DelayedPolicy(MlpPolicy):
         return super().act(*args, **options)
 
 
-def seconds(plan: RunPlan[Any], layout: Layout, steps: int) -> float:
-    """Of a training step of a run in this layout."""
+def took(plan: RunPlan[Any], layout: Layout, steps: int) -> tuple[float, float]:
+    """Seconds of a training step of a run in this layout: by the clock, and its workers' on cores."""
     run_dir = launch.carry_out(plan_of(layouts.laid_out(plan, layout)), quiet=True)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return median([row["time/step"] for row in rows if "time/step" in row][1 : steps - 1])
+    middle = [row for row in rows if "time/step" in row][1 : steps - 1]
+    cpu = [row["cpu/env"] + row["cpu/rollout"] + row["cpu/actor"] for row in middle]
+    return median(row["time/step"] for row in middle), median(cpu)
 
 
 def compare(case: str, steps: int, folder: str) -> list[dict[str, Any]]:
@@ -133,7 +136,7 @@ def compare(case: str, steps: int, folder: str) -> list[dict[str, Any]]:
     costs = layouts.measured(plan, found, launch.make_backend, lambda text: None)
     shape, rows = layouts.step_shape(plan), []
     for layout in found:
-        expected, took = forecast(shape, costs, layout), seconds(plan, layout, steps)
+        expected, (step, cpu) = forecast(shape, costs, layout), took(plan, layout, steps)
         where = "serial" if layout.serial else f"{layout.env_workers} x {layout.stages}"
         rows.append(
             {
@@ -141,8 +144,11 @@ def compare(case: str, steps: int, folder: str) -> list[dict[str, Any]]:
                 "env workers x stages": where,
                 "forecast": expected.step,
                 "limit": expected.limit,
-                "run": took,
-                "ratio": expected.step / took,
+                "run": step,
+                "ratio": expected.step / step,
+                "CPU s": expected.cpu,
+                "of the run": cpu,
+                "its ratio": expected.cpu / cpu,
             }
         )
     return rows

@@ -32,14 +32,6 @@ predicts the step's seconds and memory for other numbers of env workers and stag
 """
 MEASURE: Final = "--measure"
 _ROWS: Final = 12
-_CHOSEN: Final = (
-    "cluster=",
-    "cluster.component_placement",
-    "rollout.pipeline_stage_num=",
-    "cluster.num_threads.actor=",
-    "actor.micro_batch_size=",
-)
-"""Beginnings of arguments that the fastest layout's take the place of."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -85,7 +77,12 @@ def _measure(plan: RunPlan[Any], arguments: Sequence[str], out: Console) -> None
     candidates = layouts.compared(plan, found, costs)
     out.print(measured_table(candidates, layouts.present(plan)))
     best = layouts.overrides(plan, candidates[0].layout)
-    rest = [text for text in arguments if not text.startswith(_CHOSEN)]
+    given, chosen = (
+        [text.partition("=")[0].lstrip("+") for text in arguments],
+        {text.partition("=")[0] for text in best},
+    )
+    replaced = [key in ("cluster", *chosen) or key.startswith("cluster.component_placement") for key in given]
+    rest = [text for text, gone in zip(arguments, replaced, strict=True) if not gone]
     out.print("the fastest:", style="bold")
     out.print(shlex.join(["python", "train.py", *rest, *best]), markup=False, highlight=False, soft_wrap=True)
 

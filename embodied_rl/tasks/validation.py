@@ -95,7 +95,7 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     if isinstance(lines, Mapping):  # what is none stays for pydantic
         chosen = [key.removeprefix("cluster.component_placement.") for key in overridden]
         own["cluster"] = {**own["cluster"], "component_placement": later_lines_win(lines, chosen)}
-    if lines == AUTO and isinstance(own.get("rollout"), Mapping):  # it starts from the least, which others may exceed
+    if lines == AUTO and at(own, "rollout.pipeline_stage_num"):  # the least, which what is chosen may exceed
         own["rollout"] = {**own["rollout"], "pipeline_stage_num": 1}
     try:
         config = TypeAdapter(task.config).validate_json(json.dumps(own))

@@ -17,7 +17,7 @@ from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.cores import pinnings
 from embodied_rl.runtime.load import Load
 from embodied_rl.runtime.trace import DRIVER, Trace
-from embodied_rl.runtime.worker import Backend, GroupSpec, WorkerGroup
+from embodied_rl.runtime.worker import Backend, GroupSpec, Worker, WorkerGroup
 from embodied_rl.schema import Config
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.saving import CheckpointSaver
@@ -96,7 +96,7 @@ class Wiring(Generic[C]):
         """The loop that drives the groups."""
         return self.loop(self.plan, *groups, context)
 
-    def group(self, component: str, worker: type) -> GroupSpec:
+    def group(self, component: str, worker: Callable[..., Worker]) -> GroupSpec:
         """One component's workers where the configuration places them."""
         placement = self.plan.placement
         return GroupSpec(

@@ -84,7 +84,9 @@ class UnitCosts:
     decisions: Sequence[tuple[int, Cost]]
     """Rows of a forward pass -> its cost, ascending."""
     turn: Cost
-    """A rollout worker's for each turn, beside the decision: messages, and what is recorded."""
+    """A rollout worker's for a turn of a stage, beside the decision, whoever takes part."""
+    turn_lane: Cost
+    """What each env worker adds: its message, the answer, and what is recorded."""
     latency: float
     """Seconds of a turn in which neither worker is at it: messages on their way, and waiting for the slowest."""
     updates: Mapping[tuple[int, int | None], Cost]
@@ -116,6 +118,8 @@ class Forecast:
     sync: float
     limit: str
     """What the rollout waits for: env workers, the policy, turns (each for the other), or cores."""
+    cpu: float
+    """Of all workers, in seconds on cores: what a step takes whatever else the machine does."""
 
 
 def forecast(shape: StepShape, costs: UnitCosts, layout: Layout) -> Forecast:
@@ -129,18 +133,18 @@ def forecast(shape: StepShape, costs: UnitCosts, layout: Layout) -> Forecast:
     """Of an env worker, in a rollout."""
     if shape.resets == "between":
         env, resets = env + resets * (1 / (shape.chunks * stages)), FREE
-    policy = costs.decision(envs * served) + costs.turn * served
+    policy = costs.decision(envs * served) + costs.turn + costs.turn_lane * served
     passes = shape.chunks + shape.values
     update = costs.updates[layout.actor_threads, layout.micro_batch] * shape.samples
     sync = costs.sync / shape.sync_interval
+    work = stages * (workers * env.cpu * shape.chunks + shape.rollout_workers * policy.cpu * passes)
+    cpu = shape.rollouts * (work + workers * resets.cpu) + shape.actor_ranks * update.cpu
     if layout.serial:
         turns = stages * (workers * env.wall * shape.chunks + policy.wall * passes)
         rollout = shape.rollouts * (turns + workers * resets.wall)
-        return Forecast(
-            step=rollout + update.wall + sync, rollout=rollout, update=update.wall, sync=sync, limit="one process"
-        )
+        step, limit = rollout + update.wall + sync, "one process"
+        return Forecast(step=step, rollout=rollout, update=update.wall, sync=sync, limit=limit, cpu=cpu)
     turn, fill = env.wall + policy.wall + costs.latency, 0.0 if stages == 1 else min(env.wall, policy.wall)
-    work = stages * (workers * env.cpu * shape.chunks + shape.rollout_workers * policy.cpu * passes)
     limits = {
         "env workers": stages * env.wall * shape.chunks + fill,
         "the policy": stages * policy.wall * passes + fill,
@@ -155,6 +159,5 @@ def forecast(shape: StepShape, costs: UnitCosts, layout: Layout) -> Forecast:
     updated = max(update.wall, together / shape.cores, ahead * of_resets)
     step = rollout + updated + sync
     if shape.runs_ahead:
-        cpu = shape.rollouts * (work + workers * resets.cpu) + shape.actor_ranks * update.cpu
         step = max(rollout, updated, cpu / shape.cores) + sync
-    return Forecast(step=step, rollout=rollout, update=updated, sync=sync, limit=limit)
+    return Forecast(step=step, rollout=rollout, update=updated, sync=sync, limit=limit, cpu=cpu)

@@ -50,27 +50,32 @@ class Candidate:
 
 def overrides(plan: Plan, layout: Layout) -> list[str]:
     """The command line's part that makes a run of it."""
-    config = laid_out(plan, layout)
-    sizes = [] if config.actor.micro_batch_size == plan.config.actor.micro_batch_size else [layout.micro_batch]
+    ranks = {name: f'"{text}"' if "," in text else text for name, text in _ranks(plan, layout).items()}
     return [
         *(["cluster=serial"] if layout.serial else []),
-        *(f"cluster.component_placement.{name}={ranks}" for name, ranks in config.cluster.component_placement.items()),
+        *(f"cluster.component_placement.{name}={text}" for name, text in ranks.items()),
         f"rollout.pipeline_stage_num={layout.stages}",
         f"cluster.num_threads.actor={layout.actor_threads}",
-        *(f"actor.micro_batch_size={size}" for size in sizes),
+        *([] if layout.micro_batch is None else [f"actor.micro_batch_size={layout.micro_batch}"]),
     ]
 
 
+def _ranks(plan: Plan, layout: Layout) -> dict[str, str]:
+    """``cluster.component_placement``: actor and rollout workers stay on the ranks that they are on."""
+    slots = plan.placement.slots
+    return {
+        **{name: ",".join(map(str, slots[name])) for name in ("actor", "rollout")},
+        "env": f"0-{layout.env_workers - 1}" if layout.env_workers > 1 else "0",
+    }
+
+
 def laid_out(plan: Plan, layout: Layout) -> EmbodiedConfig:
-    """The run in a layout. Actor and rollout workers stay on the ranks that they are on."""
-    config, slots = plan.config, plan.placement.slots
+    """The run in a layout."""
+    config = plan.config
     cluster = replace(
         config.cluster,
         backend="serial" if layout.serial else config.cluster.backend,
-        component_placement={
-            **{name: ",".join(map(str, slots[name])) for name in ("actor", "rollout")},
-            "env": f"0-{layout.env_workers - 1}" if layout.env_workers > 1 else "0",
-        },
+        component_placement=dict(_ranks(plan, layout)),
         num_threads={**config.cluster.num_threads, "actor": layout.actor_threads},
     )
     return replace(
@@ -122,7 +127,10 @@ def layouts(plan: Plan, *, apart: bool, sizes: bool) -> Iterator[Layout]:
                 )
                 there = laid_out(plan, layout)
                 placement = placement_of(there)
-                problems = (*process_problems(there, placement), *TASKS[config.runner.task_type].rules(there, placement))
+                problems = (
+                    *process_problems(there, placement),
+                    *TASKS[config.runner.task_type].rules(there, placement),
+                )
                 if layout == own or not problems:
                     yield layout
 
@@ -156,12 +164,16 @@ def step_shape(plan: Plan) -> StepShape:
     )
 
 
-def measured(plan: Plan, found: Sequence[Layout], backend_of: Callable[[EmbodiedConfig], Backend], say: Say) -> UnitCosts:
+def measured(
+    plan: Plan, found: Sequence[Layout], backend_of: Callable[[EmbodiedConfig], Backend], say: Say
+) -> UnitCosts:
     """What the parts of the run cost, for all of these layouts: played with as many env workers as one of them has at
     most, but no more than there are cores."""
     config, cores = plan.config, max(1, int(usable_cores()))
     own = present(plan)
-    workers = max((one.env_workers for one in found if not one.serial and one.env_workers <= cores), default=own.env_workers)
+    workers = max(
+        (one.env_workers for one in found if not one.serial and one.env_workers <= cores), default=own.env_workers
+    )
     group, envs = config.algorithm.group_size, config.env.train.total_num_envs // workers
     if not adapter_class(config.env.env_type).batched:
         envs = min(envs, group * -(-_ENVS // group))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -39,11 +40,26 @@ _PER_EPOCH: Final = ("update", "critic")
 """Phases of an update that each epoch repeats."""
 
 
+def _undisturbed() -> float:
+    """A clock that stands still while this process' main thread could work but has no core: other programs have it."""
+    return time.perf_counter() - _delay()
+
+
+def _delay(file: Path = Path("/proc/self/schedstat")) -> float:
+    """Seconds so far; 0 where the kernel does not count."""
+    try:
+        return int(file.read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """What one worker did in a rollout."""
 
     whole: Cost
+    disturbed: float
+    """Seconds that other programs took."""
     phases: dict[str, Cost]
     waits: list[float]
     """Seconds of each wait for the other side."""
@@ -58,7 +74,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._phases: defaultdict[str, list[Cost]] = defaultdict(list)
-        self.timer = PhaseTimer(ended=self._note)
+        self.timer = PhaseTimer(_undisturbed, ended=self._note)
 
     def _note(self, name: str, start: float, end: float, cpu: float) -> None:
         self._phases[name].append(Cost(end - start, cpu))
@@ -66,16 +82,17 @@ class _Clock:
     @contextmanager
     def rollout(self) -> Iterator[Callable[[], Played]]:
         self._phases.clear()
-        begun = _now()
+        begun, before = _now(), _delay()
         yield lambda: Played(
             whole=_now() - begun,
+            disturbed=_delay() - before,
             phases={name: sum(spent, FREE) for name, spent in self._phases.items()},
             waits=[spent.wall for spent in self._phases["wait"]],
         )
 
 
 def _now() -> Cost:
-    return Cost(time.perf_counter(), time.process_time())
+    return Cost(_undisturbed(), time.process_time())
 
 
 class EnvPilot(EnvWorker):
@@ -147,31 +164,33 @@ class RolloutPilot(RolloutWorker):
         return _middle(costs)
 
 
-class _Learner:
+class _Learner(ActorWorker):
     """What a pilot's actor does beside: the worker is of the run's own learner."""
 
     def __init__(self, context: WorkerContext, **arguments: Any) -> None:
         super().__init__(context, **arguments)
         self._kept: list[Trajectory] = []
 
-    async def take(self: Any, *, step: int, senders: int) -> None:
+    async def take(self, *, step: int, senders: int) -> None:
         """Receive a rollout that so many workers send."""
         self._numbers = replace(self._numbers, senders=senders)
         await self.receive(step=step)
         self._kept = self._received
 
-    def learn(self: Any, *, threads: int, micro_batch: int | None, samples: int, epochs: int) -> Cost:
+    def learn(self, *, threads: int, micro_batch: int | None, samples: int, epochs: int) -> Cost:
         """A sample's share of an update on about ``samples`` of this rank, or fewer where that takes too long."""
         torch.set_num_threads(threads)
-        if micro_batch is not None and hasattr(self, "_updater"):
+        if micro_batch is not None:
             self._updater._micro_batch = MicroBatch(micro_batch, max_tokens=self._config.max_tokens_per_micro_batch)
         self._numbers = replace(self._numbers, groups=2**31)  # all that there are
         first = self._update_once(1, epochs)
         copies = max(1, min(samples // first[1], int(BUDGET_S / max(first[0].wall, 1e-9))))
-        costs = [self._update_once(copies, epochs) for _ in range(2)]
-        return min((cost * (1 / count) for cost, count in costs), key=lambda cost: cost.wall)
+        costs: list[Cost] = []
+        while len(costs) < 2 or (len(costs) < _MOST and sum(costs, FREE).wall < BUDGET_S):
+            costs.append(self._update_once(copies, epochs)[0])
+        return min(costs, key=lambda cost: cost.wall) * (1 / (copies * first[1]))
 
-    def _update_once(self: Any, copies: int, epochs: int) -> tuple[Cost, int]:
+    def _update_once(self, copies: int, epochs: int) -> tuple[Cost, int]:
         self._received = [
             replace(kept, rollout_epoch=kept.rollout_epoch + copy, group_ids=kept.group_ids + (copy << 32))
             for copy in range(copies)
@@ -181,14 +200,14 @@ class _Learner:
         begun = _now()
         seconds = self.update(step=0).seconds
         cost = _now() - begun
-        repeated = sum(seconds.get(phase, 0.0) for phase in _PER_EPOCH)
-        return cost * (1 + (epochs - 1) * repeated / max(cost.wall, 1e-9)), max(1, count)
+        repeated = sum(seconds.get(phase, 0.0) for phase in _PER_EPOCH) / sum(seconds.values())
+        return cost * (1 + (epochs - 1) * repeated), max(1, count)
 
 
 def learning(learner: str, context: WorkerContext, **arguments: Any) -> Worker:
     """An actor's worker that can do what :class:`_Learner` does, too."""
-    worker = LEARNERS[learner].load()
-    return type("ActorPilot", (_Learner, worker), {})(context, **arguments)
+    pilot: Any = type("ActorPilot", (_Learner, LEARNERS[learner].load()), {})
+    return pilot(context, **arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,23 +220,24 @@ class _Turns:
     """Of an env worker."""
     turn: Cost
     """Of a rollout worker."""
-    wait: float
-    """Of an env worker, for each answer but the first."""
+    latency: float
+    """As of :class:`UnitCosts`."""
 
     @staticmethod
     def of(served: Sequence[Played], played: Sequence[Played], chunks: int, passes: int) -> _Turns:
-        waits = [median(one.waits[1:] or one.waits) for one in played]
+        turn = _mean([one.but("wait", "load", "offload") for one in served]) * (1 / passes)
+        wait = fmean(median(one.waits[1:] or one.waits) for one in played)
         return _Turns(
             chunk=_mean([one.but(*_ONCE, "wait") for one in played]) * (1 / chunks),
             reset=_mean([one.phases.get("reset", FREE) for one in played]),
-            turn=_mean([one.but("wait", "load", "offload") for one in served]) * (1 / passes),
-            wait=fmean(waits),
+            turn=turn,
+            latency=max(0.0, wait - turn.wall - fmean(one.disturbed for one in served) / passes),
         )
 
     @staticmethod
     def median(found: Sequence[_Turns]) -> _Turns:
         chunk, reset, turn = (_middle([getattr(one, name) for one in found]) for name in ("chunk", "reset", "turn"))
-        return _Turns(chunk=chunk, reset=reset, turn=turn, wait=median(one.wait for one in found))
+        return _Turns(chunk=chunk, reset=reset, turn=turn, latency=median(one.latency for one in found))
 
 
 def _slowest(costs: Sequence[Cost]) -> Cost:
@@ -250,8 +270,7 @@ class PilotWiring(Wiring[EmbodiedConfig]):
 
 
 def pilot_config(config: EmbodiedConfig, envs: int) -> EmbodiedConfig:
-    """The same simulators, policy and learner for so many envs, in rollouts of any length. An update is one epoch on one
-    mini-batch."""
+    """The same simulators, policy and learner for so many envs. An update is one epoch on one mini-batch."""
     train, algorithm = config.env.train, config.algorithm
     return replace(
         config,
@@ -322,16 +341,17 @@ class Pilot:
         of_one = self._plays(1, self._workers) if self._lane_envs > 1 else together
         lone = self._plays(self._lane_envs, 1) if self._workers > 1 else together
         chunk, one = together.chunk, of_one.chunk
+        each = FREE if self._batched else chunk
         if self._lane_envs > 1:
             each = (chunk - one) * (1 / (self._lane_envs - 1))
-        else:
-            each = FREE if self._batched else chunk
         own = self._lane_envs * self._served
         self._say("deciding")
         decisions = [
-            (count, _slowest(self._rollout.call(RolloutPilot.decide, count).wait())) for count in sorted({own, *rows})
+            (count, _slowest(self._rollout.call(RolloutPilot.decide, count).wait()))
+            for count in sorted({own, self._lane_envs, *rows})
         ]
-        turn = (together.turn - dict(decisions)[own]) * (1 / self._served)
+        beside, by_one = together.turn - dict(decisions)[own], lone.turn - dict(decisions)[self._lane_envs]
+        lane = (beside - by_one) * (1 / (self._served - 1)) if self._served > 1 else FREE
         self._say("updating")
         self._play(min(_CHUNKS, self._most), *whole)  # the newest is trained on
         learned = {
@@ -349,10 +369,11 @@ class Pilot:
             alone=lone.chunk.wall / chunk.wall,
             reset=together.reset * (1 / self._lane_envs),
             decisions=decisions,
-            turn=turn,
-            latency=max(0.0, together.wait - together.turn.wall),
+            turn=beside - lane * self._served,
+            turn_lane=lane,
+            latency=together.latency,
             updates=learned,
-            sync=min(self._sync() for _ in range(2)),
+            sync=min(self._sync() for _ in range(4)),
         )
 
     def _sync(self) -> float:
@@ -372,7 +393,7 @@ class Pilot:
             self._actor.call(_Learner.take, step=step, senders=workers),
         ]
         served, played, _ = (call.wait() for call in calls)
-        return _Turns.of(served, played[:workers], chunks, chunks + self._values)
+        return _Turns.of(served[:workers], played[:workers], chunks, chunks + self._values)
 
     def _plays(self, envs: int, workers: int) -> _Turns:
         """The median of several rollouts."""

@@ -51,7 +51,7 @@ from embodied_rl.monitoring.performance import Waits
 from embodied_rl.monitoring.trend import ENV_STEPS
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.memory import GIB
-from embodied_rl.runtime.worker import GroupSpec, Handle, UserFailure, WorkerError, WorkerGroup, WorkersLost
+from embodied_rl.runtime.worker import GroupSpec, Handle, UserFailure, Worker, WorkerError, WorkerGroup, WorkersLost
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.embodied.reporting import (
     EvalReporter,
@@ -375,7 +375,7 @@ class EmbodiedWiring(Wiring[EmbodiedConfig]):
             )
         return runner
 
-    def group(self, component: str, worker: type) -> GroupSpec:
+    def group(self, component: str, worker: Callable[..., Worker]) -> GroupSpec:
         spec = super().group(component, worker)
         if component != "env" or not recovers(self.config):
             return spec
