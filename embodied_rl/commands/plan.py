@@ -17,6 +17,7 @@ from embodied_rl.plan import RunPlan
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.memory import GIB, Estimate, Need
 from embodied_rl.tasks.planning import plan_of
+from embodied_rl.tasks.rules import AUTO
 
 if TYPE_CHECKING:  # imports torch
     from embodied_rl.tasks.embodied.forecast import Layout
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str]) -> None:
     out.print(f"task={plan.config.runner.task_type}: {_start(plan)}", soft_wrap=True)
     for line in arithmetic_lines(plan):
         out.print(line, soft_wrap=True)
+    if plan.config.cluster.component_placement == AUTO:
+        out.print(f"the run measures before it places its workers, as {MEASURE} does; without that:", soft_wrap=True)
     out.print(placement_table(plan))
     if len(plan.placement.nodes) > 1:
         out.print(f"nodes\n{plan.placement.drawn()}\n", highlight=False)
