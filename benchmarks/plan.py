@@ -1,4 +1,4 @@
-"""The plan's forecast against runs: ``python -m benchmarks.plan [delays dummy libero] [--quick] [--json FILE]``.
+"""The plan's forecast against runs: ``python -m benchmarks.plan [--cases delays dummy] [--quick] [--json FILE]``.
 
 Five placements of each, forecast from one measurement (``plan --measure``) and run: the median second of a training
 step, without the first, which starts simulators, and the last, which resets none ahead. The weights stay as they are:
@@ -156,7 +156,7 @@ def compare(case: str, steps: int, folder: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--quick", action="store_true", help="fewer training steps")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

@@ -118,9 +118,7 @@ def test_costs_are_measured_in_one_process(tmp_path: Path) -> None:
     "learner",
     [
         ("algorithm=ppo", "env.train.auto_reset=true"),
-        pytest.param(
-            ("algorithm=sac", "model=sac_mlp", "algorithm.replay.update_to_data=0.2"), marks=pytest.mark.slow
-        ),
+        pytest.param(("algorithm=sac", "model=sac_mlp", "algorithm.replay.update_to_data=0.2"), marks=pytest.mark.slow),
     ],
 )
 def test_other_learners_are_measured(tmp_path: Path, learner: Sequence[str]) -> None:
