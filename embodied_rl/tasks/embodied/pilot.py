@@ -188,7 +188,7 @@ class _Learner(ActorWorker):
         costs: list[Cost] = []
         while len(costs) < 2 or (len(costs) < _MOST and sum(costs, FREE).wall < BUDGET_S):
             costs.append(self._update_once(copies, epochs)[0])
-        return min(costs, key=lambda cost: cost.wall) * (1 / (copies * first[1]))
+        return _middle(costs) * (1 / (copies * first[1]))
 
     def _update_once(self, copies: int, epochs: int) -> tuple[Cost, int]:
         self._received = [
