@@ -66,10 +66,9 @@ def _measure(plan: RunPlan[Any], arguments: Sequence[str], out: Console) -> None
     Raises:
         UserError: the run has no env workers, trains nothing, or is on several nodes.
     """
-    config = plan.config
-    if (got := config.runner.task_type) != "embodied" or config.runner.only_eval or config.cluster.backend == "ray":
-        got = "cluster=ray" if config.cluster.backend == "ray" else f"task={got}"
-        got = "runner.only_eval=true" if config.runner.only_eval else got
+    task, only_eval = plan.config.runner.task_type, plan.config.runner.only_eval
+    if task != "embodied" or only_eval or plan.config.cluster.backend == "ray":
+        got = f"task={task}" if task != "embodied" else "runner.only_eval=true" if only_eval else "cluster=ray"
         raise UserError(f"plan {MEASURE}: got {got}, expected training of task=embodied on this machine")
     from embodied_rl.launch import make_backend  # imports torch and the workers
     from embodied_rl.tasks.embodied import layouts
@@ -80,11 +79,9 @@ def _measure(plan: RunPlan[Any], arguments: Sequence[str], out: Console) -> None
     candidates = layouts.compared(plan, found, costs)
     out.print(measured_table(candidates, layouts.present(plan)))
     best = layouts.overrides(plan, candidates[0].layout)
-    given, chosen = (
-        [text.partition("=")[0].lstrip("+") for text in arguments],
-        {text.partition("=")[0] for text in best},
-    )
-    replaced = [key in ("cluster", *chosen) or key.startswith("cluster.component_placement") for key in given]
+    chosen = {"cluster", *(text.partition("=")[0] for text in best)}
+    keys = [text.partition("=")[0].lstrip("+") for text in arguments]
+    replaced = [key in chosen or key.startswith("cluster.component_placement") for key in keys]
     rest = [text for text, gone in zip(arguments, replaced, strict=True) if not gone]
     out.print("the fastest:", style="bold")
     out.print(shlex.join(["python", "train.py", *rest, *best]), markup=False, highlight=False, soft_wrap=True)

@@ -96,7 +96,11 @@ def _as_chosen(config: Config, start: Start) -> Config:
     cluster = replace(config.cluster, component_placement=ranks, num_threads=threads)
     rollout = replace(config.rollout, pipeline_stage_num=at(saved, "rollout.pipeline_stage_num"))  # type: ignore[attr-defined]
     chosen = replace(config, cluster=cluster, rollout=rollout)
-    if problems := list(TASKS[config.runner.task_type].rules(chosen, placement_of(chosen))):
+    try:
+        problems = list(TASKS[config.runner.task_type].rules(chosen, placement_of(chosen)))
+    except PlacementError as error:
+        problems = [str(error)]
+    if problems:
         raise ConfigError([f"{key}, which keeps what {file} has: {problem}" for problem in problems])
     return chosen
 

@@ -366,7 +366,7 @@ class Pilot:
             chunk=chunk - each * self._lane_envs,
             chunk_env=each,
             crowd=self._workers,
-            alone=lone.chunk.wall / chunk.wall,
+            alone=lone.chunk.wall / max(chunk.wall, 1e-9),
             reset=together.reset * (1 / self._lane_envs),
             decisions=decisions,
             turn=beside - lane * self._served,
