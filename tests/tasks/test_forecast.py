@@ -32,6 +32,7 @@ COSTS = UnitCosts(
     turn=FREE,
     turn_lane=FREE,
     latency=0.25,
+    calls=0.0,
     updates={(1, 32): Cost(0.5, 0.5), (2, 32): Cost(0.25, 0.5)},
     sync=1.0,
 )
@@ -95,6 +96,12 @@ def test_resets_go_beside_the_update_or_the_chunks() -> None:
 
 def test_each_further_rollout_has_its_resets() -> None:
     assert forecast(replace(SHAPE, rollouts=2, resets="ahead"), COSTS, layout()).rollout == 2 * 132.5 + 4
+
+
+def test_each_rollout_is_called() -> None:
+    costs = replace(COSTS, calls=0.25)
+    assert forecast(replace(SHAPE, rollouts=2), costs, layout()).rollout == 2 * (136.5 + 0.25)
+    assert forecast(SHAPE, costs, layout(serial=True)).rollout == 134.25
 
 
 def test_rollouts_that_run_ahead_hide_the_update() -> None:

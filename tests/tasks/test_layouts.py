@@ -33,6 +33,7 @@ COSTS = UnitCosts(
     turn=FREE,
     turn_lane=FREE,
     latency=0.0,
+    calls=0.0,
     updates={(threads, 32): Cost(0.1 / threads, 0.1) for threads in (1, 2, 4)},
     sync=0.0,
 )

@@ -89,6 +89,8 @@ class UnitCosts:
     """What each env worker adds: its message, the answer, and what is recorded."""
     latency: float
     """Seconds of a turn in which neither worker is at it: messages on their way, and waiting for the slowest."""
+    calls: float
+    """Seconds of a rollout before its env workers begin, and after they have ended."""
     updates: Mapping[tuple[int, int | None], Cost]
     """(Threads, micro-batch) -> of an actor rank's sample, in all epochs."""
     sync: float
@@ -141,7 +143,7 @@ def forecast(shape: StepShape, costs: UnitCosts, layout: Layout) -> Forecast:
     cpu = shape.rollouts * (work + workers * resets.cpu) + shape.actor_ranks * update.cpu
     if layout.serial:
         turns = stages * (workers * env.wall * shape.chunks + policy.wall * passes)
-        rollout = shape.rollouts * (turns + workers * resets.wall)
+        rollout = shape.rollouts * (turns + workers * resets.wall + costs.calls)
         step, limit = rollout + update.wall + sync, "one process"
         return Forecast(step=step, rollout=rollout, update=update.wall, sync=sync, limit=limit, cpu=cpu)
     turn, fill = env.wall + policy.wall + costs.latency, 0.0 if stages == 1 else min(env.wall, policy.wall)
@@ -154,7 +156,7 @@ def forecast(shape: StepShape, costs: UnitCosts, layout: Layout) -> Forecast:
     limit = max(limits, key=lambda name: limits[name])
     of_resets = max(resets.wall, workers * resets.cpu / shape.cores)
     ahead = shape.resets == "ahead"
-    rollout = shape.rollouts * limits[limit] + (shape.rollouts - ahead) * of_resets
+    rollout = shape.rollouts * (limits[limit] + costs.calls) + (shape.rollouts - ahead) * of_resets
     together = shape.actor_ranks * update.cpu + ahead * workers * resets.cpu
     updated = max(update.wall, together / shape.cores, ahead * of_resets)
     step = rollout + updated + sync

@@ -321,6 +321,7 @@ class Pilot:
         say("starting workers")
         self._env, self._rollout, self._actor = PilotWiring(plan, backend).connect()
         self._step = self._version = 0
+        self._calls = float("inf")
 
     def measure(
         self, *, rows: Sequence[int], updates: Sequence[tuple[int, int | None]], samples: int, epochs: int
@@ -372,6 +373,7 @@ class Pilot:
             turn=beside - lane * self._served,
             turn_lane=lane,
             latency=together.latency,
+            calls=self._calls,
             updates=learned,
             sync=min(self._sync() for _ in range(4)),
         )
@@ -387,12 +389,15 @@ class Pilot:
 
     def _play(self, chunks: int, envs: int, workers: int) -> _Turns:
         step, self._step = self._step, self._step + 1
+        begun = time.perf_counter()
         calls = [
             self._rollout.call(RolloutPilot.play, step=step),
             self._env.call(EnvPilot.play, step=step, chunks=chunks, envs=envs, workers=workers),
             self._actor.call(_Learner.take, step=step, senders=workers),
         ]
         served, played, _ = (call.wait() for call in calls)
+        spent = time.perf_counter() - begun - max(one.whole.wall + one.disturbed for one in played)
+        self._calls = max(0.0, min(self._calls, spent))  # what disturbs comes on top
         return _Turns.of(served[:workers], played[:workers], chunks, chunks + self._values)
 
     def _plays(self, envs: int, workers: int) -> _Turns:
