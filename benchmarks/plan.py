@@ -151,6 +151,7 @@ def compare(case: str, steps: int, folder: str) -> list[dict[str, Any]]:
                 "its ratio": expected.cpu / cpu,
             }
         )
+        print(json.dumps(rows[-1]), flush=True)  # the rest may take minutes
     return rows
 
 
