@@ -1,24 +1,23 @@
 """Stable-Baselines3's side of :mod:`benchmarks.sb3_race`: ``python -m benchmarks.sb3_train INPUT OUTPUT``.
 
-INPUT is the JSON of ``sb3_race.sb3_input``; OUTPUT gets a line for each evaluation, with the names of ours in
-``metrics.jsonl``.
+INPUT is the JSON of ``sb3_race.sb3_input``; OUTPUT gets a line for each evaluation (``race_record.Record``).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
+
+from benchmarks.race_record import Record, play
 
 
 class Evaluations(BaseCallback):
@@ -28,13 +27,16 @@ class Evaluations(BaseCallback):
         super().__init__()
         self._every, self._steps, self._seeds = given["eval_every"], given["steps"], given["eval_seeds"]
         self._envs = [gymnasium.make(given["id"]) for _ in self._seeds]
-        self._output = output
+        self._record = Record(output)
         self._due = self._every
-        self._since = time.perf_counter()
+
+    def _on_training_start(self) -> None:
+        self._record.started()
 
     def _on_rollout_start(self) -> None:
         if self.num_timesteps >= self._due and self.num_timesteps < self._steps:
-            self._due += self._every
+            while self._due <= self.num_timesteps:  # a rollout may be longer
+                self._due += self._every
             self._evaluate()
 
     def _on_training_end(self) -> None:
@@ -44,29 +46,14 @@ class Evaluations(BaseCallback):
         return True
 
     def _evaluate(self) -> None:
-        trained = time.perf_counter() - self._since
-        began = time.perf_counter()
+        self._record.trained(self.num_timesteps)
         normalizer = self.model.get_vec_normalize_env()
-        seen = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, self._seeds, strict=True)]
-        returns, running = np.zeros(len(seen)), list(range(len(seen)))
-        while running:
-            states = np.stack([seen[i] for i in running])
+
+        def act(states: Any) -> Any:
             states = states if normalizer is None else normalizer.normalize_obs(states)
-            actions, _ = self.model.predict(states, deterministic=True)  # type: ignore[arg-type]  # no dict
-            for i, action in zip(list(running), actions, strict=True):
-                seen[i], reward, terminated, truncated, _ = self._envs[i].step(action)
-                returns[i] += float(reward)
-                if terminated or truncated:
-                    running.remove(i)
-        line = {
-            "env/steps_total": self.num_timesteps,
-            "time/step": trained,
-            "eval/return": float(returns.mean()),
-            "eval/seconds": time.perf_counter() - began,
-        }
-        with self._output.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        self._since = time.perf_counter()
+            return self.model.predict(states, deterministic=True)[0]  # type: ignore[arg-type]  # no dict
+
+        self._record.evaluated(float(play(self._envs, self._seeds, act).mean()))
 
 
 def main() -> None:
