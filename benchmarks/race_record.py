@@ -98,9 +98,7 @@ def _children(pid: int) -> Iterator[int]:
             yield from _children(child)
 
 
-def play(
-    envs: Sequence[Any], seeds: Sequence[int], act: Callable[[NDArray[Any]], NDArray[Any]]
-) -> NDArray[np.float64]:
+def play(envs: Sequence[Any], seeds: Sequence[int], act: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[np.float64]:
     """The returns of an episode from each seed.
 
     Args:

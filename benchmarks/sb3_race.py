@@ -1,11 +1,17 @@
 """Our presets of PPO and SAC beside Stable-Baselines3's: the same env, env steps, held-out episodes and machine.
 
-    python -m benchmarks.sb3_race [--env cartpole ...] [--seeds 3] [--output DIR]
+    python -m benchmarks.sb3_race [--env cartpole ...] [--seeds 3] [--output DIR] [--cleanrl CLONE]
 
 SB3 has the hyper-parameters of RL Baselines3 Zoo, where that has the env; ours are those of the preset. Seed by seed,
-one trains after the other in a process of its own with one thread, so that both meet the same load of the machine.
-Every so many env steps the greedy policy plays the same 20 episodes, which training never starts from. Times are wall
-seconds from the start of the command on, and without evaluations.
+one trains after the other in a process of its own with one thread, so that all meet the same load of the machine.
+Every so many env steps the greedy policy plays the same 20 episodes, which training never starts from. Times are CPU
+seconds of the process and its children, which other work on the machine changes little, and wall seconds; both from
+the start of the command on, and without evaluations.
+
+CleanRL's PPO, with SB3's hyper-parameters, is a third side where it is at hand. It needs Gymnasium before 1.0::
+
+    git clone https://github.com/vwxyzjn/cleanrl CLONE
+    python -m pip install --no-deps --target CLONE/site gymnasium==0.29.1
 """
 
 from __future__ import annotations
@@ -17,24 +23,24 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from embodied_rl.monitoring.builtin import METRICS_FILE
+from benchmarks.race_record import RECORD_FILE
 from embodied_rl.seeding import derived_seed
 
 ROOT = Path(__file__).parents[1]
-OURS, SB3 = "embodied_rl", "SB3"
+OURS, SB3, CLEANRL = "embodied_rl", "SB3", "CleanRL"
 EPISODES = 20
-POLL_S = 0.02
 LINE = 0.7
 """Of SB3's time, at most."""
-WIDTH = 110
+WIDTH = 120
 """Columns that the table takes."""
 
 
@@ -58,6 +64,8 @@ class Race:
     algorithm: Literal["PPO", "SAC"] = "PPO"
     n_envs: int
     normalize: bool = False
+    discrete: bool = False
+    """Actions are choices."""
     reward_coef: float = 1.0
     """What our preset multiplies rewards with."""
 
@@ -72,6 +80,7 @@ RACES: Mapping[str, Race] = {
         every=4,
         threshold=475,
         n_envs=8,
+        discrete=True,
         settings={
             "n_steps": 32,
             "batch_size": 256,
@@ -160,55 +169,48 @@ RACES: Mapping[str, Race] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A run's evaluations."""
+    """A run's evaluations, in seconds from the start of the process, without evaluations."""
 
     env_steps: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    """Wall time until then, without evaluations, with the start."""
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
-    start: float
-    """Seconds until the first env step."""
+    start_wall: float
+    """Until the first env step."""
+    start_cpu: float
 
-    def reached(self, threshold: float) -> tuple[int, float] | None:
-        """(env steps, seconds) of the first evaluation there."""
-        found = zip(self.env_steps, self.seconds, self.returns, strict=True)
-        return next(((steps, seconds) for steps, seconds, value in found if value >= threshold), None)
+    def reached(self, threshold: float) -> int | None:
+        """Number of the first evaluation there."""
+        return next((number for number, value in enumerate(self.returns) if value >= threshold), None)
 
 
-def trained(lines: Sequence[Mapping[str, float]], walls: Sequence[float], reward_coef: float) -> Trained:
-    """Of the lines of a metrics file and the wall seconds after which each was there."""
-    run = Trained(start=walls[0] - lines[0].get("eval/seconds", 0.0) - lines[0]["time/step"])
-    evaluating = 0.0
-    for line, wall in zip(lines, walls, strict=True):
-        evaluating += line.get("eval/seconds", 0.0)
-        if "eval/return" in line:
-            run.env_steps.append(int(line["env/steps_total"]))
-            run.seconds.append(wall - evaluating)
-            run.returns.append(line["eval/return"] / reward_coef)
+def trained(lines: Sequence[Mapping[str, float]], reward_coef: float) -> Trained:
+    """Of the lines of a ``race_record.Record``."""
+    run = Trained(start_wall=lines[0]["start_wall"], start_cpu=lines[0]["start_cpu"])
+    for line in lines:
+        run.env_steps.append(int(line["env_steps"]))
+        run.wall.append(line["wall"])
+        run.cpu.append(line["cpu"])
+        run.returns.append(line["return"] / reward_coef)
     return run
 
 
-def watched(command: Sequence[str], metrics: Path, reward_coef: float) -> Trained:
-    """Run ``command``, which writes the metrics file that ``metrics`` matches, a pattern in its last folders."""
-    began, walls = time.perf_counter(), list[float]()
-    folder, pattern = metrics.parent, metrics.name
+def run_command(command: Sequence[str], folder: Path, reward_coef: float, **environment: str) -> Trained:
+    """Run what writes a record somewhere below ``folder``."""
     log = folder / "log.txt"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def text() -> str:
-        path = next(folder.glob(pattern), None) or next(folder.glob(f"*/*/{pattern}"), None)
-        return "" if path is None else path.read_text()
-
     with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
-        while process.poll() is None:
-            walls += [time.perf_counter() - began] * (text().count("\n") - len(walls))
-            time.sleep(POLL_S)
-    if process.returncode:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{log.read_text()[-3000:]}")
-    lines = [json.loads(line) for line in text().splitlines()]
-    walls += [time.perf_counter() - began] * (len(lines) - len(walls))
-    return trained(lines, walls, reward_coef)
+    (record,) = folder.rglob(RECORD_FILE)
+    return trained([json.loads(line) for line in record.read_text().splitlines()], reward_coef)
 
 
 def run_ours(race: Race, seed: int, folder: Path) -> Trained:
@@ -216,16 +218,24 @@ def run_ours(race: Race, seed: int, folder: Path) -> Trained:
         sys.executable, "train.py", f"experiment={race.experiment}", f"actor.seed={seed}", f"env.seed={seed}",
         f"runner.output_dir={folder}", f"runner.max_steps={race.steps}", f"runner.val_check_interval={race.every}",
         f"env.eval.episodes_per_task={EPISODES}", f"env.eval.total_num_envs={EPISODES}", "runner.stop_at=null",
-        "runner.save_interval=-1", "runner.report=false", "runner.logger.logger_backends=[jsonl]",
+        "runner.save_interval=-1", "runner.report=false",
+        "runner.logger.logger_backends=[jsonl,benchmarks.race_record:RaceLogger]",
     ]  # fmt: skip
-    return watched(command, folder / METRICS_FILE, race.reward_coef)
+    return run_command(command, folder, race.reward_coef)
 
 
 def run_sb3(race: Race, seed: int, folder: Path) -> Trained:
     source = folder / "input.json"
     source.write_text(json.dumps(sb3_input(race, seed)))
-    command = [sys.executable, "-m", "benchmarks.sb3_train", str(source), str(folder / METRICS_FILE)]
-    return watched(command, folder / METRICS_FILE, 1.0)
+    command = [sys.executable, "-m", "benchmarks.sb3_train", str(source), str(folder / RECORD_FILE)]
+    return run_command(command, folder, 1.0)
+
+
+def run_cleanrl(clone: Path, race: Race, seed: int, folder: Path) -> Trained:
+    source = folder / "input.json"
+    source.write_text(json.dumps(cleanrl_input(clone, race, seed)))
+    command = [sys.executable, "-m", "benchmarks.cleanrl_train", str(source), str(folder / RECORD_FILE)]
+    return run_command(command, folder, 1.0, PYTHONPATH=str(clone / "site"))
 
 
 def sb3_input(race: Race, seed: int) -> dict[str, Any]:
@@ -243,40 +253,93 @@ def sb3_input(race: Race, seed: int) -> dict[str, Any]:
     }
 
 
-def rows(name: str, race: Race, runs: Mapping[str, Sequence[Trained]]) -> list[list[str]]:
-    """The table's, one a side."""
-    threshold = goal(race, runs)
-    table = []
-    for side, seeds in runs.items():
-        reached = [run.reached(threshold) for run in seeds]
-        times = [found[1] for found in reached if found is not None]
-        steps = [f"{found[0]:,}" if found else "never" for found in reached]
-        final = [run.returns[-1] for run in seeds]
-        table.append(
-            [
-                f"{name}, {threshold:.0f}",
-                side,
-                ", ".join(steps),
-                ", ".join(f"{found[1]:.0f}" if found else "never" for found in reached),
-                f"{statistics.mean(times):.0f}" if len(times) == len(seeds) else "–",
-                f"{statistics.mean(run.start for run in seeds):.1f}",
-                f"{statistics.mean(run.seconds[-1] for run in seeds):.0f}",
-                ", ".join(f"{value:.0f}" for value in final),
-            ]
-        )
-    return table
+_FLAGS = {
+    "n_steps": "num-steps",
+    "gamma": "gamma",
+    "gae_lambda": "gae-lambda",
+    "n_epochs": "update-epochs",
+    "ent_coef": "ent-coef",
+    "learning_rate": "learning-rate",
+    "clip_range": "clip-coef",
+    "max_grad_norm": "max-grad-norm",
+    "vf_coef": "vf-coef",
+}
+"""SB3's argument -> CleanRL's."""
+
+
+def cleanrl_input(clone: Path, race: Race, seed: int) -> dict[str, Any]:
+    """What CleanRL's side has to know: SB3's hyper-parameters, where the script has them."""
+    given = sb3_input(race, seed)
+    settings = {name: value[0] if isinstance(value, list) else value for name, value in race.settings.items()}
+    samples = race.n_envs * settings["n_steps"]
+    numbers = {flag: settings[name] for name, flag in _FLAGS.items() if name in settings}
+    numbers |= {
+        "env-id": race.id,
+        "seed": seed,
+        "num-envs": race.n_envs,
+        "num-minibatches": samples // settings.get("batch_size", 64),
+        "total-timesteps": given["steps"],
+    }
+    anneal = isinstance(race.settings["learning_rate"], list)
+    script = "ppo.py" if race.discrete else "ppo_continuous_action.py"
+    return given | {
+        "script": str(clone.resolve() / "cleanrl" / script),
+        "flags": [
+            *(f"--{flag}={value}" for flag, value in numbers.items()),
+            "--anneal-lr" if anneal else "--no-anneal-lr",
+            "--no-cuda",
+        ],
+    }
 
 
 HEAD = (
     "env, threshold",
     "trained by",
     "env steps to it",
-    "seconds to it",
+    "CPU s to it",
     "mean",
+    "of SB3's",
     "of these start",
-    "seconds for all",
+    "without it, of SB3's",
+    "wall s to it",
+    "CPU s for all",
     "return at the end",
 )
+
+
+def rows(name: str, race: Race, runs: Mapping[str, Sequence[Trained]]) -> list[list[str]]:
+    """The table's, one a side."""
+    threshold, table = goal(race, runs), []
+    theirs = _mean_cpu(runs[SB3], threshold)
+    for side, seeds in runs.items():
+        at = [(run, run.reached(threshold)) for run in seeds]
+        mean, start = _mean_cpu(seeds, threshold), _start(seeds)
+        table.append(
+            [
+                f"{name}, {threshold:.0f}",
+                side,
+                ", ".join("never" if i is None else f"{run.env_steps[i]:,}" for run, i in at),
+                ", ".join("never" if i is None else f"{run.cpu[i]:.1f}" for run, i in at),
+                "–" if mean is None else f"{mean:.1f}",
+                "–" if mean is None or theirs is None else f"{mean / theirs:.2f}",
+                f"{start:.1f}",
+                "–" if mean is None or theirs is None else f"{(mean - start) / (theirs - _start(runs[SB3])):.2f}",
+                ", ".join("never" if i is None else f"{run.wall[i]:.0f}" for run, i in at),
+                f"{statistics.mean(run.cpu[-1] for run in seeds):.0f}",
+                ", ".join(f"{run.returns[-1]:.0f}" for run in seeds),
+            ]
+        )
+    return table
+
+
+def _mean_cpu(seeds: Sequence[Trained], threshold: float) -> float | None:
+    """CPU seconds to the threshold; None where a seed never got there."""
+    found = [None if (i := run.reached(threshold)) is None else run.cpu[i] for run in seeds]
+    return None if None in found else statistics.mean(seconds for seconds in found if seconds is not None)
+
+
+def _start(seeds: Sequence[Trained]) -> float:
+    return statistics.mean(run.start_cpu for run in seeds)
 
 
 def goal(race: Race, runs: Mapping[str, Sequence[Trained]]) -> float:
@@ -287,7 +350,7 @@ def goal(race: Race, runs: Mapping[str, Sequence[Trained]]) -> float:
 
 
 def draw(path: Path, found: Mapping[str, Mapping[str, Sequence[Trained]]]) -> None:
-    """A row an env: returns against env steps and against wall time, a line a seed."""
+    """A row an env: returns against env steps and against CPU seconds, a line a seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -299,8 +362,8 @@ def draw(path: Path, found: Mapping[str, Mapping[str, Sequence[Trained]]]) -> No
             for run in seeds:
                 style = {"color": f"C{number}", "linewidth": 1.2, "label": side if run is seeds[0] else None}
                 row[0].plot([steps / 1000 for steps in run.env_steps], run.returns, **style)
-                row[1].plot(run.seconds, run.returns, **style)
-        for panel, label in zip(row, ("thousand env steps", "wall seconds, without evaluations"), strict=True):
+                row[1].plot(run.cpu, run.returns, **style)
+        for panel, label in zip(row, ("thousand env steps", "CPU seconds with the start"), strict=True):
             panel.axhline(goal(RACES[name], runs), color="gray", linestyle="--", linewidth=1)
             panel.set_xlabel(label)
             panel.set_xlim(left=0)
@@ -316,6 +379,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sb3_race", description=__doc__)
     parser.add_argument("--env", nargs="+", choices=list(RACES), default=list(RACES), help="default: all")
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... (default 3)")
+    parser.add_argument("--cleanrl", type=Path, metavar="CLONE", help="CleanRL's repository, for PPO: a third side")
     parser.add_argument("--output", type=Path, default=ROOT / ".benchmarks" / "sb3_race", help="table, picture, runs")
     options = parser.parse_args()
     console = Console()
@@ -323,14 +387,18 @@ def main() -> None:
     found: dict[str, dict[str, list[Trained]]] = {}
     table = Table(*HEAD)
     for name in options.env:
-        race, runs = RACES[name], {OURS: list[Trained](), SB3: list[Trained]()}
+        race = RACES[name]
+        sides: dict[str, Callable[[Race, int, Path], Trained]] = {OURS: run_ours, SB3: run_sb3}
+        if options.cleanrl and race.algorithm == "PPO":
+            sides[CLEANRL] = partial(run_cleanrl, options.cleanrl)
+        runs = {side: list[Trained]() for side in sides}
         for seed in range(options.seeds):
-            for side, start in ((OURS, run_ours), (SB3, run_sb3)):
-                folder = options.output / name / f"{side}_{seed}_{time.time_ns()}"
+            for side, start in sides.items():
+                folder = (options.output / name / f"{side}_{seed}_{time.time_ns()}").resolve()
                 folder.mkdir(parents=True)
                 run = start(race, seed, folder)
                 runs[side].append(run)
-                console.print(f"{name}, seed {seed}, {side}: {run.returns[-1]:.0f} after {run.seconds[-1]:.0f} s")
+                console.print(f"{name}, seed {seed}, {side}: {run.returns[-1]:.0f} after {run.cpu[-1]:.0f} CPU s")
         found[name] = runs
         for row in rows(name, race, runs):
             table.add_row(*row)
@@ -340,7 +408,9 @@ def main() -> None:
         }
         (options.output / "sb3_race.json").write_text(json.dumps(answer, indent=1) + "\n")
     console.print(table)
-    console.print(f"The line is {LINE} of SB3's seconds to the threshold, and a return at the end that is not lower")
+    console.print(
+        f"The line is {LINE} of SB3's CPU seconds to the threshold, and a return at the end that is not lower"
+    )
 
 
 if __name__ == "__main__":
