@@ -24,10 +24,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -75,10 +76,11 @@ RACES: Mapping[str, Race] = {
     "cartpole": Race(
         id="CartPole-v1",
         experiment="cartpole_ppo",
-        steps=100,
+        steps=40,
         rollout=1024,
         every=4,
         threshold=475,
+        reward_coef=0.1,
         n_envs=8,
         discrete=True,
         settings={
@@ -95,8 +97,8 @@ RACES: Mapping[str, Race] = {
     "pendulum": Race(
         id="Pendulum-v1",
         experiment="pendulum_ppo",
-        steps=40,
-        rollout=3200,
+        steps=24,
+        rollout=1024,
         every=2,
         threshold=-250,
         n_envs=4,
@@ -116,10 +118,10 @@ RACES: Mapping[str, Race] = {
     "halfcheetah": Race(
         id="HalfCheetah-v5",
         experiment="halfcheetah_ppo",
-        steps=196,
-        rollout=2048,
-        every=14,
-        threshold=None,
+        steps=64,
+        rollout=1024,
+        every=16,
+        threshold=1500,
         n_envs=1,
         normalize=True,
         reward_coef=0.1,
@@ -375,10 +377,14 @@ def draw(path: Path, found: Mapping[str, Mapping[str, Sequence[Trained]]]) -> No
     pyplot.close(figure)
 
 
+Sides: TypeAlias = dict[str, Callable[[Race, int, Path], Trained]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sb3_race", description=__doc__)
     parser.add_argument("--env", nargs="+", choices=list(RACES), default=list(RACES), help="default: all")
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... (default 3)")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at once, which wall seconds show (default 1)")
     parser.add_argument("--cleanrl", type=Path, metavar="CLONE", help="CleanRL's repository, for PPO: a third side")
     parser.add_argument("--output", type=Path, default=ROOT / ".benchmarks" / "sb3_race", help="table, picture, runs")
     options = parser.parse_args()
@@ -388,18 +394,22 @@ def main() -> None:
     table = Table(*HEAD)
     for name in options.env:
         race = RACES[name]
-        sides: dict[str, Callable[[Race, int, Path], Trained]] = {OURS: run_ours, SB3: run_sb3}
+        sides: Sides = {OURS: run_ours, SB3: run_sb3}
         if options.cleanrl and race.algorithm == "PPO":
             sides[CLEANRL] = partial(run_cleanrl, options.cleanrl)
-        runs = {side: list[Trained]() for side in sides}
-        for seed in range(options.seeds):
+
+        def run_seed(seed: int, name: str = name, sides: Sides = sides) -> dict[str, Trained]:
+            done = {}
             for side, start in sides.items():
                 folder = (options.output / name / f"{side}_{seed}_{time.time_ns()}").resolve()
                 folder.mkdir(parents=True)
-                run = start(race, seed, folder)
-                runs[side].append(run)
+                done[side] = run = start(RACES[name], seed, folder)
                 console.print(f"{name}, seed {seed}, {side}: {run.returns[-1]:.0f} after {run.cpu[-1]:.0f} CPU s")
-        found[name] = runs
+            return done
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            seeds = list(pool.map(run_seed, range(options.seeds)))
+        found[name] = runs = {side: [seed[side] for seed in seeds] for side in sides}
         for row in rows(name, race, runs):
             table.add_row(*row)
         draw(options.output / "sb3_race.png", found)
