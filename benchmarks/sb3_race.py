@@ -76,11 +76,10 @@ RACES: Mapping[str, Race] = {
     "cartpole": Race(
         id="CartPole-v1",
         experiment="cartpole_ppo",
-        steps=40,
+        steps=100,
         rollout=1024,
         every=4,
         threshold=475,
-        reward_coef=0.1,
         n_envs=8,
         discrete=True,
         settings={

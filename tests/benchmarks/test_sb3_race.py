@@ -101,7 +101,7 @@ def test_cleanrl_gets_the_numbers_of_sb3(tmp_path: Path) -> None:
     given = cleanrl_input(tmp_path, RACES["cartpole"], 3)
     assert given["script"] == str(tmp_path / "cleanrl" / "ppo.py")
     assert {"--num-envs=8", "--num-steps=32", "--num-minibatches=1", "--gae-lambda=0.8", "--seed=3"} < {*given["flags"]}
-    assert {"--learning-rate=0.001", "--anneal-lr", "--total-timesteps=40960"} < {*given["flags"]}
+    assert {"--learning-rate=0.001", "--anneal-lr", "--total-timesteps=102400"} < {*given["flags"]}
     assert given["eval_seeds"] == sb3_input(RACES["cartpole"], 3)["eval_seeds"]
     given = cleanrl_input(tmp_path, RACES["pendulum"], 0)
     assert given["script"].endswith("ppo_continuous_action.py")
