@@ -41,7 +41,7 @@ OURS, SB3, CLEANRL = "embodied_rl", "SB3", "CleanRL"
 EPISODES = 20
 LINE = 0.7
 """Of SB3's time, at most."""
-WIDTH = 120
+WIDTH = 160
 """Columns that the table takes."""
 
 
