@@ -8,10 +8,13 @@ it: twice the forward pass where all weights are trained, about once where a fro
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
+from types import ModuleType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -137,9 +140,41 @@ def _passes(policy: Policy, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def _counted(work: Callable[[], object]) -> int:
-    with granted(), FlopCounterMode(display=False) as counter:
+    with granted(), _uncompiled(), FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops()
+
+
+_COMPILER: Final = "torch._dynamo"
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Within, torch does not import its compiler only to keep it away from operations on tensors without memory, which
+    takes a second and 70 MB: none of those is compiled. A process that has it keeps it."""
+    if _COMPILER in sys.modules:
+        yield
+        return
+    sys.modules[_COMPILER] = _NoCompiler(_COMPILER)
+    try:
+        yield
+    finally:
+        if isinstance(sys.modules.get(_COMPILER), _NoCompiler):
+            del sys.modules[_COMPILER]
+
+
+class _NoCompiler(ModuleType):
+    """Leaves every function as it is. Whatever else is asked of it the compiler itself answers."""
+
+    def disable(self, fn: T, recursive: bool = True, **options: Any) -> T:
+        del recursive, options
+        return fn
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system's own questions
+            raise AttributeError(name)
+        sys.modules.pop(_COMPILER, None)
+        return getattr(importlib.import_module(_COMPILER), name)
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.contracts import EnvObs
+from embodied_rl.models import flops
 from embodied_rl.models.base import Policy, PolicySpec
 from embodied_rl.models.flops import ActingCost, acting_cost, if_countable, sample_cost, without_memory
 from embodied_rl.models.openvla.policy import OpenVlaPolicy
@@ -168,3 +171,17 @@ def test_a_policy_that_reads_numbers_is_left_out(capsys: pytest.CaptureFixture[s
     count: Callable[[], Any] = lambda: sample_cost(without_memory(Peeking()), sample)  # noqa: E731
     assert if_countable(count) is None
     assert "perf/ metrics are left out" in capsys.readouterr().out
+
+
+def test_the_compiler_is_not_imported_to_leave_operations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is missing, what torch asks of it is answered; it comes when something else is asked."""
+    before = sys.modules.get("torch._dynamo")
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    with flops._uncompiled():
+        stand_in = sys.modules["torch._dynamo"]
+        assert isinstance(stand_in, ModuleType) and stand_in is not before
+        assert stand_in.disable(len, True, wrapping=False) is len
+    assert "torch._dynamo" not in sys.modules
+    monkeypatch.setitem(sys.modules, "torch._dynamo", real := ModuleType("torch._dynamo"))
+    with flops._uncompiled():
+        assert sys.modules["torch._dynamo"] is real
