@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from hypothesis import settings
 
+from tests import warm_start
 from tests.leftovers import keep_shared_memory_apart
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # whatever token this machin
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 keep_shared_memory_apart()
+warm_start.install()
 
 SLOW_TIMEOUT_SECONDS = 900
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
@@ -83,7 +85,9 @@ def _not_skipped(report: Report, config: pytest.Config) -> Report:
     return report
 
 
+@pytest.hookimpl(tryfirst=True)  # fixtures of a module start processes, too
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    warm_start.enabled = not any(item.get_closest_marker(name) for name in ("cold_start", "gpu"))
     if item.get_closest_marker("gpu"):
         import torch
 

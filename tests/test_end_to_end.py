@@ -88,6 +88,7 @@ def test_serial_and_process_give_identical_trajectories(tmp_path: Path, algorith
     assert torch.cat([t.env_ids for t in serial]).tolist() == list(range(16))
 
 
+@pytest.mark.cold_start
 def test_serial_and_process_train_alike(tmp_path: Path) -> None:
     runs = []
     for backend in ("serial", "process"):

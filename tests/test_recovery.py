@@ -153,6 +153,7 @@ def test_the_same_failure_again_ends_the_run(tmp_path: Path, monkeypatch: pytest
         outcome(tmp_path, "again")
 
 
+@pytest.mark.cold_start  # a warm worker holds more
 @pytest.mark.parametrize(
     ("leaks_at", "options"),
     [(5, ()), (5, (*AUTO_RESET, "runner.max_steps=6")), (5, ("runner.val_check_interval=2",))],
@@ -176,6 +177,7 @@ def test_a_worker_that_grows_is_recycled(
     assert recycled == undisturbed(tmp_path, *leaks)
 
 
+@pytest.mark.cold_start
 def test_a_limit_below_what_a_simulator_needs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEAKS_AT", "1")
     words = r"env.max_memory_gb: got 0.8, but EnvGroup\[0\] held .* did so after a single rollout"
@@ -183,6 +185,7 @@ def test_a_limit_below_what_a_simulator_needs_is_refused(tmp_path: Path, monkeyp
         outcome(tmp_path, "large", f"env.env_type={__name__}:Leaking", "env.max_memory_gb=0.8")
 
 
+@pytest.mark.cold_start
 def test_a_run_that_holds_more_than_it_may_ends_with_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver is the test's process, which holds what other tests left: the limit is above that."""
     monkeypatch.setenv("LEAKS_AT", "3")

@@ -9,13 +9,16 @@ from multiprocessing.connection import Connection
 
 from embodied_rl.runtime import signals
 from embodied_rl.runtime.node import Agent, NodeFacts
+from tests import warm_start
 
 
 def serve(pipe: Connection, token: bytes) -> None:
     signals.show_as("Agent")
+    warm_start.serve_children()
     agent = Agent("127.0.0.1", token)
     pipe.send((agent.address, NodeFacts.here()))
     agent.serve()
+    signals.leave()  # the interpreter's own end takes a second where torch is loaded
 
 
 class LocalNodes:

@@ -98,6 +98,7 @@ def test_workers_of_each_node_share_its_cores() -> None:
     assert [(p.index, p.count) for p in pinnings(cluster, placement, "env")] == [(0, 2), (1, 2), (0, 1)]
 
 
+@pytest.mark.cold_start
 @two_cores
 def test_workers_of_a_run_have_their_cores_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = HERE[:2]
@@ -135,6 +136,7 @@ def early(*, cores: str, slots: tuple[int, ...] = ()) -> GroupSpec:
     )
 
 
+@pytest.mark.cold_start
 @pytest.mark.parametrize("nodes", [0, 2])
 def test_a_worker_has_them_before_it_imports_anything(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, and on nodes that agents have."""

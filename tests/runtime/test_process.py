@@ -18,7 +18,7 @@ from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import GroupSpec, StallError, WorkerError, WorkerGroup, WorkerProgress
 from tests.runtime.workers import Answerer, Asker, Probe, Unbuildable
 
-pytestmark = pytest.mark.usefixtures("short_grace")
+pytestmark = [pytest.mark.cold_start, pytest.mark.usefixtures("short_grace")]
 PROMPT = 5.0  # seconds within which the driver must know of a failure
 
 

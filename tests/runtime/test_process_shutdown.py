@@ -25,6 +25,7 @@ from tests.runtime.conftest import alive
 from tests.runtime.test_process import probes, spec
 from tests.runtime.workers import Probe
 
+pytestmark = pytest.mark.cold_start
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -18,6 +18,7 @@ from embodied_rl.language.rewards.scoring import Item, RewardError, Scorer
 from embodied_rl.schema import RewardConfig
 from tests.configs import small_math
 
+pytestmark = pytest.mark.cold_start  # a scorer's processes import little
 MODULE = "tests.language.rewards.scores"
 
 
