@@ -38,22 +38,22 @@ NODE_OF = (0, 1, 2)
 
 
 class Peer(Worker):
-    """One on each node. Each reads the lane of its rank, and writes to the next one's."""
+    """One on each node. Each reads the lane of its rank, and writes to the next one's, of each channel."""
 
-    def __init__(self, context: WorkerContext, lanes: Channel) -> None:
+    def __init__(self, context: WorkerContext, **channels: Channel) -> None:
         super().__init__(context)
-        self.lanes, self.next = lanes, (context.rank + 1) % context.world_size
+        self.channels, self.next = channels, (context.rank + 1) % context.world_size
 
-    async def send(self, sizes: list[int], timeout: float | None = None) -> None:
+    async def send(self, sizes: list[int], timeout: float | None = None, channel: str = "narrow") -> None:
         for size in sizes:
-            await self.lanes.put(
+            await self.channels[channel].put(
                 {"size": size, "data": torch.full((size,), size % 251)}, key=self.next, timeout=timeout
             )
 
-    async def take(self, count: int) -> list[tuple[int, bool]]:
+    async def take(self, count: int, channel: str = "narrow") -> list[tuple[int, bool]]:
         found = []
         for _ in range(count):
-            message = await self.lanes.get(key=self.context.rank)
+            message = await self.channels[channel].get(key=self.context.rank)
             found.append((message["size"], bool((message["data"] == message["size"] % 251).all())))
         return found
 
@@ -71,9 +71,6 @@ class Peer(Worker):
             return str(error)
         return "all were sent"
 
-    def close_lanes(self) -> None:
-        self.lanes.close("a peer had enough")
-
     def pid(self) -> int:
         return os.getpid()
 
@@ -87,13 +84,25 @@ def nodes() -> Iterator[LocalNodes]:
             process.kill()
 
 
-def peers(nodes: LocalNodes, capacity: int = 2) -> tuple[ProcessBackend, WorkerGroup]:
+def peers(nodes: LocalNodes) -> tuple[ProcessBackend, WorkerGroup]:
     backend = ProcessBackend(60.0, host=ClusterHost(nodes, NODE_OF))
-    lanes = backend.channel("lanes", range(3), capacity, range(3))
-    spec = GroupSpec(
-        name="peers", worker=Peer, arguments={"lanes": lanes}, devices=["cpu"] * 3, num_threads=1, slots=range(3)
-    )
+    rooms = {"narrow": 2, "wide": 6}
+    channels = {name: backend.channel(name, range(3), capacity, range(3)) for name, capacity in rooms.items()}
+    spec = GroupSpec(name="peers", worker=Peer, arguments=channels, devices=["cpu"] * 3, num_threads=1, slots=range(3))
     return backend, backend.launch([spec])[0]
+
+
+Cluster = tuple[LocalNodes, ProcessBackend, WorkerGroup]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Nodes, and a peer on each, for tests that do them no harm."""
+    nodes = LocalNodes(3)
+    backend, group = peers(nodes)
+    yield nodes, backend, group
+    backend.shutdown()
+    assert all(process.exitcode == 0 for process in nodes.processes)
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:
@@ -107,27 +116,20 @@ def gone(pid: int, seconds: float = 20.0) -> bool:
     return False
 
 
-def test_messages_of_all_sizes_cross_nodes_in_order(nodes: LocalNodes) -> None:
-    backend, group = peers(nodes, capacity=6)
+def test_messages_of_all_sizes_cross_nodes_in_order(cluster: Cluster) -> None:
+    _, _, group = cluster
     sizes = [1, 3_000_000, 0, 4097, 100_000, 7]
-    try:
-        group.call(Peer.send, sizes).wait()
-        assert group.call(Peer.take, len(sizes)).wait() == [[(size, True) for size in sizes]] * 3
-    finally:
-        backend.shutdown()
+    group.call(Peer.send, sizes, channel="wide").wait()
+    assert group.call(Peer.take, len(sizes), channel="wide").wait() == [[(size, True) for size in sizes]] * 3
 
 
-def test_a_full_lane_holds_its_writer_and_loses_nothing(nodes: LocalNodes) -> None:
-    backend, group = peers(nodes)
-    try:
-        for message in group.call(Peer.send_too_much).wait():
-            assert "room for a message" in message
-        assert group.call(Peer.take, 2).wait() == [[(10, True), (50_000, True)]] * 3
-        group.call(Peer.send, [3_000_000, 9]).wait()  # their places are free again
-        assert group.call(Peer.take, 2).wait() == [[(3_000_000, True), (9, True)]] * 3
-    finally:
-        backend.shutdown()
-    assert all(process.exitcode == 0 for process in nodes.processes)
+def test_a_full_lane_holds_its_writer_and_loses_nothing(cluster: Cluster) -> None:
+    _, _, group = cluster
+    for message in group.call(Peer.send_too_much).wait():
+        assert "room for a message" in message
+    assert group.call(Peer.take, 2).wait() == [[(10, True), (50_000, True)]] * 3
+    group.call(Peer.send, [3_000_000, 9]).wait()  # their places are free again
+    assert group.call(Peer.take, 2).wait() == [[(3_000_000, True), (9, True)]] * 3
 
 
 def test_who_closes_a_channel_closes_it_on_all_nodes(nodes: LocalNodes) -> None:
@@ -168,27 +170,21 @@ def test_a_node_that_stands_still_is_lost_within_ten_seconds(nodes: LocalNodes) 
     assert all(gone(pid) for pid in pids)
 
 
-def test_a_driver_that_stood_still_takes_no_node_for_lost(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, group = peers(nodes)
-    try:
-        real = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: real() + 3600)
-        assert len(group.call(Peer.pid).wait()) == 3
-    finally:
-        monkeypatch.undo()
-        backend.shutdown()
+def test_strangers_are_not_heard(cluster: Cluster) -> None:
+    nodes, _, group = cluster
+    with pytest.raises(OSError):
+        wire.connect(nodes.addresses[0], b"another token", wire.Hello(0))
+    with socket.create_connection(nodes.addresses[0]) as sock:
+        sock.sendall(b"x" * 1000)
+    assert len(group.call(Peer.pid).wait()) == 3
 
 
-def test_strangers_are_not_heard(nodes: LocalNodes) -> None:
-    backend, group = peers(nodes)
-    try:
-        with pytest.raises(OSError):
-            wire.connect(nodes.addresses[0], b"another token", wire.Hello(0))
-        with socket.create_connection(nodes.addresses[0]) as sock:
-            sock.sendall(b"x" * 1000)
+def test_a_driver_that_stood_still_takes_no_node_for_lost(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, group = cluster
+    real = time.monotonic
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: real() + 3600)
         assert len(group.call(Peer.pid).wait()) == 3
-    finally:
-        backend.shutdown()
 
 
 def test_other_code_is_refused(nodes: LocalNodes) -> None:

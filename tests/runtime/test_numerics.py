@@ -25,16 +25,22 @@ def names(groups: list[list[Seen]]) -> list[str]:
     return [seen.name for group in groups for seen in group]
 
 
-def test_every_worker_has_the_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.cold_start
+def test_every_worker_has_the_precision_and_is_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     ranks = ["cluster.component_placement.actor=0-1", "cluster.component_placement.env=0-1"]
-    groups = seen_by_workers(tiny_run(tmp_path, *ranks, *ASKED), monkeypatch)
+    groups = seen_by_workers(tiny_run(tmp_path, *ranks, *ASKED, DETERMINISTIC), monkeypatch)
     assert sorted(names(groups)) == ["ActorGroup[0]", "ActorGroup[1]", "EnvGroup[0]", "EnvGroup[1]", "RolloutGroup[0]"]
-    assert {seen.numerics for group in groups for seen in group} == {
-        Numerics(matmul_precision="high", cudnn_tf32=False)
+    found = [seen for group in groups for seen in group]
+    assert {seen.numerics for seen in found} == {
+        Numerics(matmul_precision="high", cudnn_tf32=False, deterministic=True)
     }
+    assert {seen.environment["CUBLAS_WORKSPACE_CONFIG"] for seen in found} == {":4096:8"}
     assert look().numerics == Numerics()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in look().environment
 
 
+@pytest.mark.cold_start
 def test_workers_of_language_have_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = seen_by_workers(small_math("cluster=process", *ASKED), monkeypatch)
     assert sorted(names(groups)) == ["ActorGroup[0]", "RolloutGroup[0]"]
@@ -51,6 +57,7 @@ def test_in_one_process_it_is_as_before_afterwards(tmp_path: Path, monkeypatch: 
     assert look().numerics == Numerics(cudnn_tf32=False)
 
 
+@pytest.mark.cold_start
 def test_the_defaults_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = seen_by_workers(tiny_run(tmp_path), monkeypatch)
     assert {seen.numerics for group in groups for seen in group} == {Numerics()}
@@ -74,16 +81,6 @@ class Unrepeatable(MlpPolicy):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
         return super().evaluate(replay_inputs, **options)
 '''
-
-
-def test_every_worker_is_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    groups = seen_by_workers(tiny_run(tmp_path, DETERMINISTIC), monkeypatch)
-    found = [seen for group in groups for seen in group]
-    assert len(found) == 4
-    assert {seen.numerics for seen in found} == {Numerics(deterministic=True)}
-    assert {seen.environment["CUBLAS_WORKSPACE_CONFIG"] for seen in found} == {":4096:8"}
-    assert "CUBLAS_WORKSPACE_CONFIG" not in look().environment
 
 
 def test_one_process_is_deterministic_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
