@@ -14,6 +14,7 @@ from torch import Tensor
 from embodied_rl.commands.make_tiny import make_tiny
 from embodied_rl.launch import run
 from embodied_rl.schema import Config
+from embodied_rl.workers import actor, rollout
 from tests.checkpoints.saved import saved_tensors
 from tests.configs import embodied_sft, tiny_math_run, tiny_run
 from tests.demonstrations.recording import record
@@ -49,6 +50,14 @@ LORA = ("model.lora.rank=2", "model.lora.dropout=0.1")
 KL = ("algorithm.kl_beta=0.1", "algorithm.kl_ctrl={type: adaptive, target_kl: 0.01, horizon: 10}")
 VARIANTS: dict[str, tuple[str, ...]] = {"full": (), "lora": LORA, "lora_kl": (*LORA, *KL)}
 STEPS = 2
+
+
+@pytest.fixture(autouse=True)
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody counts the operations of so many runs, which takes as long as they do. ``tests/models/test_flops.py`` does
+    for these policies, and ``tests/test_devices.py`` in runs of them."""
+    for worker in (actor, rollout):
+        monkeypatch.setattr(worker, "if_countable", lambda count: None)
 
 
 @pytest.fixture(scope="module")

@@ -76,9 +76,13 @@ def refused(base: str, key: str, value: Any) -> bool:
     return True
 
 
+def owners() -> dict[str, str]:
+    """Of each key the first base that has it."""
+    return {key: base for base in reversed(BASES) for key in keys_of(base)}
+
+
 def cases() -> list[tuple[str, str, Any]]:
-    owner = {key: base for base in reversed(BASES) for key in keys_of(base)}
-    return [(base, key, value) for key, base in owner.items() for value in VALUES]
+    return [(base, key, value) for key, base in owners().items() for value in VALUES]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -104,11 +108,11 @@ def test_every_key_with_every_value() -> None:
     assert count > len(everything) / 2
 
 
-@pytest.mark.parametrize("base", BASES)
-def test_no_number_is_not_a_number(base: str) -> None:
-    for key, value in flat(composed(base)):
-        if isinstance(value, float):
-            assert refused(base, key, float("nan")) and refused(base, key, float("inf")), key
+def test_no_number_is_not_a_number() -> None:
+    numbers = [(base, key) for key, base in owners().items() if isinstance(dict(flat(composed(base))).get(key), float)]
+    assert len(numbers) > 40
+    for base, key in numbers:
+        assert refused(base, key, float("nan")) and refused(base, key, float("inf")), key
 
 
 @pytest.mark.parametrize(

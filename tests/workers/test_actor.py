@@ -132,7 +132,7 @@ def test_training_makes_the_policy_better() -> None:
     )
     with Job(config) as job:
         before = sum(e.success for e in job.evaluate()) / 64
-        for step in range(40):
+        for step in range(12):
             job.roll(step)
             job.update(step)
             job.sync(step + 1)
