@@ -87,7 +87,7 @@ def _not_skipped(report: Report, config: pytest.Config) -> Report:
 
 @pytest.hookimpl(tryfirst=True)  # fixtures of a module start processes, too
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    warm_start.enabled = not any(item.get_closest_marker(name) for name in ("cold_start", "gpu"))
+    warm_start.enabled = not any(item.get_closest_marker(name) for name in ("cold_start", "gpu", "slow"))
     if item.get_closest_marker("gpu"):
         import torch
 
