@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -107,7 +108,9 @@ class EnvPoolEnv:
 
     @staticmethod
     def check(params: EnvPoolParams) -> None:
-        """Raise UserError for an env that does not exist."""
+        """Raise UserError for an env that does not exist; where EnvPool is not installed, that is said at the start."""
+        if find_spec("envpool") is None:
+            return
         known = _envpool().list_all_envs()
         if params.id not in known:
             raise UserError(
@@ -215,10 +218,11 @@ def _envpool() -> Any:
 def _reset(params: EnvPoolParams, seeds: list[int]) -> tuple[Any, Any]:
     """New envs, and their first observations."""
     given = {"num_threads": params.num_threads, "render_mode": "rgb_array", **params.kwargs}
+    envpool = _envpool()
     try:
         with warnings.catch_warnings():  # that bounds in float64 become float32
             warnings.filterwarnings("ignore", message=".*precision lowered by casting")
-            envs = _envpool().make_gymnasium(params.id, num_envs=len(seeds), seed=seeds, **given)
+            envs = envpool.make_gymnasium(params.id, num_envs=len(seeds), seed=seeds, **given)
             return envs, envs.reset()[0]
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"env.init_params.kwargs: {params.id} cannot be made with {params.kwargs}: {error}") from error

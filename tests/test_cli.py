@@ -67,7 +67,7 @@ def test_every_unknown_key_gets_a_suggestion_in_one_go() -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("env=libero_1O", "expected one of dummy, gymnasium, libero, libero_10, libero_90"),
+        ("env=libero_1O", "expected one of dummy, envpool, gymnasium, libero, libero_10, libero_90"),
         ("env=null", "to have none, choose a task that needs no env"),
         ("env.init_params.foo=1", "Did you mean 'env.init_params."),
         ("model.params.hiden_size=1", "Did you mean 'model.params.hidden_size'?"),

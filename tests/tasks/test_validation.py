@@ -167,7 +167,7 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["algorithm.loss_type=pop"], "algorithm.loss_type: got 'pop', expected one of aipo, decoupled_ppo, nll, ppo"),
         (
             ["env.env_type=libro"],
-            "env.env_type: got 'libro', expected one of dummy, gymnasium, libero, maniskill, metaworld, "
+            "env.env_type: got 'libro', expected one of dummy, envpool, gymnasium, libero, maniskill, metaworld, "
             "put_on_plate, robosuite, module:Class, or path/to/file.py:Class.",
         ),
         (["model.model_type=tinyvla"], "Did you mean 'tiny_vla'?"),

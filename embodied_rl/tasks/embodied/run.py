@@ -298,9 +298,9 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     def evaluate(self, step: int) -> float:
         """Every task's first initial states with the present policy: table, eval.json, videos, metrics."""
         start, cfg = time.perf_counter(), self.config.evaluated.eval
-        reports = self._play("eval", step, self.video_dir / eval_name(step) if cfg.video_cfg.save_video else None)
+        reports = self._played("eval", step, self.video_dir / eval_name(step) if cfg.video_cfg.save_video else None)
         table = _success(reports)
-        sampled = _success(self._play("eval_sampled", step, None)) if cfg.sampled else None
+        sampled = _success(self._played("eval_sampled", step, None)) if cfg.sampled else None
         seconds = time.perf_counter() - start
         self.reporter.report(table, reports, sampled, step=step, seconds=seconds)
         self.logger.log(
@@ -323,7 +323,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             self.logger.log_video(step, f"eval/{path.stem}", path)
         return table.overall.success_rate
 
-    def _play(self, mode: Mode, step: int, video_dir: Path | None) -> Sequence[EvalReport]:
+    def _played(self, mode: Mode, step: int, video_dir: Path | None) -> Sequence[EvalReport]:
         """The workers' reports of an evaluation's episodes."""
         calls = RolloutCalls(
             lambda: (
