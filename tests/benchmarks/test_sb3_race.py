@@ -37,7 +37,7 @@ from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
 from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.schema import EmbodiedConfig
 
-TINY = replace(RACES["cartpole"], steps=2, rollout=256, every=1)
+TINY = replace(RACES["cartpole"], steps=2, every=1)
 
 
 def run(*returns: float, start: float = 1.0) -> Trained:
@@ -136,7 +136,7 @@ def test_short_runs_of_both(tmp_path: Path) -> None:
     found = {OURS: [run_ours(TINY, 0, tmp_path)], SB3: []}
     (tmp_path / "sb3").mkdir()
     found[SB3].append(run_sb3(TINY, 0, tmp_path / "sb3"))
-    assert found[OURS][0].env_steps == found[SB3][0].env_steps == [256, 512]
+    assert found[OURS][0].env_steps == found[SB3][0].env_steps == [1024, 2048]
     for (side,) in found.values():
         assert 0 < side.start_cpu < side.cpu[0] < side.cpu[1]
         assert 0 < side.start_wall < side.wall[0] < side.wall[1]
