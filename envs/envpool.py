@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
+from embodied_rl.envs.rendering import explain_missing
 from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, action_map, at, leaves, words_of
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.extras import imported
 from embodied_rl.seeding import derived_seed
 
 _CONTROL_HZ: Final = 30.0
@@ -212,7 +213,8 @@ _NO_VIDEOS: Final = "env.eval.video_cfg.save_video=false leaves them out, eval_e
 
 
 def _envpool() -> Any:
-    return imported("envpool", "env=envpool", "envpool")
+    with explain_missing("EnvPool"):
+        return importlib.import_module("envpool")
 
 
 def _reset(params: EnvPoolParams, seeds: list[int]) -> tuple[Any, Any]:
