@@ -55,7 +55,7 @@ RECIPES: Final = {"libero_10": "libero_10_short"}
 """Env -> the experiment that a run of ``task=embodied`` in it is, as long as the command line leaves to the env what is
 trained: see :func:`with_recipe`."""
 _OWN_GROUPS: Final = ("experiment", "model", "algorithm", "data", "eval_env", "env@eval_env")
-_OWN_KEYS: Final = ("env.task_ids", "env.init_params.", "model.")
+_OWN_KEYS: Final = ("env.task_ids", "env.init_params", "model.")
 
 register_resolvers()
 
@@ -300,14 +300,20 @@ def with_recipe(arguments: Sequence[str]) -> list[str]:
     """The arguments of a run, with ``experiment=`` where an env alone stands for a recipe (:data:`RECIPES`).
 
     Not for an evaluation alone, nor where the arguments choose tasks, a model, an algorithm, another env for
-    evaluations or a recipe (``experiment=none``: none), or set options of the simulator or the model.
+    evaluations or a recipe (``experiment=none``: none), set options of the simulator or the model, or name a run to
+    go on with.
     """
     given = _parse(understood(arguments))
     values = {o.key_or_group if o.package is None else f"{o.key_or_group}@{o.package}": o for o in given}
-    chosen = {name: values[name].value() for name in ("env", "task", "runner.only_eval") if name in values}
+    chosen = {
+        name: values[name].value()
+        for name in ("env", "task", "runner.only_eval", "runner.resume_dir")
+        if name in values
+    }
     env, own = chosen.get("env"), (name for name in values if name in _OWN_GROUPS or name.startswith(_OWN_KEYS))
     trains = chosen.get("task", "embodied") == "embodied" and not chosen.get("runner.only_eval", False)
-    if not trains or not isinstance(env, str) or env not in RECIPES or any(own):
+    another = chosen.get("runner.resume_dir", "auto") not in ("auto", None)  # a run whose commands name its recipe
+    if not trains or another or not isinstance(env, str) or env not in RECIPES or any(own):
         return list(arguments)
     place = next(i for i, text in enumerate(arguments, 1) if "env=" in text)  # not after an option of Hydra's
     return [*arguments[:place], f"experiment={RECIPES[env]}", *arguments[place:]]
