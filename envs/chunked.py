@@ -189,7 +189,8 @@ class ChunkedEnv:
                 if not alive:
                     break
                 which = self._index(alive)
-                step = self._step(alive, controls[which, c])
+                # A copy: an adapter may change its actions in place, and the policy's are recorded.
+                step = self._step(alive, controls[which, c].copy())
                 rewards[which, c], success[which, c], terminated[which, c], truncated[which, c] = step
                 valid[which, c] = True
             self._observe(block)

@@ -69,6 +69,23 @@ class ListRecorder:
         self.frames.append((env_index, int(frame[0, 0, 0]), instruction, episode_step, reward, success))
 
 
+class _Negating(ScriptedSim):
+    """Takes its actions for its own."""
+
+    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+        outcome = super().step(slots, actions)
+        actions *= -1
+        return outcome
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_adapter_changes_no_action_that_is_recorded(batched: bool) -> None:
+    env, actions = chunked(_Negating(2, [NEVER] * 2, batched=batched), 2, 3), numbered_actions(2, 3)
+    env.reset([0, 1])
+    env.chunk_step(actions)
+    assert torch.equal(actions, numbered_actions(2, 3))
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_masks_of_a_chunk_with_early_late_and_no_success(batched: bool) -> None:
     sim = ScriptedSim(4, [succeeds_at(1), succeeds_at(2), succeeds_at(3), NEVER], batched=batched)
