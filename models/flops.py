@@ -155,23 +155,31 @@ def _uncompiled() -> Iterator[None]:
     if _COMPILER in sys.modules:
         yield
         return
-    sys.modules[_COMPILER] = _NoCompiler(_COMPILER)
+    sys.modules[_COMPILER] = stand_in = _NoCompiler(_COMPILER)
     try:
         yield
     finally:
+        for fn in stand_in.left_alone:  # torch keeps the answer with the function; a later compilation must ask anew
+            getattr(fn, "__dict__", {}).pop("__dynamo_disable", None)
         if isinstance(sys.modules.get(_COMPILER), _NoCompiler):
             del sys.modules[_COMPILER]
 
 
 class _NoCompiler(ModuleType):
-    """Leaves every function as it is. Whatever else is asked of it the compiler itself answers."""
+    """Leaves every function as it is. Whatever else is asked of it, modules below it included, the compiler itself
+    answers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.left_alone: list[Any] = []
 
     def disable(self, fn: T, recursive: bool = True, **options: Any) -> T:
         del recursive, options
+        self.left_alone.append(fn)
         return fn
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # the import system's own questions
+        if name.startswith("__") and name != "__path__":  # the import system's own questions
             raise AttributeError(name)
         sys.modules.pop(_COMPILER, None)
         return getattr(importlib.import_module(_COMPILER), name)

@@ -180,8 +180,18 @@ def test_the_compiler_is_not_imported_to_leave_operations_alone(monkeypatch: pyt
     with flops._uncompiled():
         stand_in = sys.modules["torch._dynamo"]
         assert isinstance(stand_in, ModuleType) and stand_in is not before
-        assert stand_in.disable(len, True, wrapping=False) is len
+        kept: Any = lambda: 3  # noqa: E731
+        kept.__dynamo_disable = stand_in.disable(kept, True, wrapping=False)  # as torch keeps the answer
+        assert kept.__dynamo_disable is kept
     assert "torch._dynamo" not in sys.modules
+    assert not vars(kept), "a compiler that comes later is asked"
+    compiler = ModuleType("torch._dynamo")
+    compiler.__path__ = ["below"]
+    monkeypatch.setattr(flops.importlib, "import_module", lambda name: compiler)
+    with flops._uncompiled():
+        assert sys.modules["torch._dynamo"].__path__ == ["below"], "what imports torch._dynamo.config finds it"
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     monkeypatch.setitem(sys.modules, "torch._dynamo", real := ModuleType("torch._dynamo"))
     with flops._uncompiled():
         assert sys.modules["torch._dynamo"] is real
