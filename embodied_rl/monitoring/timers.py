@@ -53,10 +53,11 @@ class PhaseTimer:
         self._open.append(name)
         return self._mark, self._cpu()
 
-    def end(self, start: float, worked: float) -> None:
-        """Close the innermost phase, for which :meth:`begin` gave these."""
+    def end(self, name: str, start: float, worked: float) -> None:
+        """Close a phase, for which :meth:`begin` gave these."""
         self._credit()
-        self._ended(self._open.pop(), start, self._mark, self._cpu() - worked)
+        self._open.pop()
+        self._ended(name, start, self._mark, self._cpu() - worked)
 
     def drain(self) -> dict[str, float]:
         """Seconds per phase since the last drain, up to now for phases still open."""
@@ -77,4 +78,4 @@ class _Phase(AbstractContextManager[None]):
         self._began = self._timer.begin(self._name)
 
     def __exit__(self, *_: object) -> None:
-        self._timer.end(*self._began)
+        self._timer.end(self._name, *self._began)
