@@ -77,7 +77,7 @@ def carry_out(
     if plan.config.cluster.component_placement == AUTO:
         from embodied_rl.tasks.embodied.layouts import place  # others have no such workers
 
-        with console.status("cluster.component_placement=auto: measuring"):
+        with terminable(), console.status("cluster.component_placement=auto: measuring"):
             plan = place(plan, make_backend, partial(console.print, markup=False, highlight=False, soft_wrap=True))
     config = plan.config
     provide(config.model.path)
