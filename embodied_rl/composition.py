@@ -19,10 +19,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from embodied_rl.checkpoints.resume import config_of_checkpoint, read_config
+from embodied_rl.checkpoints.store import find_checkpoint
 from embodied_rl.config import CONFIG_MODULE, GROUPS
-from embodied_rl.errors import ConfigError, UserError, first_line, suggestion
+from embodied_rl.errors import CheckpointError, ConfigError, UserError, first_line, suggestion
 from embodied_rl.models.weights.shipped import register_resolvers
-from embodied_rl.params import unknown_key
+from embodied_rl.params import at, unknown_key
 from embodied_rl.runtime.placement import separate_overrides
 from embodied_rl.schema import Config
 from embodied_rl.tasks.validation import NO_EVAL_ENV, build_config, foreign_section
@@ -47,6 +49,9 @@ FREE_FORM = (
     "runner.logger.wandb.",
 )
 """Sections whose keys belong to a component, an adapter, a data set, a model, ..., and are checked by their owner."""
+
+_OF_COMPONENTS: Final = ("cluster.component_placement.", "cluster.num_threads.")
+"""Sections whose keys are components, alone or several on a line."""
 
 COMMAND_LINE = "command line"
 """Where a key comes from that no file sets."""
@@ -104,14 +109,15 @@ def checked(arguments: Sequence[str]) -> Config:
 
 
 def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
-    """The configuration that a run wrote down, to go on from ``resume_dir``, with ``key=value`` on top.
+    """The configuration that a run wrote down, to go on from ``resume_dir``, with ``key=value`` on top. Keys that are
+    newer than the run have their defaults.
 
     Raises:
         ConfigError: naming every problem found.
         UserError: an override is no ``key=value``.
     """
-    config = OmegaConf.load(path)
-    assert isinstance(config, DictConfig)
+    saved: Any = OmegaConf.to_container(OmegaConf.load(path))
+    config = OmegaConf.create(_with_defaults(saved))
     OmegaConf.update(config, "runner.resume_dir", str(resume_dir))
     for text in overrides:
         given = _parse([text])
@@ -119,6 +125,25 @@ def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
             raise UserError(f"{text}: expected key=value, such as env.eval.rollout_epoch=2; groups are the run's own")
         OmegaConf.update(config, given[0].key_or_group, given[0].value(), force_add=True)
     return from_hydra(config, value_keys(overrides))
+
+
+def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        composed = compose("train", overrides=[f"task={saved['runner']['task_type']}"])
+    defaults: Any = OmegaConf.to_container(composed)
+    if saved.get("eval_env"):
+        defaults["eval_env"] = defaults["env"]
+
+    def filled(section: dict[str, Any], by: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """Sections whose keys are not the schema's are the run's own as a whole."""
+        both = {**by, **section}
+        for key, value in section.items():
+            name, default = f"{prefix}{key}.", by.get(key)
+            if isinstance(value, dict) and isinstance(default, dict):
+                both[key] = value if name in (*FREE_FORM, *_OF_COMPONENTS) else filled(value, default, name)
+        return both
+
+    return filled(saved, defaults, "")
 
 
 def origins(arguments: Sequence[str]) -> Origins:
@@ -300,23 +325,34 @@ def with_recipe(arguments: Sequence[str]) -> list[str]:
     """The arguments of a run, with ``experiment=`` where an env alone stands for a recipe (:data:`RECIPES`).
 
     Not for an evaluation alone, nor where the arguments choose tasks, a model, an algorithm, another env for
-    evaluations or a recipe (``experiment=none``: none), set options of the simulator or the model, or name a run to
-    go on with.
+    evaluations or a recipe (``experiment=none``: none), set options of the simulator or the model, or go on with a run
+    of other tasks.
+
+    Raises:
+        CheckpointError: the configuration of the run to go on with cannot be read.
+        ConfigError: that run would have one that is wrong.
     """
     given = _parse(understood(arguments))
     values = {o.key_or_group if o.package is None else f"{o.key_or_group}@{o.package}": o for o in given}
-    chosen = {
-        name: values[name].value()
-        for name in ("env", "task", "runner.only_eval", "runner.resume_dir")
-        if name in values
-    }
+    chosen = {name: values[name].value() for name in ("env", "task", "runner.only_eval") if name in values}
     env, own = chosen.get("env"), (name for name in values if name in _OWN_GROUPS or name.startswith(_OWN_KEYS))
     trains = chosen.get("task", "embodied") == "embodied" and not chosen.get("runner.only_eval", False)
-    another = chosen.get("runner.resume_dir", "auto") not in ("auto", None)  # a run whose commands name its recipe
-    if not trains or another or not isinstance(env, str) or env not in RECIPES or any(own):
+    if not trains or not isinstance(env, str) or env not in RECIPES or any(own):
         return list(arguments)
     place = next(i for i, text in enumerate(arguments, 1) if "env=" in text)  # not after an option of Hydra's
-    return [*arguments[:place], f"experiment={RECIPES[env]}", *arguments[place:]]
+    added = [*arguments[:place], f"experiment={RECIPES[env]}", *arguments[place:]]
+    return added if "runner.resume_dir" not in values or _plays_the_same(added) else list(arguments)
+
+
+def _plays_the_same(arguments: Sequence[str]) -> bool:
+    """Whether the run that ``runner.resume_dir`` names has the tasks of this one; if there is none, nothing differs."""
+    config = config_of(*(text for text in arguments if "=" in text and not text.startswith("-")))
+    try:
+        checkpoint = find_checkpoint(config)
+    except CheckpointError:  # said when the run begins
+        return True
+    file = None if checkpoint is None else config_of_checkpoint(checkpoint)
+    return file is None or at(read_config(file), "env.task_ids") == config.env.task_ids  # type: ignore[attr-defined]
 
 
 def _settable(argument: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def test_training_in_the_env_alone_is_its_recipe(arguments: str) -> None:
         "env=libero_10 eval_env=libero_10",
         "env=libero_10 env.task_ids=null",
         "env=libero_10 env.init_params.task_suite_name=libero_10_swap",
+        "env=libero_10 env.init_params={task_suite_name:libero_10_swap}",
         "env=libero_10 task=collect",
         "task=sft env=libero_10 data.path=x",
         "task=dagger env=libero_10",
@@ -59,6 +61,27 @@ def test_training_in_the_env_alone_is_its_recipe(arguments: str) -> None:
 )
 def test_whoever_says_what_is_trained_or_played_gets_that(arguments: str) -> None:
     assert recipe(*arguments.split()) is None
+
+
+def test_a_run_goes_on_with_its_own_tasks(tmp_path: Path) -> None:
+    """By its path and as the newest one: the recipe's runs and those of all tasks have the env's name."""
+    start = ["env=libero_10", f"runner.output_dir={tmp_path}"]
+    assert recipe(*start, "runner.resume_dir=auto") == "experiment=libero_10_short", "there is none yet"
+    for number, (tasks, added) in enumerate([([3], "experiment=libero_10_short"), (None, None)], 1):
+        run = tmp_path / f"embodied_libero_10/2026-01-0{number}_00-00-00"
+        checkpoint = run / "checkpoints/global_step_1"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "state.json").touch()
+        (run / "config.yaml").write_text(json.dumps({"env": {"task_ids": tasks}}))
+        for named in ("auto", run, checkpoint):
+            assert recipe(*start, f"runner.resume_dir={named}") == added
+    assert recipe(*start, "runner.resume_dir=/nowhere") == "experiment=libero_10_short", "the run itself says so"
+
+
+def test_evaluated_states_stay_out_of_training_however_many_there_are() -> None:
+    config = config_of("experiment=libero_10_short", "env.eval.episodes_per_task=40")
+    assert isinstance(config, EmbodiedConfig)
+    assert config.env.train.skip_states == 40
 
 
 def test_runs_from_the_command_line_and_from_python_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
