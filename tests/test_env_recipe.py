@@ -78,6 +78,11 @@ def test_a_run_goes_on_with_its_own_tasks(tmp_path: Path) -> None:
     assert recipe(*start, "runner.resume_dir=/nowhere") == "experiment=libero_10_short", "the run itself says so"
 
 
+@pytest.mark.parametrize("ranks", ["0", "0-1", "0-3"])
+def test_it_is_played_by_one_two_or_four_env_workers(ranks: str) -> None:
+    assert config_of("experiment=libero_10_short", f"cluster.component_placement.env={ranks}").runner.max_steps == 10
+
+
 def test_evaluated_states_stay_out_of_training_however_many_there_are() -> None:
     config = config_of("experiment=libero_10_short", "env.eval.episodes_per_task=40")
     assert isinstance(config, EmbodiedConfig)
