@@ -18,7 +18,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -130,24 +130,18 @@ def bytes_by_channel() -> dict[str, dict[str, int]]:
 
 def toy_rates(rounds: int) -> list[float]:
     """Env steps per second, by round."""
-    config = config_of(*TOY)
-    backend = make_backend(config)
-    rates = []
-    try:
-        groups = connect(config, backend)
-        load_weights(groups)
-        for step in range(rounds + 2):
-            start = time.perf_counter()
-            report = training_rollout(groups, step)
-            rates.append(report.env_steps / (time.perf_counter() - start))
-    finally:
-        backend.shutdown()
-    return rates[2:]  # the first rounds warm up
+    return [report.env_steps / seconds for report, seconds in _rollouts(TOY, rounds, time.perf_counter)]
 
 
 def toy_turn(rounds: int) -> float:
     """CPU microseconds."""
     options = [*TOY, "cluster=serial", "env.train.max_episode_steps=256", "model.num_action_chunks=1"]
+    found = _rollouts(options, rounds, time.process_time)
+    return 1e6 * min(seconds for _, seconds in found) / (2 * 256)  # stages, chunks
+
+
+def _rollouts(options: Sequence[str], rounds: int, clock: Callable[[], float]) -> list[tuple[EnvReport, float]]:
+    """Each round's report and seconds by the clock."""
     config = config_of(*options)
     backend = make_backend(config)
     found = []
@@ -155,12 +149,11 @@ def toy_turn(rounds: int) -> float:
         groups = connect(config, backend)
         load_weights(groups)
         for step in range(rounds + 2):
-            start = time.process_time()
-            training_rollout(groups, step)
-            found.append((time.process_time() - start) / (2 * 256))  # stages, chunks
+            start = clock()
+            found.append((training_rollout(groups, step), clock() - start))
     finally:
         backend.shutdown()
-    return 1e6 * min(found[2:])
+    return found[2:]  # the first rounds warm up
 
 
 def run(rounds: int) -> dict[str, Any]:
