@@ -38,7 +38,9 @@ def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ][1:]
     printed = outputs(train)
     assert "--> after 0 steps: 0% of 64 episodes" in printed
-    assert len(printed.splitlines()) < 80, f"no live display, a row a step: {printed}"
+    rows = [int(row[1]) for row in re.finditer(r"^ +(\d+) +[\d.]+% .* ms ", printed, re.MULTILINE)]
+    assert rows == list(range(1, 16)), f"no live display, a row a step: {printed}"
+    assert "after against before: the same 64 episodes" in printed
     assert "<table>" in shown.outputs[0].data["text/html"]
     assert curve.outputs[0].data["image/png"]
     assert len(eval(outputs(successes))) == 15
