@@ -373,9 +373,11 @@ class TrainBatch:
         """The same samples on ``device``."""
         return replace(self, **_changed(self, lambda tensor: tensor.to(device)))
 
-    def select(self, index: Tensor) -> TrainBatch:
-        """The samples at ``index`` ([K] int64), in that order."""
-        return replace(self, **_changed(self, lambda tensor: tensor[index]))
+    def select(self, index: Tensor, *, replayed: bool = True) -> TrainBatch:
+        """The samples at ``index`` ([K] int64), in that order; ``replay_inputs`` only where ``replayed``."""
+        without = () if replayed else ("replay_inputs",)
+        chosen = _changed(self, lambda tensor: tensor[index], without=without)
+        return replace(self, **({"replay_inputs": {}} | chosen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
 from embodied_rl.seeding import derived_seed
+from embodied_rl.training.sharding import is_distributed
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 BLOCK: Final = 256
@@ -166,7 +166,7 @@ def _blocks(values: Tensor) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_distributed(tensor) else tensor
 
 
 def _on_host(parameter: Tensor, local: Tensor) -> Tensor:

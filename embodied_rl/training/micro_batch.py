@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from embodied_rl.errors import UserError, first_line, out_of_memory
 from embodied_rl.schema import MicroBatchSize
+from embodied_rl.training.sharding import is_sharded
 
 if TYPE_CHECKING:
     from embodied_rl.training.pass_collectives import PassCollectives
@@ -49,7 +49,7 @@ class MicroBatch:
         self._max_tokens, self._key, self._say = max_tokens, key, say
         self.fitting: int | None = None
         """The number of samples found to fit; None where nothing was tried."""
-        if size == "auto" and not hasattr(FSDPModule, "reset_iter_state"):
+        if size == "auto" and any(is_sharded(p) and not hasattr(p, "reset_iter_state") for p in policies):
             raise UserError(
                 f"actor.micro_batch_size=auto: torch {torch.__version__} cannot go on after an interrupted pass; use "
                 "torch 2.13, or a number"
@@ -157,7 +157,7 @@ class MicroBatch:
         backward pass leaves neither; but for sums of gradients between passes, which this would throw away.
         """
         for policy in self._started:
-            if isinstance(policy, FSDPModule):
+            if is_sharded(policy):
                 policy.reset_iter_state()
 
     def _discard(self) -> None:

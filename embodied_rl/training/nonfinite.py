@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from embodied_rl.contracts import SAMPLE_ID_ROOM, TrainBatch
 from embodied_rl.errors import listed
+from embodied_rl.training.sharding import is_distributed
 
 _FIELDS = ("advantages", "logprobs", "values", "returns", "proximal_logprobs", "reference_logprobs")
 
@@ -50,4 +50,4 @@ def _inputs(batch: TrainBatch) -> Iterator[str]:
 
 def _finite(parameter: nn.Parameter) -> bool:
     tensor = parameter.detach()
-    return bool(torch.isfinite(tensor.to_local() if isinstance(tensor, DTensor) else tensor).all())
+    return bool(torch.isfinite(tensor.to_local() if is_distributed(tensor) else tensor).all())

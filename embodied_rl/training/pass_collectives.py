@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from embodied_rl.training.sharding import is_sharded
 
 
 class PassCollectives:
@@ -26,7 +27,7 @@ class PassCollectives:
     def watch(self, policies: Iterable[nn.Module]) -> None:
         """Count those of the policies, sharded over all ranks (``full_shard``)."""
         for module in (module for policy in policies for module in policy.modules()):
-            if isinstance(module, FSDPModule):
+            if is_sharded(module):
                 module.set_custom_all_gather(self._gather)
                 module.set_custom_reduce_scatter(self._reduce)
 

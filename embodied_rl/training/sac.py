@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from embodied_rl.algorithms.soft_q import critic_loss, policy_loss, soft_targets, temperature_loss
@@ -19,6 +17,7 @@ from embodied_rl.schema import OptimConfig, SacConfig
 from embodied_rl.seeding import derived_seed, generator
 from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
 from embodied_rl.training.replay import Transitions
+from embodied_rl.training.sharding import is_distributed, is_sharded
 from embodied_rl.training.soft_critics import SoftCritics
 
 _NOISE, _TARGETS = 1, 2
@@ -58,7 +57,9 @@ class SacUpdater:
         self._seed, self._device, self._report_progress = seed, device, report_progress
         numbers = policy.spec.num_action_chunks * policy.spec.action_dim
         self._target_entropy = config.target_entropy * numbers
-        if isinstance(policy, FSDPModule):
+        if is_sharded(policy):
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
             register_fsdp_forward_method(policy, "rsample")
 
     def run(self, updates: range, *, learning_rate_factor: float = 1.0) -> dict[str, float]:
@@ -142,7 +143,7 @@ class SacUpdater:
         optim, optimizer = self._optim[which], self._optimizers[which]
         limit = math.inf if optim.clip_grad is None else optim.clip_grad
         norm = torch.nn.utils.clip_grad_norm_([p for p in parameters if p.requires_grad], limit)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = norm.full_tensor() if is_distributed(norm) else norm
         finite, prefix = bool(torch.isfinite(norm)), ("", "critic_")[which]
         if finite:
             optimizer.step()

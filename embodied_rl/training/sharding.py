@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +24,11 @@ from embodied_rl.models.weights.host import release_memory
 from embodied_rl.models.weights.stored import settle, wanted
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.schema import FSDPConfig
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 
@@ -85,6 +91,8 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
     if float32 and mesh.device_type == "cpu" and mesh.size() == 1:
         settle(policy)
         return
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
     blocks = MixedPrecisionPolicy(
         param_dtype=None if precision.param_dtype is None else getattr(torch, precision.param_dtype),
         reduce_dtype=getattr(torch, precision.reduce_dtype),
@@ -103,6 +111,18 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
         fully_shard(block, mesh=replicas, reshard_after_forward=reshard, mp_policy=blocks, offload_policy=offload)
     settle(policy)
     fully_shard(policy, mesh=replicas, reshard_after_forward=reshard, mp_policy=root, offload_policy=offload)
+
+
+def is_sharded(module: object) -> TypeIs[FSDPModule]:
+    """Whether :func:`shard` made FSDP's of it. Who shards imports FSDP, which takes more than half a second."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def is_distributed(tensor: Tensor) -> TypeIs[DTensor]:
+    """Whether it is a sharded policy's: a part of a tensor here, others elsewhere."""
+    distributed: Any = sys.modules.get("torch.distributed.tensor")
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
 def _replicated(mesh: DeviceMesh, config: FSDPConfig) -> DeviceMesh:

@@ -9,8 +9,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from embodied_rl.algorithms.statistics import Diagnostics
@@ -24,7 +22,7 @@ from embodied_rl.training.nonfinite import origin
 from embodied_rl.training.objective import Objective, Term, UpdateContext
 from embodied_rl.training.optimizer import init_optimizer_state
 from embodied_rl.training.scoring import Training
-from embodied_rl.training.sharding import gather_values, max_over_ranks, sum_over_ranks
+from embodied_rl.training.sharding import gather_values, is_distributed, is_sharded, max_over_ranks, sum_over_ranks
 
 
 class Updater:
@@ -55,6 +53,8 @@ class Updater:
         """Samples of this update's optimiser steps."""
         self.without_gradient: dict[str, Tensor] = {}
         """Trainable parameters, by name, that no loss of the last update reached: nothing reads them."""
+        self._trainable: list[Tensor] = []
+        """The policy's parameters that this update trains."""
         self._losses: list[tuple[Tensor, Tensor]] = []
         """Of each micro-batch of the last mini-batch, its samples' ids and its loss."""
         self._under_way = ""
@@ -89,7 +89,9 @@ class Updater:
         total = algorithm.update_epoch * min(count, len(all_ids))
         self._left_out = self._seen = 0
         self.flops = Flops()
-        self.without_gradient = {name: p for name, p in self._policy.named_parameters() if p.requires_grad and total}
+        parameters: dict[str, Tensor] = {name: p for name, p in self._policy.named_parameters() if p.requires_grad}
+        self._trainable = list(parameters.values())
+        self.without_gradient = parameters if total else {}
         norms: list[float] = []
         stopped = False
         for epoch in range(algorithm.update_epoch):
@@ -138,9 +140,8 @@ class Updater:
         terms, teaching = self._plan(batch, index, context)
         lengths = self._policy.sample_lengths(batch.replay_inputs)
         lengths = None if lengths is None else lengths[index[teaching]]
-        parameters = [p for p in self._policy.parameters() if p.requires_grad]
         limit = float("inf") if actor.optim.clip_grad is None else actor.optim.clip_grad
-        norm = torch.tensor(0.0)
+        size, finite = 0.0, True
         found = Diagnostics()
         for loss_scale in self._loss_scales():
             accumulate = partial(self._accumulate, batch, index, teaching, terms, context, loss_scale)
@@ -164,29 +165,30 @@ class Updater:
             if context.version <= algorithm.critic_warmup_steps:
                 self._keep_value_gradients()
             if loss_scale != 1:
-                for gradient in [p.grad for p in parameters if p.grad is not None]:
+                for gradient in [p.grad for p in self._trainable if p.grad is not None]:
                     gradient.div_(loss_scale)
-            norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            if torch.isfinite(norm):
+            norm = torch.nn.utils.clip_grad_norm_(self._trainable, limit)
+            norm = norm.full_tensor() if is_distributed(norm) else norm
+            finite = math.isfinite(size := norm.item())
+            if finite:
                 break
         diagnostics.merge(found)
-        if torch.isfinite(norm):
+        if finite:
             self._optimizer.step()
         elif actor.optim.skip_nonfinite:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             raise FloatingPointError(
-                f"training step {context.version}: the {self._whose}gradient's norm is {norm.item()}, the weights are "
+                f"training step {context.version}: the {self._whose}gradient's norm is {size}, the weights are "
                 f"those before it. {origin(self._policy, batch.select(index), self._losses)}. Lower "
                 f"{self._section}.optim.lr, or look into what gave these numbers; "
                 f"{self._section}.optim.skip_nonfinite=true goes on without such steps"
             )
-        return norm.item()
+        return size
 
     def _plan(self, batch: TrainBatch, index: Tensor, context: UpdateContext) -> tuple[dict[str, Term], Tensor]:
         """Terms of a mini-batch's loss, and the samples ([k] int64 into ``index``) to go through."""
-        minibatch = batch.select(index)
+        minibatch = batch.select(index, replayed=False)
         terms = self._objective.terms(minibatch if len(index) else _masked(batch))
         if not self._actor.skip_zero_advantages:
             return terms, torch.arange(len(index))
@@ -230,14 +232,15 @@ class Updater:
         for number in range(passes):
             rows = teaching[parts[number]] if number < len(parts) else torch.zeros(0, dtype=torch.int64)
             last = number == passes - 1
-            if isinstance(self._policy, FSDPModule):
+            if is_sharded(self._policy):
                 once = self._actor.fsdp_config.enable_gradient_accumulation
                 self._policy.set_requires_gradient_sync(last or not once)
             self._micro_batch.attempt(
                 partial(self._backward, batch, index, terms, context, loss_scale, diagnostics), rows
             )
             self._report_progress(self._under_way, number + 1, passes)
-        self.without_gradient = {name: p for name, p in self.without_gradient.items() if p.grad is None}
+        if self.without_gradient:
+            self.without_gradient = {name: p for name, p in self.without_gradient.items() if p.grad is None}
         return diagnostics
 
     def _backward(

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
+from embodied_rl import checkpoints
 from embodied_rl.algorithms.losses import KLController
 from embodied_rl.algorithms.statistics import Diagnostics, explained_variance, masked_moments, mean_and_variance
-from embodied_rl.checkpoints import shards as checkpoint
 from embodied_rl.checkpoints.policy_record import PolicyRecord
-from embodied_rl.checkpoints.shards import AsyncWriter
 from embodied_rl.checkpoints.store import Publication, publish, seal
 from embodied_rl.contracts import Delivery, TrainBatch, Trajectory
 from embodied_rl.errors import CheckpointError, UserError
@@ -92,7 +90,7 @@ class ActorWorker(Worker):
         """For later training steps."""
         self._taken: set[tuple[int, tuple[int, int]]] = set()
         """(step, part) of what has come, of the present step and later ones."""
-        self._writer = AsyncWriter()
+        self._writer: checkpoints.shards.AsyncWriter | None = None
         self._written: Path | None = None
         """Directory of the newest checkpoint's contents, perhaps still being written."""
         self._critic: Critic | None = None
@@ -172,11 +170,11 @@ class ActorWorker(Worker):
         Weights of ``model.path`` are as stored until then."""
         torch.manual_seed(self._config.seed)
         initial = self._initial
-        with_adapters = initial is not None and checkpoint.has_adapters(initial)
+        with_adapters = initial is not None and checkpoints.shards.has_adapters(initial)
 
         def load(policy: Policy) -> None:
             if initial is not None:
-                checkpoint.load_weights(policy, initial)
+                checkpoints.shards.load_weights(policy, initial)
 
         # A checkpoint's weights are written over the file's, so they need memory of their own.
         with as_stored() if initial is None else contextlib.nullcontext():
@@ -194,14 +192,14 @@ class ActorWorker(Worker):
         config, initial = self._plan.trained_critic, self._initial
         if config is None:
             return None
-        initial = initial if initial is not None and checkpoint.has_critic(initial) else None
+        initial = initial if initial is not None and checkpoints.shards.has_critic(initial) else None
         torch.manual_seed(self._config.seed)
         with as_stored() if initial is None else contextlib.nullcontext():
             model = policy_of(
                 config, replace(spec, values_per_chunk=self._plan.values_per_chunk), params=self._plan.critic_params
             )
         if initial is not None:
-            checkpoint.load_critic_weights(model, initial)
+            checkpoints.shards.load_critic_weights(model, initial)
         if self._config.torch_compile:
             compile_blocks(model)
         if self._config.gradient_checkpointing:
@@ -246,12 +244,13 @@ class ActorWorker(Worker):
 
     def _shares_its_base(self) -> bool:
         """Whether the policy without its adapters stays what training starts from."""
-        starts_with_adapters = self._initial is not None and checkpoint.has_adapters(self._initial)
+        starts_with_adapters = self._initial is not None and checkpoints.shards.has_adapters(self._initial)
         return self._model_config.lora.leave_base and not starts_with_adapters
 
     def close(self) -> None:
-        with contextlib.suppress(Exception, CheckpointException):  # a run that ends well has asked before
-            self._writer.wait()
+        if self._writer is not None:
+            with contextlib.suppress(Exception, checkpoints.shards.CheckpointException):  # one that ends well has asked
+                self._writer.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -389,19 +388,19 @@ class ActorWorker(Worker):
         optimizer = self._optimizer if "optimizer" in contents else None
         critic = self._trained_critic(with_optimizer="optimizer" in contents)
         try:
-            checkpoint.save_actor(self._policy, optimizer, directory, self._extra_state(), critic=critic)
+            checkpoints.shards.save_actor(self._policy, optimizer, directory, self._extra_state(), critic=critic)
             if self.context.rank == 0:
                 self._record.write(directory)
                 self._snapshot(contents)(directory)
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
-            raise checkpoint.write_error(error, directory) from error
+        except (Exception, checkpoints.shards.CheckpointException) as error:  # the latter is no Exception
+            raise checkpoints.shards.write_error(error, directory) from error
         self._written = directory
 
     def begin_save(self, publication: Publication, *, contents: Sequence[str]) -> None:
         """Copy this rank's shards and start to write them; the checkpoint gets its name when all ranks are done."""
         optimizer = self._optimizer if "optimizer" in contents else None
         critic = self._trained_critic(with_optimizer="optimizer" in contents)
-        state = checkpoint.actor_state(self._policy, optimizer, self._extra_state(), critic=critic)
+        state = checkpoints.shards.actor_state(self._policy, optimizer, self._extra_state(), critic=critic)
         write_rest = self._snapshot(contents)
 
         def complete() -> None:
@@ -411,7 +410,8 @@ class ActorWorker(Worker):
                 seal(publication.scratch, publication.state)
                 publish(publication.scratch, publication.directory, max_keep=publication.max_keep)
 
-        self._writer.begin(state, publication.scratch / checkpoint.ACTOR_DIR, complete)
+        self._writer = self._writer or checkpoints.shards.AsyncWriter()
+        self._writer.begin(state, publication.scratch / checkpoints.shards.ACTOR_DIR, complete)
         self._written = publication.scratch
 
     def _snapshot(self, contents: Sequence[str]) -> Callable[[Path], None]:
@@ -427,9 +427,10 @@ class ActorWorker(Worker):
             CheckpointError: it could not be written, or that was interrupted.
         """
         try:
-            self._writer.wait()
-        except (Exception, CheckpointException) as error:
-            raise checkpoint.write_error(error, directory) from error
+            if self._writer is not None:
+                self._writer.wait()
+        except (Exception, checkpoints.shards.CheckpointException) as error:
+            raise checkpoints.shards.write_error(error, directory) from error
         if self._written != directory:
             raise CheckpointError(f"{directory}: writing was interrupted")
 
@@ -438,7 +439,7 @@ class ActorWorker(Worker):
         extra = self._extra_state()
         optimizer = None if weights_only else self._optimizer
         critic = self._trained_critic(with_optimizer=not weights_only)
-        checkpoint.load_actor(self._policy, optimizer, directory, extra, critic=critic)
+        checkpoints.shards.load_actor(self._policy, optimizer, directory, extra, critic=critic)
         if self._state is not None:
             self._state.leave_device()
         if self._critic is not None:
@@ -447,7 +448,7 @@ class ActorWorker(Worker):
         if not weights_only and "kl_beta" in extra:
             self._kl.beta = float(extra["kl_beta"])
 
-    def _trained_critic(self, *, with_optimizer: bool) -> checkpoint.Trained | None:
+    def _trained_critic(self, *, with_optimizer: bool) -> checkpoints.shards.Trained | None:
         if self._critic is None:
             return None
         return self._critic.model, self._critic.optimizer if with_optimizer else None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodied_rl.checkpoints import shards as checkpoint
+from embodied_rl import checkpoints
 from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.checkpoints.store import resolve, verify
 from embodied_rl.contracts import EnvObs
@@ -96,11 +96,11 @@ def model_policy(config: ActionModelConfig, sim: SimEnv, weights: Path | None, s
         values_per_chunk=0,
     )
     torch.manual_seed(seed)
-    with_adapters = weights is not None and checkpoint.has_adapters(weights)
+    with_adapters = weights is not None and checkpoints.shards.has_adapters(weights)
 
     def load(policy: Policy) -> None:
         if weights is not None:
-            checkpoint.load_weights(policy, weights)
+            checkpoints.shards.load_weights(policy, weights)
 
     policy = policy_of(config, spec, None if with_adapters else load)
     if with_adapters:
@@ -128,5 +128,5 @@ def teacher_policy(path: str, sim: SimEnv, key: str) -> Policy:
             "use an env with what it knows, or another teacher"
         )
     policy = policy_of(record.model, spec)
-    checkpoint.load_weights(policy, found)
+    checkpoints.shards.load_weights(policy, found)
     return policy

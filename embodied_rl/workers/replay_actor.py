@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from embodied_rl import checkpoints
 from embodied_rl.algorithms.soft_q import chunk_outcomes
-from embodied_rl.checkpoints import shards as checkpoint
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import Policy, PolicySpec, require_reparameterized
 from embodied_rl.monitoring.work import Flops
@@ -42,8 +42,8 @@ class ReplayActor(ActorWorker):
         torch.manual_seed(seed)
         self._critics = SoftCritics.of(policy, algorithm.sac)
         self._critic_optimizer = build_critics_optimizer(self._critics, algorithm.sac, critic)
-        if self._initial is not None and checkpoint.has_critic(self._initial):
-            checkpoint.load_critic_weights(self._critics, self._initial)
+        if self._initial is not None and checkpoints.shards.has_critic(self._initial):
+            checkpoints.shards.load_critic_weights(self._critics, self._initial)
         self._buffer = ReplayBuffer(algorithm.replay.capacity, gamma=algorithm.gamma, left_out=policy.decision_inputs)
         self._demonstrations = self._open_demonstrations(spec)
         self._sac = SacUpdater(
@@ -145,7 +145,7 @@ class ReplayActor(ActorWorker):
         if not weights_only:
             self._buffer.load(directory)
 
-    def _trained_critic(self, *, with_optimizer: bool) -> checkpoint.Trained | None:
+    def _trained_critic(self, *, with_optimizer: bool) -> checkpoints.shards.Trained | None:
         if self._plan.config.runner.only_eval:
             return None
         return self._critics, self._critic_optimizer if with_optimizer else None

@@ -21,6 +21,7 @@ from embodied_rl.contracts import TensorLayout, WeightBucket, WeightPiece, Weigh
 from embodied_rl.errors import WeightSyncError, listed
 from embodied_rl.models.base import Policy
 from embodied_rl.models.weights.folder import misfits
+from embodied_rl.training.sharding import is_distributed
 
 T = TypeVar("T")
 
@@ -311,17 +312,14 @@ def _tensors(state: Mapping[str, object]) -> dict[str, Tensor]:
 
 def _gather(tensor: Tensor) -> Tensor:
     """The whole tensor, from all ranks. With one rank it is the parameter itself."""
-    # Not at the top: it takes a second to import, which receivers need not wait for.
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
+    if not is_distributed(tensor):
         return tensor
     if tensor.device_mesh.size() == 1:  # some microseconds of bookkeeping less for each tensor
         return tensor.to_local()
     mesh_device = tensor.device_mesh.device_type
     if tensor.device.type != mesh_device:  # offloaded
         tensor = tensor.to(mesh_device)
-        assert isinstance(tensor, DTensor)
+        assert is_distributed(tensor)
     return tensor.full_tensor()
 
 
