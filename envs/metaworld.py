@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 
 from embodied_rl.envs.base import SimEnv, SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
 from embodied_rl.envs.rendering import explain_missing, quiet, require_renderer
@@ -132,6 +132,9 @@ class MetaworldParams:
     reward: Literal["dense", "success"] = "dense"
     """The reward level. dense: Meta-World's reward (0 to 10) over 10, counted from the initial state. success: 1 while
     the goal holds, else 0."""
+    success_bonus: NonNegativeFloat = 0.0
+    """``reward: dense`` alone: what the level is higher by while the goal holds. Of some tasks, such as
+    button-press-topdown, Meta-World's reward hardly tells success from failure."""
     states_per_task: PositiveInt = 1000
     """Initial states of each task."""
 
@@ -142,6 +145,11 @@ class MetaworldParams:
             check_choices("task", self.task, TASKS)
         if not self.tasks:
             raise ValueError("task: got an empty list, expected a task, several, mt10 or mt50")
+        if self.success_bonus and self.reward == "success":
+            raise ValueError(
+                f"success_bonus: got {self.success_bonus:g} with reward=success, which is the goal alone; set 0, or "
+                "reward=dense"
+            )
         check_choices("cameras", self.cameras, CAMERAS)
 
     @property
@@ -228,8 +236,8 @@ class MetaworldEnv:
             state.scene.curr_path_length = 0  # The horizon is not the simulator's business.
             state.obs, reward, _, _, info = state.scene.step(action.astype(np.float64))
             success[row] = info["success"] > 0
-            dense = self._params.reward == "dense"
-            rewards[row] = (float(reward) - state.first_reward) / _MAX_REWARD if dense else success[row]
+            dense = (float(reward) - state.first_reward) / _MAX_REWARD + self._params.success_bonus * success[row]
+            rewards[row] = dense if self._params.reward == "dense" else success[row]
         return SimStep(rewards=rewards, success=success)
 
     def observe(self, slots: Sequence[int]) -> SimObs:

@@ -152,6 +152,20 @@ def test_success_alone_may_be_the_reward() -> None:
     assert all(bool(step.rewards[0]) == bool(step.success[0]) for step in steps)
 
 
+def test_the_level_is_higher_while_the_goal_holds() -> None:
+    plain, higher = make("drawer-close"), make("drawer-close", success_bonus=0.5)
+    expert = MetaworldExpert(plain)
+    for env in (plain, higher):
+        env.reset([0], [0])
+    expert.reset(0)
+    gains = set()
+    for _ in range(100):
+        action = expert.act(0, None)[None]
+        without, with_bonus = plain.step([0], action), higher.step([0], action)
+        gains.add((bool(without.success[0]), round(float(with_bonus.rewards[0] - without.rewards[0]), 5)))
+    assert gains == {(False, 0.0), (True, 0.5)}
+
+
 def test_pictures_are_upright_and_drafts_alike() -> None:
     """The table is below, the wall above; a draft differs in shadows and edges alone."""
     pictures = {}
@@ -177,6 +191,8 @@ def test_pictures_are_upright_and_drafts_alike() -> None:
         ({"task": ["push", "push"]}, "each at most once"),
         ({"task": []}, "expected a task, several, mt10 or mt50"),
         ({"task": "push", "cameras": ["corner4"]}, "expected one of corner2"),
+        ({"task": "push", "success_bonus": -1}, "greater than or equal to 0"),
+        ({"task": "push", "success_bonus": 1, "reward": "success"}, "set 0, or reward=dense"),
     ],
 )
 def test_wrong_parameters(given: dict[str, Any], message: str) -> None:
