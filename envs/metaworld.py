@@ -198,7 +198,8 @@ class MetaworldEnv:
         self.num_reset_states = len(params.tasks) * params.states_per_task
         self.image_shapes = self.image_shapes_of(params)
         self._slots: list[_Slot | None] = [None] * num_slots
-        self._idle: dict[str, list[Any]] = {}
+        self._idle: list[tuple[str, Any]] = []
+        """Scenes that no slot has, with their tasks; what was left longest ago comes first."""
         self._painters: OrderedDict[tuple[str, int, int], _Painter] = OrderedDict()
 
     @staticmethod
@@ -281,9 +282,13 @@ class MetaworldEnv:
         if state is not None and state.task == task:
             return state.scene
         if state is not None:
-            self._idle.setdefault(state.task, []).append(state.scene)
-        if idle := self._idle.get(task):
-            return idle.pop()
+            self._idle.append((state.task, state.scene))
+        for number, (left, scene) in enumerate(self._idle):
+            if left == task:
+                del self._idle[number]
+                return scene
+        # Of each task for each slot would be too many: fifty slots and ten tasks took 8 GB.
+        del self._idle[: -len(self._slots)]
         with quiet():
             scene = self._classes[f"{task}-v3"]()
         # As Meta-World's MT benchmarks: the goal is seen, and every reset draws from the seed.

@@ -91,6 +91,17 @@ def test_scenes_change_hands_between_tasks() -> None:
     assert env._slots[1] is not None and env._slots[1].scene is pushing, "no second one was built"
 
 
+def test_no_more_scenes_wait_than_there_are_slots() -> None:
+    """All of fifty tasks for each slot would fill a machine's memory."""
+    env = make(("push", "reach", "door-open"))
+    for task in (0, 1, 2):
+        env.reset([0], [1000 * task])
+    assert [task for task, _ in env._idle] == ["reach"]
+    [(_, waiting)] = env._idle
+    env.reset([0], [1001])
+    assert env._slots[0] is not None and env._slots[0].scene is waiting
+
+
 def test_long_episodes_do_not_end_by_themselves(door: MetaworldEnv) -> None:
     door.reset([0], [0])
     for _ in range(510):  # Meta-World raises after 500
