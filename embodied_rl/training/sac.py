@@ -60,7 +60,7 @@ class SacUpdater:
         if is_sharded(policy):
             from torch.distributed.fsdp import register_fsdp_forward_method
 
-            register_fsdp_forward_method(policy, "rsample")
+            register_fsdp_forward_method(self._policy, "rsample")
 
     def run(self, updates: range, *, learning_rate_factor: float = 1.0) -> dict[str, float]:
         """Make the updates of these numbers; returns the means of what they show.

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,6 @@ from embodied_rl.schema import FSDPConfig
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
-    from typing_extensions import TypeIs
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 
@@ -113,13 +112,13 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
     fully_shard(policy, mesh=replicas, reshard_after_forward=reshard, mp_policy=root, offload_policy=offload)
 
 
-def is_sharded(module: object) -> TypeIs[FSDPModule]:
+def is_sharded(module: object) -> TypeGuard[FSDPModule]:
     """Whether :func:`shard` made FSDP's of it. Who shards imports FSDP, which takes more than half a second."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-def is_distributed(tensor: Tensor) -> TypeIs[DTensor]:
+def is_distributed(tensor: object) -> TypeGuard[DTensor]:
     """Whether it is a sharded policy's: a part of a tensor here, others elsewhere."""
     distributed: Any = sys.modules.get("torch.distributed.tensor")
     return distributed is not None and isinstance(tensor, distributed.DTensor)
