@@ -113,7 +113,7 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
 
 
 def is_sharded(module: object) -> TypeGuard[FSDPModule]:
-    """Whether :func:`shard` made FSDP's of it. Who shards imports FSDP, which takes more than half a second."""
+    """Whether :func:`shard` made an FSDP module of it. Asking imports nothing: FSDP takes more than half a second."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 

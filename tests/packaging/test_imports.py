@@ -63,6 +63,16 @@ main(["env=dummy", "runner.max_step=2"])
     assert done.stdout.strip().endswith("loaded: []")
 
 
+def test_who_shards_nothing_does_not_import_what_shards() -> None:
+    """It takes a start 0.8 s; the compiler, which torch's optimisers import, has it, too."""
+    done = run_python(
+        "import sys, embodied_rl.launch, embodied_rl.workers.players, embodied_rl.workers.rollout\n"
+        "sharding = ('torch.distributed.fsdp', 'torch.distributed.tensor', 'torch.distributed.checkpoint')\n"
+        "print('loaded:', [name for name in sharding if name in sys.modules])"
+    )
+    assert done.stdout.strip() == "loaded: []", done.stderr
+
+
 def test_train_script_is_importable_without_starting_a_run() -> None:
     done = run_python("import sys, train; print('embodied_rl.cli' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
