@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -18,6 +19,12 @@ NOT_OF_WEIGHTS: Final[Mapping[str, bool]] = {"of_weights": False}
 taken whatever its value."""
 
 
+@functools.lru_cache(maxsize=64)
+def validator(schema: Any) -> TypeAdapter[Any]:
+    """pydantic's validator of a type, made once: it reads the source of every dataclass that it meets."""
+    return TypeAdapter(schema)
+
+
 def parse_params(schema: type, params: Mapping[str, Any] | Any, where: str) -> Any:
     """Build an adapter's or model's own ``Params`` dataclass from the free-form section ``where`` of the config.
 
@@ -26,7 +33,7 @@ def parse_params(schema: type, params: Mapping[str, Any] | Any, where: str) -> A
     if isinstance(params, schema):
         return params
     try:
-        return TypeAdapter(schema).validate_json(json.dumps(dict(params)), strict=True, extra="forbid")
+        return validator(schema).validate_json(json.dumps(dict(params)), strict=True, extra="forbid")
     except ValidationError as error:
         names = [field.name for field in dataclasses.fields(schema)]
         raise ConfigError(describe(error, names, params, prefix=where)) from None

@@ -6,18 +6,19 @@ No torch here, and no simulator: a mistake is answered before anything heavy is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS, POLICY_LOSSES, Entry
 from embodied_rl.errors import ConfigError, suggestion
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.monitoring.metrics import backend_problems
-from embodied_rl.params import at, describe, flat
+from embodied_rl.params import at, describe, flat, validator
 from embodied_rl.runtime.placement import PlacementError, later_lines_win
 from embodied_rl.schema import (
     AlgorithmConfig,
@@ -98,7 +99,7 @@ def build_config(raw: Mapping[str, Any], overridden: Sequence[str] = ()) -> Conf
     if lines == AUTO and at(own, "rollout.pipeline_stage_num"):  # the least, which what is chosen may exceed
         own["rollout"] = {**own["rollout"], "pipeline_stage_num": 1}
     try:
-        config = TypeAdapter(task.config).validate_json(json.dumps(own))
+        config = validator(task.config).validate_json(json.dumps(own))
     except ValidationError as error:
         raise ConfigError([*problems, *describe(error, known_keys(task.config), own)]) from None
     problems += [*_path_problems(config), *secret_problems(config)]
@@ -163,7 +164,8 @@ def known_keys(schema: type, prefix: str = "") -> Iterator[str]:
             yield from known_keys(kind, f"{prefix}{name}.")
 
 
-def _annotations(schema: type) -> dict[str, Any]:
+@functools.cache
+def _annotations(schema: type) -> Mapping[str, Any]:
     hints = get_type_hints(schema)
     return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
 
