@@ -371,13 +371,13 @@ class TrainBatch:
 
     def to(self, device: str) -> TrainBatch:
         """The same samples on ``device``."""
+        if self.sample_ids.device == torch.device(device):
+            return self
         return replace(self, **_changed(self, lambda tensor: tensor.to(device)))
 
-    def select(self, index: Tensor, *, replayed: bool = True) -> TrainBatch:
-        """The samples at ``index`` ([K] int64), in that order; ``replay_inputs`` only where ``replayed``."""
-        without = () if replayed else ("replay_inputs",)
-        chosen = _changed(self, lambda tensor: tensor[index], without=without)
-        return replace(self, **({"replay_inputs": {}} | chosen))
+    def select(self, index: Tensor) -> TrainBatch:
+        """The samples at ``index`` ([K] int64), in that order."""
+        return replace(self, **_changed(self, lambda tensor: tensor[index]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

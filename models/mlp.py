@@ -25,7 +25,7 @@ from embodied_rl.models.base import (
     check_temperature,
     require_values,
 )
-from embodied_rl.models.categorical import chosen_logprobs, cut, draw, scaled_log_softmax
+from embodied_rl.models.categorical import chosen_logprobs, cut, draw, entropy, scaled_log_softmax
 from embodied_rl.models.normalization import RunningNormalizer
 
 _NO_CHOICE = -1e30
@@ -156,16 +156,16 @@ class MlpPolicy(Policy):
     ) -> Evaluation:
         features = self._features(replay_inputs)
         actions = self._distribution(features, temperature)
-        names = ("logits",) if isinstance(actions, Categorical) else ("loc", "scale")
+        parameters = {"logits": actions} if isinstance(actions, Tensor) else {"loc": actions.loc, "scale": actions.scale}
         # FSDP warns of outputs that are views.
-        distribution = {name: getattr(actions, name).clone() for name in names} if with_distribution else None
+        distribution = {name: tensor.clone() for name, tensor in parameters.items()} if with_distribution else None
         samples = replay_inputs["samples"].to(features.device)
-        entropy = actions.entropy()
+        spread = entropy(actions) if isinstance(actions, Tensor) else actions.entropy()
         if self.params.squash:  # no closed form: that of what the tanh is taken of, and an estimate of the rest
-            entropy = entropy + _log_slope(samples)
+            spread = spread + _log_slope(samples)
         return Evaluation(
             logprobs=self._logprobs(actions, samples),
-            entropy=entropy,
+            entropy=spread,
             values=self._values(features),
             distribution=distribution,
         )
@@ -188,8 +188,8 @@ class MlpPolicy(Policy):
     def _values(self, features: Tensor) -> Tensor | None:
         return self.value_head(features).float() if self.value_head else None
 
-    def _distribution(self, features: Tensor, temperature: float) -> Normal | Categorical:
-        """Of [N,C,A]."""
+    def _distribution(self, features: Tensor, temperature: float) -> Normal | Tensor:
+        """Of [N,C,A]; where they are choices, the log-probabilities [N,C,A,K]."""
         check_temperature(temperature)
         outputs, spec = self.policy(features).float(), self.spec
         if self.params.squash:
@@ -201,11 +201,11 @@ class MlpPolicy(Policy):
         parts = outputs.unflatten(-1, (spec.num_action_chunks, -1)).split(list(spec.action_choices), dim=-1)
         most = max(spec.action_choices)
         logits = torch.stack([pad(part, (0, most - part.shape[-1]), value=_NO_CHOICE) for part in parts], dim=-2)
-        return Categorical(logits=scaled_log_softmax(logits, temperature), validate_args=False)
+        return scaled_log_softmax(logits, temperature)
 
-    def _logprobs(self, actions: Normal | Categorical, sample: Tensor) -> Tensor:
-        if isinstance(actions, Categorical):
-            return chosen_logprobs(actions.logits, sample)  # its log_prob is a view
+    def _logprobs(self, actions: Normal | Tensor, sample: Tensor) -> Tensor:
+        if isinstance(actions, Tensor):
+            return chosen_logprobs(actions, sample)
         return actions.log_prob(sample) - (_log_slope(sample) if self.params.squash else 0.0)
 
 
@@ -214,13 +214,13 @@ def _log_slope(x: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - x - softplus(-2.0 * x))
 
 
-def _mode(actions: Normal | Categorical) -> Tensor:
-    return actions.loc if isinstance(actions, Normal) else actions.logits.argmax(-1)
+def _mode(actions: Normal | Tensor) -> Tensor:
+    return actions.argmax(-1) if isinstance(actions, Tensor) else actions.loc
 
 
-def _sample(actions: Normal | Categorical, truncation: Truncation, generator: torch.Generator | None) -> Tensor:
-    if isinstance(actions, Categorical):
-        return draw(cut(actions.logits, truncation), generator)
+def _sample(actions: Normal | Tensor, truncation: Truncation, generator: torch.Generator | None) -> Tensor:
+    if isinstance(actions, Tensor):
+        return draw(cut(actions, truncation), generator)
     noise = torch.randn(actions.loc.shape, generator=generator, device=actions.loc.device, dtype=actions.loc.dtype)
     return actions.loc + actions.scale * noise
 

@@ -186,12 +186,6 @@ def test_select_takes_every_field_in_the_order_asked_for() -> None:
     assert got.policy_version.tolist() == [11, 7, 10]
 
 
-def test_select_may_leave_the_replay_inputs_out() -> None:
-    got = batch().select(torch.tensor([4, 0]), replayed=False)
-    assert got.replay_inputs == {}
-    assert torch.equal(got.sample_ids, batch().select(torch.tensor([4, 0])).sample_ids)
-
-
 def test_select_without_a_value_head() -> None:
     got = batch(values=None, returns=None, value_mask=None).select(torch.tensor([1]))
     assert (got.values, got.returns, got.value_mask) == (None, None, None)

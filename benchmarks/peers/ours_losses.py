@@ -20,7 +20,7 @@ from embodied_rl.algorithms.losses import (
     value_loss,
 )
 from embodied_rl.algorithms.statistics import Diagnostics, explained_variance
-from embodied_rl.algorithms.units import aggregate, broadcast_to_level, mask_at_level, reduce_to_level, weigh
+from embodied_rl.algorithms.units import aggregate, broadcast_to_level, mask_at_level, reduce_to_level, units_of, weigh
 from embodied_rl.schema.types import LossAggregation
 
 COMPUTATIONS = Computations()
@@ -37,7 +37,7 @@ UnitLoss = Callable[..., tuple[Tensor, Diagnostics]]
 
 
 def aggregated(units: Tensor, mask: Tensor, mode: LossAggregation) -> Tensor:
-    weights = weigh(mask, torch.arange(len(mask)), mode=mode, scale_factor=LENGTH)
+    weights = weigh(units_of(mask), torch.arange(len(mask)), mode=mode, scale_factor=LENGTH)
     return aggregate(units, mask, weights=weights.per_sample, denominator=weights.count)
 
 

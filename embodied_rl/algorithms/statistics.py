@@ -6,7 +6,7 @@ is kept as (sum, count) and a maximum as itself, so adding up parts gives what t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from embodied_rl.schema.types import NormLevel
 
 Reduce = Callable[[Tensor], Tensor]
+_PARTS = 64
+"""Parts of a mean that are kept apart, at most."""
 
 
 def rollout_returns(rewards: Tensor, valid: Tensor) -> Tensor:
@@ -185,8 +187,8 @@ class Diagnostics:
     """Named means and maxima."""
 
     def __init__(self) -> None:
-        self._means: dict[str, Tensor] = {}
-        """Name -> [2] float64: sum, count."""
+        self._means: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        """Name -> the sum and count of each part, scalars that :meth:`pair` adds up: few operations a part."""
         self._maxima: dict[str, Tensor] = {}
         """Name -> [] float64."""
 
@@ -201,7 +203,7 @@ class Diagnostics:
             total = (units & mask).count_nonzero()
         else:
             total = (units if zeroed else torch.where(mask, units, 0.0)).sum(dtype=torch.float64)
-        self._add(name, torch.stack((total.double(), mask.count_nonzero().double())))
+        self._add(name, [(total, mask.count_nonzero())])
 
     @torch.no_grad()
     def add_max(self, name: str, units: Tensor, mask: Tensor) -> None:
@@ -214,12 +216,17 @@ class Diagnostics:
 
     def pair(self, name: str) -> Tensor:
         """[2] float64: sum and count of the mean called ``name``; zeros before anything was added."""
-        return self._means.get(name, torch.zeros(2, dtype=torch.float64))
+        parts = self._means.get(name)
+        if not parts:
+            return torch.zeros(2, dtype=torch.float64)
+        device = parts[0][0].device
+        columns = [torch.stack([number.to(device) for number in column]) for column in zip(*parts, strict=True)]
+        return torch.stack([column.double().sum() for column in columns])
 
     def merge(self, other: Diagnostics) -> None:
         """Add another part's numbers, for instance the next micro-batch's."""
-        for name, pair in other._means.items():
-            self._add(name, pair)
+        for name, parts in other._means.items():
+            self._add(name, parts)
         for name, value in other._maxima.items():
             self._compete(name, value)
 
@@ -230,19 +237,15 @@ class Diagnostics:
             reduce_sum: sums a float64 tensor over ranks.
             reduce_max: takes the elementwise maximum over ranks.
         """
-        for table, combine in ((self._means, reduce_sum), (self._maxima, reduce_max)):
-            names = sorted(table)
-            if names:
-                # The accelerator's, if any are there: one read of it then gives all.
-                device = max((table[name].device for name in names), key=lambda device: device.type != "cpu")
-                stacked = torch.stack([table[name].to(device) for name in names])
-                table.update(zip(names, combine(stacked), strict=True))
+        means = _combined({name: self.pair(name) for name in self._means}, reduce_sum)
+        self._means = {name: [(pair[0], pair[1])] for name, pair in means.items()}
+        self._maxima = _combined(self._maxima, reduce_max)
 
     def result(self) -> dict[str, float]:
         """Name -> number. A name without a single unit is left out: it has no value."""
         numbers: dict[str, float] = {}
-        for name, pair in self._means.items():
-            total, count = pair.tolist()
+        for name in self._means:
+            total, count = self.pair(name).tolist()
             if count:
                 numbers[name] = total / count
         for name, value in self._maxima.items():
@@ -250,10 +253,23 @@ class Diagnostics:
                 numbers[name] = largest
         return numbers
 
-    def _add(self, name: str, pair: Tensor) -> None:
-        known = self._means.get(name)
-        self._means[name] = pair if known is None else known + pair.to(known.device)
+    def _add(self, name: str, parts: list[tuple[Tensor, Tensor]]) -> None:
+        known = self._means.setdefault(name, [])
+        known += parts
+        if len(known) >= _PARTS:
+            pair = self.pair(name)
+            known[:] = [(pair[0], pair[1])]
 
     def _compete(self, name: str, value: Tensor) -> None:
         known = self._maxima.get(name)
         self._maxima[name] = value if known is None else torch.maximum(known, value.to(known.device))
+
+
+def _combined(table: Mapping[str, Tensor], combine: Reduce) -> dict[str, Tensor]:
+    """One tensor of all, through ``combine``, and apart again."""
+    if not table:
+        return {}
+    names = sorted(table)
+    # The accelerator's, if any are there: one read of it then gives all.
+    device = max((table[name].device for name in names), key=lambda device: device.type != "cpu")
+    return dict(zip(names, combine(torch.stack([table[name].to(device) for name in names])), strict=True))

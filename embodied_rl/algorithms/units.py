@@ -112,15 +112,19 @@ class Weights:
     """This rank's share of the divisor."""
 
 
-def weigh(mask: Tensor, sequence_ids: Tensor, *, mode: LossAggregation, scale_factor: float) -> Weights:
+def units_of(mask: Tensor) -> Tensor:
+    """[B] float64: the number of each sample's valid units, from [B,*L] bool."""
+    return mask.reshape(len(mask), -1).sum(1).double()
+
+
+def weigh(units: Tensor, sequence_ids: Tensor, *, mode: LossAggregation, scale_factor: float) -> Weights:
     """Weights of one rank's samples in an optimiser step.
 
     Args:
-        mask: [B,*L] bool.
+        units: [B] as :func:`units_of`.
         sequence_ids: [B] int64.
         scale_factor: K of ``seq-mean-token-sum-norm`` (Dr. GRPO, arXiv:2503.20783: the longest possible sequence).
     """
-    units = mask.reshape(len(mask), -1).sum(1).double()
     if mode == "token-mean":
         return Weights(per_sample=torch.ones_like(units), count=float(units.sum()))
     sequences = Groups.of(sequence_ids)

@@ -260,8 +260,8 @@ def _cat(parts: list[Any]) -> Any:
     return torch.cat(parts)
 
 
-def minibatches(all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch: int, count: int) -> Iterator[Tensor]:
-    """One pass over a training step's samples, in an order drawn for this (step, epoch).
+def minibatches(all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epochs: int, count: int) -> Iterator[Tensor]:
+    """Passes over a training step's samples, each in an order drawn for this step and pass.
 
     The order is drawn over the samples of *all* ranks by their ids, and each rank takes those that are its own: what an
     optimiser step sees does not depend on the number of ranks. Ranks' shares differ in size.
@@ -269,19 +269,16 @@ def minibatches(all_ids: Tensor, own_ids: Tensor, *, seed: int, step: int, epoch
     Args:
         all_ids: sample ids of all ranks, in any order.
         own_ids: those of this rank, in any order; all of them are in ``all_ids``.
-        count: optimiser steps; fewer where there are fewer samples.
+        count: optimiser steps of a pass; fewer where there are fewer samples.
 
     Yields:
         This rank's part of each mini-batch as indices into ``own_ids``; it may be empty. Nothing if there is no sample.
     """
     if not len(all_ids):
         return
-    ordered = np.sort(all_ids.numpy())
-    rng = generator(seed, step, epoch)
-    permuted = ordered[rng.permutation(len(ordered))]
-    own = own_ids.numpy()
-    by_id = np.argsort(own)
-    is_own = np.isin(permuted, own)
-    parts = min(count, len(permuted))
-    for part, here in zip(np.array_split(permuted, parts), np.array_split(is_own, parts), strict=True):
-        yield torch.from_numpy(by_id[np.searchsorted(own, part[here], sorter=by_id)])
+    place = np.full(len(all_ids), -1)  # in own_ids, in ascending order of ids; -1 for those of other ranks
+    place[np.searchsorted(np.sort(all_ids.numpy()), own_ids.numpy())] = np.arange(len(own_ids))
+    for epoch in range(epochs):
+        permuted = place[generator(seed, step, epoch).permutation(len(place))]
+        for part in np.array_split(permuted, min(count, len(permuted))):
+            yield torch.from_numpy(part[part >= 0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,7 @@ from embodied_rl.algorithms.losses import (
     value_loss,
 )
 from embodied_rl.algorithms.statistics import Diagnostics, masked_moments, mean_and_variance
-from embodied_rl.algorithms.units import aggregate, mask_at_level, reduce_to_level, weigh
+from embodied_rl.algorithms.units import aggregate, mask_at_level, reduce_to_level, units_of, weigh
 from embodied_rl.contracts import TrainBatch
 from embodied_rl.models.base import Evaluation
 from embodied_rl.training.scoring import Training
@@ -29,12 +29,13 @@ from embodied_rl.training.sharding import gather_values, sum_over_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateContext:
-    """Numbers that are the same for all optimiser steps of an update."""
+    """What is the same for all optimiser steps of an update."""
 
     version: int
     """Version that the update makes."""
     kl_beta: float
     return_std: float
+    weighing: Weighing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,19 @@ class Term:
         weights = self.weights[rows]
         weights = weights if len(weights) else self.weights.new_ones(len(mask))
         return aggregate(units, mask, weights=weights.to(units.device), denominator=self.denominator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    """What of a rank's samples in an update decides how they weigh in each term of an optimiser step's loss."""
+
+    sequence_ids: Tensor
+    """[B] int64."""
+    units: Mapping[str, Tensor]
+    """Of each term, as :func:`units_of`."""
+    scale_factors: Mapping[str, float]
+    """Of each term that is aggregated as ``algorithm.loss_agg_func`` says, as :func:`weigh` takes them. The others are
+    means over units."""
 
 
 class Objective:
@@ -90,18 +104,29 @@ class Objective:
         _, variance = mean_and_variance(self._sum(masked_moments(batch.returns, batch.value_mask)))
         return math.sqrt(variance.item()) or 1.0  # equal returns have no scale
 
-    def terms(self, batch: TrainBatch) -> dict[str, Term]:
-        """Weigh the units of a mini-batch's samples for each term of the loss."""
-        algorithm = self._algorithm
+    def weighing(self, batch: TrainBatch) -> Weighing:
+        """Of an update's samples, for :meth:`terms`."""
         masks = {"policy": batch.loss_mask, "entropy": self._entropy_mask(batch)}
-        if algorithm.positive_nll_coef is not None:
+        if self._algorithm.positive_nll_coef is not None:
             masks["nll"] = _positive(batch)
-        weights = {
-            name: weigh(mask, batch.sequence_ids, mode=algorithm.loss_agg_func, scale_factor=self._scale_factor(mask))
-            for name, mask in masks.items()
-        }
+        scale_factors = {name: self._scale_factor(mask) for name, mask in masks.items()}
         if batch.value_mask is not None:
-            weights["value"] = weigh(batch.value_mask, batch.sequence_ids, mode="token-mean", scale_factor=1.0)
+            masks["value"] = batch.value_mask
+        units = {name: units_of(mask) for name, mask in masks.items()}
+        return Weighing(sequence_ids=batch.sequence_ids, units=units, scale_factors=scale_factors)
+
+    def terms(self, weighing: Weighing, index: Tensor) -> dict[str, Term]:
+        """Weigh the units of a mini-batch, the samples at ``index`` ([k] int64), for each term of the loss."""
+        sequence_ids, aggregation = weighing.sequence_ids[index], self._algorithm.loss_agg_func
+        weights = {
+            name: weigh(
+                units[index],
+                sequence_ids,
+                mode=aggregation if name in weighing.scale_factors else "token-mean",
+                scale_factor=weighing.scale_factors.get(name, 1.0),
+            )
+            for name, units in weighing.units.items()
+        }
         counts = self._sum(torch.tensor([w.count for w in weights.values()], dtype=torch.float64)).tolist()
         return {
             name: Term(weights=w.per_sample, denominator=count)
@@ -235,11 +260,9 @@ class ValueObjective(Objective):
     def mask_off_policy(self, batch: TrainBatch, diagnostics: Diagnostics) -> TrainBatch:
         return batch
 
-    def terms(self, batch: TrainBatch) -> dict[str, Term]:
+    def weighing(self, batch: TrainBatch) -> Weighing:
         assert batch.value_mask is not None
-        weights = weigh(batch.value_mask, batch.sequence_ids, mode="token-mean", scale_factor=1.0)
-        [count] = self._sum(torch.tensor([weights.count], dtype=torch.float64)).tolist()
-        return {"value": Term(weights=weights.per_sample, denominator=count)}
+        return Weighing(sequence_ids=batch.sequence_ids, units={"value": units_of(batch.value_mask)}, scale_factors={})
 
     def loss(
         self,

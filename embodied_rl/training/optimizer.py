@@ -30,19 +30,16 @@ def build_optimizer(policy: Grouped, config: OptimConfig) -> Optimizer:
     and norms."""
     of_value_head = {id(p) for p in policy.value_parameters()}
     undecayed = {id(p) for p in policy.undecayed_parameters()}
-    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
+    value_lr = config.lr if config.value_lr is None else config.value_lr
+    groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
     for parameter in policy.parameters():
         if parameter.requires_grad:
-            groups.setdefault((id(parameter) in of_value_head, id(parameter) not in undecayed), []).append(parameter)
-    value_lr = config.lr if config.value_lr is None else config.value_lr
+            rate = value_lr if id(parameter) in of_value_head else config.lr
+            decay = 0.0 if id(parameter) in undecayed else config.weight_decay
+            groups.setdefault((rate, decay), []).append(parameter)
     options = [
-        {
-            "params": parameters,
-            "lr": value_lr if is_value else config.lr,
-            "initial_lr": value_lr if is_value else config.lr,
-            "weight_decay": config.weight_decay if decays else 0.0,
-        }
-        for (is_value, decays), parameters in groups.items()
+        {"params": parameters, "lr": rate, "initial_lr": rate, "weight_decay": decay}
+        for (rate, decay), parameters in groups.items()
     ]
     betas = (config.adam_beta1, config.adam_beta2)
     if config.state_dtype != "float32":

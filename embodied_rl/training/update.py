@@ -53,6 +53,8 @@ class Updater:
         """Samples of this update's optimiser steps."""
         self.without_gradient: dict[str, Tensor] = {}
         """Trainable parameters, by name, that no loss of the last update reached: nothing reads them."""
+        self._teaching: Tensor | None = None
+        """[B] bool: the samples of this update whose loss can have a gradient; None: all are gone through."""
         self._trainable: list[Tensor] = []
         """The policy's parameters that this update trains."""
         self._losses: list[tuple[Tensor, Tensor]] = []
@@ -79,7 +81,12 @@ class Updater:
         algorithm = self._algorithm
         diagnostics = Diagnostics()
         batch = self._objective.mask_off_policy(batch, diagnostics)
-        context = UpdateContext(version=step + 1, kl_beta=kl_beta, return_std=self._objective.return_std(batch))
+        context = UpdateContext(
+            version=step + 1,
+            kl_beta=kl_beta,
+            return_std=self._objective.return_std(batch),
+            weighing=self._objective.weighing(batch),
+        )
         # A rank whose groups were all filtered holds one masked sample, which must not count in a mini-batch:
         # another number of ranks would have another number of them.
         trainable = batch.trainable()
@@ -92,18 +99,17 @@ class Updater:
         parameters: dict[str, Tensor] = {name: p for name, p in self._policy.named_parameters() if p.requires_grad}
         self._trainable = list(parameters.values())
         self.without_gradient = parameters if total else {}
+        self._teaching = self._objective.has_gradient(batch, context) if self._actor.skip_zero_advantages else None
         norms: list[float] = []
         stopped = False
-        for epoch in range(algorithm.update_epoch):
-            for index in minibatches(all_ids, own_ids, seed=self._actor.seed, step=step, epoch=epoch, count=count):
-                self._under_way = f"{self._whose}update {len(norms) + 1}/{total}: micro-batch"
-                norm = self._optimizer_step(batch, trainable[index], diagnostics, context, number=len(norms))
-                stopped = norm is None
-                if norm is None:
-                    break
-                norms.append(norm)
-            if stopped:
+        seed, epochs = self._actor.seed, algorithm.update_epoch
+        for index in minibatches(all_ids, own_ids, seed=seed, step=step, epochs=epochs, count=count):
+            self._under_way = f"{self._whose}update {len(norms) + 1}/{total}: micro-batch"
+            norm = self._optimizer_step(batch, trainable[index], diagnostics, context, number=len(norms))
+            stopped = norm is None
+            if norm is None:
                 break
+            norms.append(norm)
         diagnostics.reduce(self._sum, self._max)
         finite = [norm for norm in norms if math.isfinite(norm)]
         metrics = {
@@ -137,7 +143,7 @@ class Updater:
         Where the norm is not finite there was no step.
         """
         actor, algorithm = self._actor, self._algorithm
-        terms, teaching = self._plan(batch, index, context)
+        terms, teaching = self._objective.terms(context.weighing, index), self._taught(index)
         lengths = self._policy.sample_lengths(batch.replay_inputs)
         lengths = None if lengths is None else lengths[index[teaching]]
         limit = float("inf") if actor.optim.clip_grad is None else actor.optim.clip_grad
@@ -160,7 +166,7 @@ class Updater:
                 total, count = self._sum(found.pair("ratio")).tolist()
                 if count and total / count > algorithm.early_stop_imp_ratio:
                     diagnostics.merge(found)
-                    self._optimizer.zero_grad(set_to_none=True)
+                    self._drop_gradients()
                     return None
             if context.version <= algorithm.critic_warmup_steps:
                 self._keep_value_gradients()
@@ -176,7 +182,7 @@ class Updater:
         if finite:
             self._optimizer.step()
         elif actor.optim.skip_nonfinite:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._drop_gradients()
         else:
             raise FloatingPointError(
                 f"training step {context.version}: the {self._whose}gradient's norm is {size}, the weights are "
@@ -186,16 +192,14 @@ class Updater:
             )
         return size
 
-    def _plan(self, batch: TrainBatch, index: Tensor, context: UpdateContext) -> tuple[dict[str, Term], Tensor]:
-        """Terms of a mini-batch's loss, and the samples ([k] int64 into ``index``) to go through."""
-        minibatch = batch.select(index, replayed=False)
-        terms = self._objective.terms(minibatch if len(index) else _masked(batch))
-        if not self._actor.skip_zero_advantages:
-            return terms, torch.arange(len(index))
-        teaching = self._objective.has_gradient(minibatch, context).nonzero().squeeze(-1)
+    def _taught(self, index: Tensor) -> Tensor:
+        """A mini-batch's samples to go through, [k] int64 into ``index``."""
+        if self._teaching is None:
+            return torch.arange(len(index))
+        teaching = self._teaching[index].nonzero().squeeze(-1)
         self._seen += len(index)
         self._left_out += len(index) - len(teaching)
-        return terms, teaching
+        return teaching
 
     def _loss_scales(self) -> tuple[float, ...]:
         """Factors to multiply the loss by; the next one where gradients overflow.
@@ -227,7 +231,7 @@ class Updater:
         """
         diagnostics = Diagnostics()
         passes = max(1, int(self._max(torch.tensor([len(parts)]))[0]))
-        self._optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         self._losses = []
         for number in range(passes):
             rows = teaching[parts[number]] if number < len(parts) else torch.zeros(0, dtype=torch.int64)
@@ -266,6 +270,11 @@ class Updater:
         self._losses.append((micro.sample_ids, loss.detach()))
         # FSDP averages gradients over ranks; the loss's denominators are global already.
         (loss * dist.get_world_size() * loss_scale).backward()
+
+    def _drop_gradients(self) -> None:
+        """The optimiser's own method does this, at ten times the cost for a small network."""
+        for parameter in self._trainable:
+            parameter.grad = None
 
     def _keep_value_gradients(self) -> None:
         """Drop the others' gradients, so that the optimiser leaves them as they are. Without a value head, keep all."""

@@ -22,7 +22,7 @@ from embodied_rl.algorithms.losses import (
     value_loss,
 )
 from embodied_rl.algorithms.statistics import Diagnostics
-from embodied_rl.algorithms.units import aggregate, reduce_to_level, weigh
+from embodied_rl.algorithms.units import aggregate, reduce_to_level, units_of, weigh
 from embodied_rl.schema.types import LossAggregation
 
 Batch = dict[str, Tensor]
@@ -124,7 +124,10 @@ def run(
     term, leaf = TERMS[name]
     batch = {**batch, leaf: batch[leaf].clone().requires_grad_()}
     mask, ids = batch["mask"], batch["sequence_ids"]
-    weights = [weigh(mask[torch.cat(own)], ids[torch.cat(own)], mode=mode, scale_factor=SCALE_FACTOR) for own in split]
+    weights = [
+        weigh(units_of(mask[torch.cat(own)]), ids[torch.cat(own)], mode=mode, scale_factor=SCALE_FACTOR)
+        for own in split
+    ]
     denominator = sum(of_rank.count for of_rank in weights)
     loss, diagnostics = torch.zeros((), dtype=torch.float64), Diagnostics()
     for own, of_rank in zip(split, weights, strict=True):

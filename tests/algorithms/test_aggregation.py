@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from embodied_rl.algorithms.units import aggregate, weigh
+from embodied_rl.algorithms.units import aggregate, units_of, weigh
 from embodied_rl.schema.types import LossAggregation
 from tests.algorithms.terms import SCALE_FACTOR, TERMS, Batch, in_one_go, over_ranks, random_batch, run
 
@@ -17,7 +17,7 @@ MODES: tuple[LossAggregation, ...] = get_args(LossAggregation)
 
 
 def aggregated(units: Tensor, mask: Tensor, ids: Tensor, mode: LossAggregation, scale_factor: float = 1.0) -> Tensor:
-    weights = weigh(mask, ids, mode=mode, scale_factor=scale_factor)
+    weights = weigh(units_of(mask), ids, mode=mode, scale_factor=scale_factor)
     return aggregate(units, mask, weights=weights.per_sample, denominator=weights.count)
 
 
@@ -43,7 +43,7 @@ def test_a_sequence_may_be_several_samples_and_a_masked_one_counts_nowhere(mode:
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_and_counts_by_hand(mode: LossAggregation) -> None:
     mask = torch.tensor([[True, True], [True, False], [True, False], [False, False]])
-    got = weigh(mask, torch.tensor([0, 1, 0, 2]), mode=mode, scale_factor=4.0)
+    got = weigh(units_of(mask), torch.tensor([0, 1, 0, 2]), mode=mode, scale_factor=4.0)
     third = 1.0 / 3.0
     expected, count = {
         "token-mean": ([1.0, 1.0, 1.0], 4.0),

@@ -20,13 +20,23 @@ def test_parts_of_different_size_combine_to_the_whole() -> None:
     assert merged.result() == whole.result() == {"mean": 3.0, "max": 6.0}
 
 
+def test_any_number_of_parts() -> None:
+    diagnostics, flags = Diagnostics(), torch.tensor([True, False])
+    for number in range(200):
+        more = part([float(number)], [True])
+        more.add_mean("share", flags, torch.ones(2, dtype=torch.bool))
+        diagnostics.merge(more)
+    assert diagnostics.result() == {"mean": 99.5, "max": 199.0, "share": 0.5}
+    assert diagnostics.pair("share").tolist() == [200.0, 400.0]
+
+
 def test_reduce_over_ranks_uses_one_collective_each() -> None:
     mine, other = part([1.0], [True]), part([2.0, 6.0], [True, True])
     calls: list[tuple[int, ...]] = []
 
     def plus(tensor: torch.Tensor) -> torch.Tensor:
         calls.append(tuple(tensor.shape))
-        return tensor + torch.stack([other._means["mean"]])
+        return tensor + torch.stack([other.pair("mean")])
 
     mine.reduce(plus, lambda tensor: torch.maximum(tensor, torch.tensor([6.0], dtype=torch.float64)))
     assert mine.result() == {"mean": 3.0, "max": 6.0}
@@ -65,4 +75,4 @@ def test_it_holds_no_graph() -> None:
     units = torch.ones(2, requires_grad=True)
     diagnostics = Diagnostics()
     diagnostics.add_mean("mean", units, torch.ones(2, dtype=torch.bool))
-    assert not diagnostics._means["mean"].requires_grad
+    assert not diagnostics.pair("mean").requires_grad

@@ -358,8 +358,8 @@ def parts_of(
 ) -> list[list[int]]:
     """Sample ids of this rank's part of each mini-batch."""
     mine = torch.tensor(own, dtype=torch.int64)
-    places = minibatches(torch.tensor(ids), mine, seed=seed, step=step, epoch=epoch, count=count)
-    return [mine[place].tolist() for place in places]
+    places = minibatches(torch.tensor(ids), mine, seed=seed, step=step, epochs=epoch + 1, count=count)
+    return [mine[place].tolist() for place in list(places)[-min(count, len(ids)) :]]
 
 
 @given(shares())
