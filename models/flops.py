@@ -1,4 +1,4 @@
-"""Floating-point operations of a policy's passes, counted by torch on tensors without memory.
+"""Floating-point operations of a policy's passes, counted by torch, for all but small ones on tensors without memory.
 
 What counts is matrix products, convolutions and attention, 2·m·n·k each (``torch.utils.flop_counter``); of attention
 all pairs of tokens, masked or not (PaLM, arXiv:2204.02311, appendix B). The backward pass is counted as autograd walks
@@ -30,6 +30,8 @@ from embodied_rl.models.weights.stored import wanted
 from embodied_rl.monitoring.work import Flops
 
 T = TypeVar("T")
+_SMALL: Final = 4_000_000
+"""Parameters."""
 _DEGREE: Final = 2
 """Attention is quadratic in the number of tokens, all else linear or constant."""
 
@@ -63,14 +65,20 @@ class SampleCost:
         return Flops(model=_total(self.training, count, lengths), again=_total(self.again, count, lengths))
 
 
-def without_memory(policy: Policy) -> Policy:
-    """A copy on the meta device, its parameters of the type that they are to have. Not of a policy that is sharded."""
-    known: dict[int, object] = {}
-    for parameter in policy.parameters():
-        empty = torch.empty_like(parameter, device="meta", dtype=wanted(parameter))
-        known[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+def countable(policy: Policy) -> Policy:
+    """A copy to count on, its parameters of the type that they are to have: without memory, on the meta device, or a
+    small one's on the CPU, since what torch calculates of shapes alone imports sympy, half a second. Not of a policy
+    that is sharded."""
+    parameters = list(policy.parameters())
+    small = sum(p.numel() for p in parameters) <= _SMALL and not any(p.is_meta for p in parameters)
+    # On the CPU their masks decide how much is computed.
+    small &= not any(type(module).__module__.startswith("transformers.") for module in policy.modules())
+    device, known = "cpu" if small else "meta", dict[int, object]()
+    for parameter in parameters:
+        held = torch.zeros_like(parameter, device=device, dtype=wanted(parameter))
+        known[id(parameter)] = torch.nn.Parameter(held, requires_grad=parameter.requires_grad)
     for buffer in policy.buffers():
-        known[id(buffer)] = torch.empty_like(buffer, device="meta")
+        known[id(buffer)] = torch.zeros_like(buffer, device=device)
     return copy.deepcopy(policy, known)
 
 
@@ -78,7 +86,7 @@ def acting_cost(policy: Policy, obs: EnvObs) -> ActingCost:
     """What acting on an observation like ``obs`` takes.
 
     Args:
-        policy: of :func:`without_memory`.
+        policy: of :func:`countable`.
         obs: of one env, on the CPU.
     """
     return ActingCost(
@@ -93,7 +101,7 @@ def sample_cost(
     """What passes of samples like that of ``inputs`` take.
 
     Args:
-        policy: of :func:`without_memory`.
+        policy: of :func:`countable`.
         inputs: ``replay_inputs`` of one sample, on the CPU.
         recompute: puts gradient checkpointing into a policy.
     """
@@ -110,7 +118,7 @@ def sample_cost(
     bare = torch.tensor([_passes(policy, sample) for sample in samples], dtype=torch.float64)
     whole = bare[:, 1]
     if recompute is not None:
-        again = without_memory(policy)
+        again = countable(policy)
         recompute(again)
         whole = torch.tensor([_passes(again, sample)[1] for sample in samples], dtype=torch.float64)
     forward, training, more = torch.linalg.solve(monomials, torch.stack([*bare.unbind(1), whole - bare[:, 1]], 1)).T
@@ -140,7 +148,8 @@ def _passes(policy: Policy, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def _counted(work: Callable[[], object]) -> int:
-    with granted(), _uncompiled(), FlopCounterMode(display=False) as counter:
+    # A copy with memory draws numbers; those of the run stay as they are.
+    with torch.random.fork_rng(devices=[]), granted(), _uncompiled(), FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops()
 

@@ -156,7 +156,10 @@ class MlpPolicy(Policy):
     ) -> Evaluation:
         features = self._features(replay_inputs)
         actions = self._distribution(features, temperature)
-        parameters = {"logits": actions} if isinstance(actions, Tensor) else {"loc": actions.loc, "scale": actions.scale}
+        if isinstance(actions, Tensor):
+            parameters = {"logits": actions}
+        else:
+            parameters = {"loc": actions.loc, "scale": actions.scale}
         # FSDP warns of outputs that are views.
         distribution = {name: tensor.clone() for name, tensor in parameters.items()} if with_distribution else None
         samples = replay_inputs["samples"].to(features.device)

@@ -7,16 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import av
-import av.container
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from embodied_rl.evaluation.tiles import BORDER, Grid, arrange, canvas
 from embodied_rl.evaluation.video import ENCODER, write_h264
 from embodied_rl.files import atomic
+
+if TYPE_CHECKING:
+    import av.container
 
 HEADING: Final = 26
 """Height of the line above each tile, in pixels."""
@@ -48,6 +49,8 @@ def write_side_by_side(path: Path, pairs: Sequence[tuple[Clip, Clip]]) -> None:
     Raises:
         FFmpegError: a file is no video.
     """
+    import av  # as in video
+
     clips = [clip for pair in pairs for clip in pair]
     width, height = (max(clip.box[axis + 2] - clip.box[axis] for clip in clips) for axis in (0, 1))
     grid = arrange(range(len(clips)), 2, width - 2 * BORDER, height + HEADING - 2 * BORDER)

@@ -10,7 +10,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -263,6 +262,8 @@ def write_h264(
         options: of the encoder libx264.
         threads: of the encoder; 0: as many as it likes. With one, equal frames give equal files.
     """
+    import av  # a tenth of a second, which runs without videos need not wait
+
     with av.open(str(path), "w", format="mp4", options=container_options) as container:
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001), options=dict(options))
         stream.pix_fmt, stream.codec_context.thread_count = "yuv420p", threads

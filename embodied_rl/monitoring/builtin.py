@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import av
 import yaml
 from PIL import Image
 
@@ -142,6 +141,8 @@ class TensorboardBackend:
 
 def _gif(video: Path, *, per_second: float, width: int) -> bytes:
     """A video as an animated GIF of so many frames a second, which show it in real time, at most ``width`` wide."""
+    import av  # what comes with it takes a tenth of a second, and most runs show no video
+
     frames: list[Image.Image] = []
     with av.open(str(video)) as container:
         for frame in container.decode(video=0):

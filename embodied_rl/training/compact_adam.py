@@ -9,17 +9,17 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.optim import Optimizer
 
 from embodied_rl.seeding import derived_seed
 from embodied_rl.training.sharding import is_distributed
+from embodied_rl.training.uncompiled import Uncompiled
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 BLOCK: Final = 256
 """Numbers of a parameter's own shard, in their order, that share a scale: the largest of them."""
 
 
-class CompactAdamW(Optimizer):
+class CompactAdamW(Uncompiled):
     """AdamW (arXiv:1711.05101) on float32 weights. A step computes in float32 from moments that are stored in less.
 
     Near 1 bfloat16 has steps of 2^-8, and the second moment changes by ``1 - beta2`` = 0.001 of itself: rounded to the

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import torch
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from embodied_rl.schema import LRScheduleConfig, OptimConfig
 from embodied_rl.training.compact_adam import CompactAdamW
+from embodied_rl.training.uncompiled import UncompiledAdamW
 
 
 class Grouped(Protocol):
@@ -44,7 +45,7 @@ def build_optimizer(policy: Grouped, config: OptimConfig) -> Optimizer:
     betas = (config.adam_beta1, config.adam_beta2)
     if config.state_dtype != "float32":
         return CompactAdamW(options, lr=config.lr, betas=betas, eps=config.adam_eps, dtype=config.state_dtype)
-    return AdamW(options, betas=betas, eps=config.adam_eps, fused=True)
+    return UncompiledAdamW(options, betas=betas, eps=config.adam_eps, fused=True)
 
 
 def set_learning_rates(optimizer: Optimizer, factor: float) -> None:

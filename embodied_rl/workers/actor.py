@@ -21,7 +21,7 @@ from embodied_rl.contracts import Delivery, TrainBatch, Trajectory
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.compilation import require_compiler
-from embodied_rl.models.flops import SampleCost, if_countable, sample_cost, without_memory
+from embodied_rl.models.flops import SampleCost, countable, if_countable, sample_cost
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import require_accelerator
 from embodied_rl.models.weights.precision import want_in
@@ -112,7 +112,7 @@ class ActorWorker(Worker):
         self._policy = self._initial_policy(spec)
         self._record = PolicyRecord.of(self._model_config, spec)
         parameters = sum(p.numel() for p in self._policy.parameters())
-        self._blank = if_countable(lambda: without_memory(self._policy))
+        self._blank = if_countable(lambda: countable(self._policy))
         self._peak = self._device_peak()
         if self._config.torch_compile:
             require_compiler("actor.torch_compile", context.device)

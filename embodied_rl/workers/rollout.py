@@ -12,7 +12,7 @@ from torch import Tensor
 from embodied_rl.contracts import ActionChunk, ChunkResult, Delivery, EnvObs, RolloutEnd, RolloutStart
 from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec, Truncation
 from embodied_rl.models.compilation import compile_acting
-from embodied_rl.models.flops import ActingCost, acting_cost, if_countable, without_memory
+from embodied_rl.models.flops import ActingCost, acting_cost, countable, if_countable
 from embodied_rl.models.registry import policy_of
 from embodied_rl.models.weights.host import HostWeights, require_accelerator
 from embodied_rl.models.weights.precision import hold_in
@@ -99,7 +99,7 @@ class RolloutWorker(Worker):
             self._resident = HostWeights(self._policy, self.context.device)
         else:
             self._policy.to(self.context.device)
-        self._blank = if_countable(lambda: without_memory(policy))
+        self._blank = if_countable(lambda: countable(policy))
         self._peak = peak_of(self.context.device, main_type(policy.parameters()))
         if self._torch_compile:
             compile_acting(policy, self.context.device, cuda_graphs=self._cuda_graphs)

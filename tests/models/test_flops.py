@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied_rl.contracts import EnvObs
 from embodied_rl.models import flops
 from embodied_rl.models.base import Policy, PolicySpec
-from embodied_rl.models.flops import ActingCost, acting_cost, if_countable, sample_cost, without_memory
+from embodied_rl.models.flops import ActingCost, acting_cost, countable, if_countable, sample_cost
 from embodied_rl.models.openvla.policy import OpenVlaPolicy
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.weights.lora import add_adapters
@@ -24,6 +24,14 @@ from embodied_rl.monitoring.work import Flops
 from embodied_rl.training.sharding import checkpoint_blocks
 from tests.models.flow.flow_models import POLICIES, flow_policy, look
 from tests.models.small import LANGUAGE, STATE, fresh, inputs, settings
+
+
+@pytest.fixture(autouse=True, params=[0, 10**9], ids=["without memory", "small"])
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Parameters of a policy that is small."""
+    monkeypatch.setattr(flops, "_SMALL", request.param)
+    return request.param
+
 
 PAIRS = torch.tensor([[4, 6], [1, 1], [9, 2], [30, 17]])
 
@@ -48,7 +56,7 @@ def language_forward(prompt: int, response: int, vocabulary: int) -> float:
 def test_a_language_model_costs_what_the_formula_says(checkpointed: bool) -> None:
     policy = language()
     vocabulary = len(policy.get_submodule("model").get_input_embeddings().weight)  # type: ignore[operator]
-    cost = sample_cost(without_memory(policy), inputs("causal_lm"), checkpoint_blocks if checkpointed else None)
+    cost = sample_cost(countable(policy), inputs("causal_lm"), checkpoint_blocks if checkpointed else None)
     expected = sum(language_forward(p, r, vocabulary) for p, r in PAIRS.tolist())
     assert cost.inferred(len(PAIRS), PAIRS).model == pytest.approx(expected, rel=1e-9)
     trained = cost.trained(len(PAIRS), PAIRS)
@@ -64,7 +72,7 @@ def test_a_language_model_costs_what_the_formula_says(checkpointed: bool) -> Non
 def test_long_texts_of_a_wide_model_cost_six_operations_a_weight_and_token() -> None:
     """Kaplan et al., arXiv:2001.08361: 6 N a token, where attention itself is little of it."""
     policy = language(hidden=512, layers=4, inner=2048)
-    cost = sample_cost(without_memory(policy), inputs("causal_lm"))
+    cost = sample_cost(countable(policy), inputs("causal_lm"))
     weights, lengths = sum(p.numel() for p in policy.parameters()), torch.tensor([[2, 62]])
     assert cost.trained(1, lengths).model == pytest.approx(6 * weights * 64, rel=0.03)
 
@@ -72,7 +80,7 @@ def test_long_texts_of_a_wide_model_cost_six_operations_a_weight_and_token() -> 
 def test_samples_without_lengths_cost_the_same() -> None:
     """mlp: 4 features, two hidden layers of 16, 3 actions of 2 numbers, and a value head like it."""
     one = {name: tensor[:1] for name, tensor in inputs("mlp").items()}
-    cost = sample_cost(without_memory(fresh("mlp")), one)
+    cost = sample_cost(countable(fresh("mlp")), one)
     head = 2 * (4 * 16 + 16 * 16)
     forward = 2 * head + 2 * 16 * (6 + 1)
     assert cost.inferred(7, None) == Flops(model=7 * forward)
@@ -84,10 +92,10 @@ def test_samples_without_lengths_cost_the_same() -> None:
 def test_acting_on_an_observation(tmp_path: Path) -> None:
     obs = EnvObs(env_ids=torch.arange(1), images={}, state=torch.zeros(1, 4), instructions=("",))
     head = 2 * (4 * 16 + 16 * 16)
-    found = acting_cost(without_memory(fresh("mlp")), obs)
+    found = acting_cost(countable(fresh("mlp")), obs)
     assert found == ActingCost(act=2 * head + 2 * 16 * 7, values=head + 2 * 16)
     bare = build_policy("mlp", replace(STATE, values_per_chunk=0), {"hidden_size": 16})
-    assert acting_cost(without_memory(bare), obs) == ActingCost(act=head + 2 * 16 * 6, values=0.0)
+    assert acting_cost(countable(bare), obs) == ActingCost(act=head + 2 * 16 * 6, values=0.0)
 
 
 def vit(tokens: int, patches: int, *, width: int = 32, inner: int = 64, layers: int = 2) -> float:
@@ -117,7 +125,7 @@ def test_openvla_costs_what_the_formula_says(tmp_path: Path, rank: int) -> None:
     text = llama(tokens, width=64, layers=2, inner=128) + 2 * 7 * 64 * 256
     if rank:
         add_adapters(policy, settings(rank=rank))
-    cost = sample_cost(without_memory(policy), decided.replay_inputs)
+    cost = sample_cost(countable(policy), decided.replay_inputs)
     if not rank:
         assert cost.inferred(1, None).model == encoders + projector + text
         assert cost.trained(1, None).model == pytest.approx(3 * cost.forward[0], rel=0.05)
@@ -133,8 +141,7 @@ def test_denoising_costs_each_of_its_steps(tmp_path: Path, model: str) -> None:
     POLICIES[model].write_tiny(tmp_path)
     obs = look(1)
     costs = [
-        acting_cost(without_memory(flow_policy(model, tmp_path, values=0, num_steps=steps)), obs).act
-        for steps in (2, 3, 5)
+        acting_cost(countable(flow_policy(model, tmp_path, values=0, num_steps=steps)), obs).act for steps in (2, 3, 5)
     ]
     step = costs[1] - costs[0]
     assert step > 0
@@ -144,15 +151,15 @@ def test_denoising_costs_each_of_its_steps(tmp_path: Path, model: str) -> None:
 
 @pytest.mark.parametrize("model", ["tiny_vla", "mlp", "cnn"])
 @pytest.mark.parametrize("rank", [0, 4])
-def test_counting_changes_nothing(model: str, rank: int) -> None:
+def test_counting_changes_nothing(model: str, rank: int, small: int) -> None:
     policy = fresh(model)
     if rank:
         add_adapters(policy, settings(rank=rank))
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     state = torch.get_rng_state()
-    blank = without_memory(policy)
+    blank = countable(policy)
     assert sample_cost(blank, {name: tensor[:1] for name, tensor in inputs(model).items()}, checkpoint_blocks).again
-    assert all(p.is_meta for p in blank.parameters())
+    assert all(p.is_meta != bool(small) for p in blank.parameters())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
     assert all(p.grad is None for p in policy.parameters())
@@ -168,7 +175,7 @@ def test_a_policy_that_reads_numbers_is_left_out(capsys: pytest.CaptureFixture[s
             return replay_inputs["x"] * float(self.weight)
 
     sample: dict[str, Tensor] = {"x": torch.ones(1)}
-    count: Callable[[], Any] = lambda: sample_cost(without_memory(Peeking()), sample)  # noqa: E731
+    count: Callable[[], Any] = lambda: sample_cost(countable(Peeking()), sample)  # noqa: E731
     assert if_countable(count) is None
     assert "perf/ metrics are left out" in capsys.readouterr().out
 
