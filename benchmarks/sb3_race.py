@@ -69,6 +69,9 @@ class Race:
     """Actions are choices."""
     reward_coef: float = 1.0
     """What our preset multiplies rewards with."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Sequence[str] = ()
+    """Both as the preset's ``env.init_params``: what both sides train in."""
 
 
 _MUJOCO = {"log_std_init": -2, "ortho_init": False, "activation_fn": "ReLU", "net_arch": [256, 256]}
@@ -136,6 +139,30 @@ RACES: Mapping[str, Race] = {
             "max_grad_norm": 0.8,
             "vf_coef": 0.58096,
             "policy_kwargs": _MUJOCO,
+        },
+    ),
+    "pusht": Race(
+        id="gym_pusht:gym_pusht/PushT-v0",
+        kwargs={"obs_type": "environment_state_agent_pos"},
+        wrappers=("embodied_rl.envs.pusht:FromAgent",),
+        experiment="pusht_ppo",
+        steps=150,
+        rollout=4096,
+        every=10,
+        threshold=100,
+        n_envs=32,
+        normalize=True,
+        # The zoo has no PushT: our numbers.
+        settings={
+            "n_steps": 128,
+            "batch_size": 512,
+            "gamma": 0.99,
+            "gae_lambda": 0.95,
+            "n_epochs": 10,
+            "learning_rate": 3e-4,
+            "clip_range": 0.2,
+            "ent_coef": 0.005,
+            "policy_kwargs": {"log_std_init": -0.5, "net_arch": [128, 128]},
         },
     ),
     "pendulum_sac": Race(
@@ -243,6 +270,8 @@ def sb3_input(race: Race, seed: int) -> dict[str, Any]:
     """What SB3's side has to know; its held-out episodes are those of our evaluation."""
     return {
         "id": race.id,
+        "kwargs": dict(race.kwargs),
+        "wrappers": list(race.wrappers),
         "seed": seed,
         "n_envs": race.n_envs,
         "normalize": race.normalize,
@@ -394,7 +423,7 @@ def main() -> None:
     for name in options.env:
         race = RACES[name]
         sides: Sides = {OURS: run_ours, SB3: run_sb3}
-        if options.cleanrl and race.algorithm == "PPO":
+        if options.cleanrl and race.algorithm == "PPO" and not race.wrappers:
             sides[CLEANRL] = partial(run_cleanrl, options.cleanrl)
 
         def run_seed(seed: int, name: str = name, sides: Sides = sides) -> dict[str, Trained]:

@@ -5,8 +5,10 @@ INPUT is the JSON of ``sb3_race.sb3_input``; OUTPUT gets a line for each evaluat
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ class Evaluations(BaseCallback):
     def __init__(self, given: dict[str, Any], output: Path) -> None:
         super().__init__()
         self._every, self._steps, self._seeds = given["eval_every"], given["steps"], given["eval_seeds"]
-        self._envs = [gymnasium.make(given["id"]) for _ in self._seeds]
+        self._envs = [made(given) for _ in self._seeds]
         self._record = Record(output)
         self._due = self._every
 
@@ -56,6 +58,15 @@ class Evaluations(BaseCallback):
         self._record.evaluated(float(play(self._envs, self._seeds, act).mean()))
 
 
+def made(given: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """The env, in its wrappers."""
+    env = gymnasium.make(given["id"], **given["kwargs"])
+    for name in given["wrappers"]:
+        module, _, wrapper = name.partition(":")
+        env = getattr(importlib.import_module(module), wrapper)(env)
+    return env
+
+
 def main() -> None:
     source, target = map(Path, sys.argv[1:])
     given = json.loads(source.read_text())
@@ -68,7 +79,7 @@ def main() -> None:
     if "policy_kwargs" in settings and "activation_fn" in settings["policy_kwargs"]:
         activation = getattr(torch.nn, settings["policy_kwargs"]["activation_fn"])
         settings["policy_kwargs"] = {**settings["policy_kwargs"], "activation_fn": activation}
-    envs = make_vec_env(given["id"], given["n_envs"], seed=given["seed"])
+    envs = make_vec_env(partial(made, given), given["n_envs"], seed=given["seed"])
     if given["normalize"]:
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
     model = {"PPO": PPO, "SAC": SAC}[given["algorithm"]](

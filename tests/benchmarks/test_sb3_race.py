@@ -126,7 +126,9 @@ def test_races_know_their_presets(race: Race) -> None:
     assert race.rollout == train.total_num_envs * train.max_steps_per_rollout_epoch * config.algorithm.rollout_epoch
     assert race.steps == config.runner.max_steps
     assert race.reward_coef == config.env.reward_coef
-    assert config.env.init_params["id"] == race.id
+    options = config.env.init_params
+    assert (options["id"], options.get("kwargs", {})) == (race.id, race.kwargs)
+    assert options.get("wrappers", []) == [*race.wrappers]
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
+from embodied_rl.errors import UserError
+
+pytest.importorskip("gym_pusht", reason="the extra for pusht is not installed")
+
+PUSHT = {"id": "gym_pusht:gym_pusht/PushT-v0", "wrappers": ("embodied_rl.envs.pusht:FromAgent",)}
+CORNERS = {"obs_type": "environment_state_agent_pos"}
+
+
+def board_of(sim: GymnasiumEnv, slot: int) -> Any:
+    return sim._envs[slot].unwrapped
+
+
+def test_an_action_is_where_to_go_from_here() -> None:
+    sim = GymnasiumEnv(2, GymnasiumParams(**PUSHT, kwargs=CORNERS), seed=0)
+    assert (sim.action_dim, sim.state_dim) == (2, 36)
+    sim.reset([0, 1], [7, 7])
+    for slot in (0, 1):
+        board_of(sim, slot).agent.position = (60.0, 400.0)  # off the T
+    for _ in range(5):
+        sim.step([0, 1], np.array([[0, 0], [0.5, 0]], np.float32))
+    (x, y), (moved, still) = (board_of(sim, slot).agent.position for slot in (0, 1))
+    assert (x, y) == pytest.approx((60, 400), abs=1e-6)
+    assert moved > 60 + 50 and still == pytest.approx(400, abs=1)
+    assert sim.observe([0]).state[0, :2] == pytest.approx([60 / 256 - 1, 400 / 256 - 1], abs=1e-4)
+
+
+def test_at_the_goal_no_corner_is_away_from_its_place() -> None:
+    sim = GymnasiumEnv(1, GymnasiumParams(**PUSHT, kwargs=CORNERS), seed=0)
+    sim.reset([0], [3])
+    board = board_of(sim, 0)
+    away = sim.observe([0]).state[0, 20:].reshape(8, 2)
+    assert np.abs(away).max() > 0.05
+    board.agent.position = (60.0, 60.0)
+    board.block.angle, board.block.position = board.goal_pose[2], tuple(board.goal_pose[:2])
+    step = sim.step([0], np.zeros((1, 2), np.float32))
+    assert step.success.tolist() == [True]
+    state = sim.observe([0]).state[0]
+    assert state[20:] == pytest.approx(np.zeros(16), abs=0.01)
+    from_agent = state[4:20].reshape(8, 2) * 256 + np.array(board.agent.position)
+    assert from_agent == pytest.approx(board.get_keypoints(board._block_shapes), abs=0.01)
+
+
+def test_the_board_has_an_edge() -> None:
+    sim = GymnasiumEnv(1, GymnasiumParams(**PUSHT, kwargs=CORNERS), seed=0)
+    sim.reset([0], [7])
+    board_of(sim, 0).agent.position = (500.0, 30.0)
+    sim.step([0], np.ones((1, 2), np.float32))
+    assert board_of(sim, 0)._last_action == pytest.approx([512, 130], abs=0.1)
+
+
+def test_an_env_without_the_corners_is_refused() -> None:
+    with pytest.raises(UserError, match=r"expected PushT with env\.init_params\.kwargs=\{obs_type"):
+        GymnasiumEnv(1, GymnasiumParams(**PUSHT), seed=0)
