@@ -200,7 +200,7 @@ class Campaign:
     def _strike(self, run: Driven, experiment: Path, fault: Fault, verdict: Verdict) -> None:
         """Let the fault happen at a random moment, and wait for what comes of it."""
         folder = run.folder
-        if not _until(run, lambda: last_step(experiment) > self._steps_before, LIMIT_S):
+        if not _until(run, lambda: last_step(experiment) > self._steps_before and _saved(experiment), LIMIT_S):
             if self._nodes is not None:
                 verdict.outcome, verdict.status = "not met", run.poll()
                 verdict.wrong.append(f"no step within {LIMIT_S:g} s, before the fault: {run.said()[-1000:]}")
@@ -303,6 +303,12 @@ def last_step(experiment: Path) -> int:
                 except (ValueError, KeyError):
                     continue
     return 0
+
+
+def _saved(experiment: Path) -> bool:
+    """Whether there is a checkpoint: a run's first one comes some time after its first step, and faults before it would
+    leave none."""
+    return any(complete_checkpoints(run / "checkpoints") for run in experiment.glob("*"))
 
 
 def _checkpoint_problems(experiment: Path) -> list[str]:
