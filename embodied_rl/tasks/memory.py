@@ -14,10 +14,12 @@ from embodied_rl.tasks.trial import count_parameters, count_soft_critics, measur
 
 GIB: Final = 2**30
 _MIB: Final = 2**20
-_PROCESS: Final = {"driver": 320 * _MIB, "env": 265 * _MIB, "rollout": 315 * _MIB, "actor": 335 * _MIB}
+_PROCESS: Final = {"driver": 290 * _MIB, "env": 250 * _MIB, "rollout": 260 * _MIB, "actor": 270 * _MIB}
 """A process before it has a model or a simulator: Python, torch and the project's modules, measured on Linux with torch
 2.13 for CPUs."""
-_LANGUAGE: Final = 100 * _MIB
+_SHARDS: Final = 75 * _MIB
+"""What an actor imports to save checkpoints, or to share weights with others."""
+_LANGUAGE: Final = 150 * _MIB
 """What transformers and tokenizers add to each."""
 _GRADIENT_AND_MOMENTS: Final = {"float32": 3, "bfloat16": 2, "int8": 1.5 + 2 / 256}
 """Type of the moments -> what training adds to each number that is trained, in numbers of its own type, float32."""
@@ -69,6 +71,8 @@ class Estimate:
         """One worker of a component, or ``driver``."""
         language = 0 if self._acts else _LANGUAGE
         process = _PROCESS.get(component, _PROCESS["env"]) + language
+        if component == "actor" and (self._plan.config.runner.save_interval > 0 or self._plan.world_size("actor") > 1):
+            process += _SHARDS
         if component == "driver":
             return Need(process=process)
         if component == "env":
