@@ -86,7 +86,7 @@ def test_shapes_of_an_env_give_the_size_of_its_policy() -> None:
 
 def test_a_run_that_needs_more_memory_than_it_may_have_is_refused() -> None:
     """0.3 GiB a process: two env workers, a rollout worker, the actor."""
-    words = r"memory_limit: got 1, .* at least 1.2 GiB \(actor 0.3, rollout 0.3, env 0.5\)"
+    words = r"memory_limit: got 1, .* at least 1.1 GiB \(actor 0.3, rollout 0.3, env 0.5\)"
     with pytest.raises(ConfigError, match=words):
         plan_of(config_of("env=dummy", "cluster.memory_limit=1"))
     plan_of(config_of("env=dummy", "cluster.memory_limit=2"))
