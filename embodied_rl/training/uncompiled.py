@@ -1,6 +1,6 @@
 """torch's optimisers without what surrounds their methods for its compiler.
 
-Importing that takes a second and 100 MB in every process that trains, and nothing here compiles an optimiser.
+Importing that takes a second and 60 MB in every process that trains, and nothing here compiles an optimiser.
 """
 
 from __future__ import annotations
