@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from embodied_rl import launch
+from embodied_rl.cli import config_of
 from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
 from embodied_rl.errors import UserError
 
@@ -59,3 +63,14 @@ def test_the_board_has_an_edge() -> None:
 def test_an_env_without_the_corners_is_refused() -> None:
     with pytest.raises(UserError, match=r"expected PushT with env\.init_params\.kwargs=\{obs_type"):
         GymnasiumEnv(1, GymnasiumParams(**PUSHT), seed=0)
+
+
+def test_the_preset_trains_over_the_end_of_an_episode(tmp_path: Path) -> None:
+    """300 steps, after which the env is reset by itself."""
+    few = ["env.train.total_num_envs=2", "env.train.max_steps_per_rollout_epoch=310", "algorithm.update_epoch=1"]
+    few += ["env.eval.episodes_per_task=1", "env.eval.total_num_envs=1", "env.eval.max_episode_steps=4"]
+    config = config_of("experiment=pusht_ppo", "runner.max_steps=1", f"runner.output_dir={tmp_path}", *few)
+    run_dir = launch.run(config)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    [step] = [line for line in lines if "time/step" in line]
+    assert step["env/return"] >= 0 and step["env/episodes"] >= 2

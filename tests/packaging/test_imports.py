@@ -64,7 +64,7 @@ main(["env=dummy", "runner.max_step=2"])
 
 
 def test_training_imports_no_compiler_and_no_arithmetic_on_symbols(tmp_path: Path) -> None:
-    """torch's optimisers and its counting of operations would: two seconds of each run's start."""
+    """torch's optimisers and its counting of operations would: a second of CPU time in each run's start."""
     arguments = ["experiment=dummy_ppo", "cluster=serial", f"runner.output_dir={tmp_path}", "runner.max_steps=1"]
     arguments += ["runner.eval_at_end=false", "runner.save_interval=-1", "runner.report=false"]
     unwanted = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy", "av", "matplotlib")

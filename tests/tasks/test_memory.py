@@ -89,6 +89,12 @@ def test_copies_of_the_policy_count_in_the_type_that_they_have() -> None:
     assert kept["model.lora.rank=4",] == estimate(*grpo, "model.lora.rank=4").of("actor").weights, "it is the base"
 
 
+def test_who_saves_imports_more() -> None:
+    saving, never = (estimate("experiment=dummy_ppo", f"runner.save_interval={every}") for every in (1, -1))
+    assert saving.of("actor").process - never.of("actor").process == 75 * 2**20
+    assert saving.of("rollout").process == never.of("rollout").process
+
+
 def test_passes_follow_the_micro_batch() -> None:
     sizes = [estimate("env=libero_10", f"actor.micro_batch_size={size}").of("actor").passes for size in (8, 16, 32)]
     assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0]) > 0

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -112,3 +116,20 @@ def test_decay_shrinks_matrices_alone(mesh: DeviceMesh) -> None:
         expected = 0.9 * tensor if name.endswith(".weight") else tensor
         assert got[name].flatten().tolist() == pytest.approx(expected.flatten().tolist(), rel=1e-6), name
     assert not same(got, start)
+
+
+def test_steps_are_those_of_torchs_own_adam() -> None:
+    """Its methods are called without what surrounds them for the compiler."""
+    config = replace(training_config("ppo").actor.optim, weight_decay=0.1, lr=0.01)
+    mine, theirs = (torch.nn.Parameter(torch.linspace(-1.0, 1.0, 12).view(3, 4)) for _ in range(2))
+    policy: Any = SimpleNamespace(parameters=lambda: iter([mine]), value_parameters=list, undecayed_parameters=list)
+    found = build_optimizer(policy, config)
+    options: Any = {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_eps, "fused": True}
+    expected = torch.optim.AdamW([theirs], lr=0.01, weight_decay=0.1, **options)
+    for step in range(3):
+        for parameter, optimizer in ((mine, found), (theirs, expected)):
+            parameter.grad = torch.full_like(parameter, 0.5 - step)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert mine.grad is None and torch.equal(mine, theirs)
+    assert found.state_dict()["state"].keys() == expected.state_dict()["state"].keys()
