@@ -59,7 +59,7 @@ class Evaluations(BaseCallback):
 
 
 def made(given: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """The env, in its wrappers."""
+    """The env, in its wrappers. Not by our adapter, whose imports would count as SB3's."""
     env = gymnasium.make(given["id"], **given["kwargs"])
     for name in given["wrappers"]:
         module, _, wrapper = name.partition(":")

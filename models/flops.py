@@ -67,7 +67,7 @@ class SampleCost:
 
 def countable(policy: Policy) -> Policy:
     """A copy to count on, its parameters of the type that they are to have: without memory, on the meta device, or a
-    small one's on the CPU, since what torch calculates of shapes alone imports sympy, half a second. Not of a policy
+    small one's on the CPU, since what torch calculates of shapes alone imports sympy, 0.3 s. Not of a policy
     that is sharded."""
     parameters = list(policy.parameters())
     small = sum(p.numel() for p in parameters) <= _SMALL and not any(p.is_meta for p in parameters)

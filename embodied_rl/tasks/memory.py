@@ -20,7 +20,7 @@ _PROCESS: Final = {"driver": 290 * _MIB, "env": 250 * _MIB, "rollout": 260 * _MI
 _SHARDS: Final = 75 * _MIB
 """What an actor imports to save checkpoints, or to share weights with others."""
 _LANGUAGE: Final = 150 * _MIB
-"""What transformers and tokenizers add to each."""
+"""What transformers and tokenizers add to each, and what counts their operations."""
 _GRADIENT_AND_MOMENTS: Final = {"float32": 3, "bfloat16": 2, "int8": 1.5 + 2 / 256}
 """Type of the moments -> what training adds to each number that is trained, in numbers of its own type, float32."""
 _COPIES: Final = 2
