@@ -7,14 +7,14 @@ import math
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.control import Control
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from embodied_rl.errors import UserError, listed
@@ -25,6 +25,9 @@ LOG_FILE: Final = "run.log"
 _LOG_WIDTH: Final = 160
 _COLUMN_WIDTH: Final = 38
 _VALUE_WIDTH: Final = 10
+_GAP: Final = 2
+"""Spaces between columns."""
+_NOT_FINITE: Final = {"nan", "inf", "-inf"}
 _NO_PREFIX: Final = "run"
 """Heading of metrics without a prefix."""
 _TASKS: Final = ("eval_task/", "eval_suite/", "env_task/")
@@ -160,29 +163,23 @@ def metrics_panel(step: int, metrics: Mapping[str, float], width: int) -> Panel:
         prefix, _, rest = name.partition("/")
         groups.setdefault(prefix if rest else _NO_PREFIX, {})[rest or name] = metrics[name]
     count = max(min((width - 4) // _COLUMN_WIDTH, len(groups)), 1)
-    columns: list[list[Table]] = [[] for _ in range(count)]
-    heights = [0] * count
+    columns: list[list[tuple[str, str]]] = [[] for _ in range(count)]
     for prefix, values in groups.items():
-        shortest = heights.index(min(heights))
-        columns[shortest].append(_group_table(prefix, values))
-        heights[shortest] += len(values) + 2
-    layout = Table.grid(padding=(0, 2), expand=True)
-    for _ in columns:
-        layout.add_column(ratio=1)
-    layout.add_row(*(Group(*tables) for tables in columns))
-    return Panel(
-        layout, title=Text(f"step {step}", style="bold"), title_align="left", box=box.ROUNDED, border_style="dim"
-    )
-
-
-def _group_table(prefix: str, values: Mapping[str, float]) -> Table:
-    table = Table(box=None, expand=True, padding=0, header_style="bold cyan")
-    table.add_column(prefix, ratio=1, no_wrap=True, overflow="ellipsis")
-    table.add_column("", justify="right", no_wrap=True, min_width=_VALUE_WIDTH)
-    for name, value in values.items():
-        style = "" if math.isfinite(value) else "bold white on red"
-        table.add_row(Text(f" {name}"), Text(format_number(value), style=style))
-    return table
+        shortest = min(columns, key=len)
+        shortest += [(prefix, ""), *((f" {name}", format_number(value)) for name, value in values.items())]
+    room = (width - 4 - _GAP * (count - 1)) // count - _VALUE_WIDTH
+    lines = Text(no_wrap=True)  # a table of tables is ten times slower, in every step
+    for row in zip_longest(*columns, fillvalue=("", "")):
+        for number, (name, value) in enumerate(row):
+            lines.append(" " * (_GAP if number else 0))
+            left = room + _VALUE_WIDTH - max(len(value), _VALUE_WIDTH)
+            shown = name if len(name) < left else f"{name[: left - 2]}… "
+            lines.append(f"{shown:<{left}}", None if value else "bold cyan")
+            lines.append(f"{value:>{_VALUE_WIDTH}}", "bold white on red" if value in _NOT_FINITE else None)
+        lines.append("\n")
+    lines.rstrip()
+    title = Text(f"step {step}", style="bold")
+    return Panel(lines, title=title, title_align="left", box=box.ROUNDED, border_style="dim")
 
 
 def format_number(value: float) -> str:
