@@ -25,7 +25,8 @@ _TWO_VALUED = 0.95
 def scaled_log_softmax(logits: Tensor, temperature: float) -> Tensor:
     """Float32 log-probabilities at a temperature: the one way to compute them, in generation and in training."""
     check_temperature(temperature)
-    return (logits.float() / temperature).log_softmax(-1)
+    logits = logits.float()
+    return (logits if temperature == 1 else logits / temperature).log_softmax(-1)
 
 
 def most_likely(log_probabilities: Tensor, *, top_p: float, top_k: int | None) -> Tensor:

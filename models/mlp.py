@@ -201,9 +201,12 @@ class MlpPolicy(Policy):
         if self.log_std is not None:
             mean = outputs.unflatten(-1, (spec.num_action_chunks, spec.action_dim))
             return Normal(mean, temperature * self.log_std.float().exp(), validate_args=False)
-        parts = outputs.unflatten(-1, (spec.num_action_chunks, -1)).split(list(spec.action_choices), dim=-1)
         most = max(spec.action_choices)
-        logits = torch.stack([pad(part, (0, most - part.shape[-1]), value=_NO_CHOICE) for part in parts], dim=-2)
+        if set(spec.action_choices) == {most}:
+            logits = outputs.unflatten(-1, (spec.num_action_chunks, spec.action_dim, most))
+        else:
+            parts = outputs.unflatten(-1, (spec.num_action_chunks, -1)).split(list(spec.action_choices), dim=-1)
+            logits = torch.stack([pad(part, (0, most - part.shape[-1]), value=_NO_CHOICE) for part in parts], dim=-2)
         return scaled_log_softmax(logits, temperature)
 
     def _logprobs(self, actions: Normal | Tensor, sample: Tensor) -> Tensor:

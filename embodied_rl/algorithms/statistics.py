@@ -191,6 +191,8 @@ class Diagnostics:
         """Name -> the sum and count of each part, scalars that :meth:`pair` adds up: few operations a part."""
         self._maxima: dict[str, Tensor] = {}
         """Name -> [] float64."""
+        self._counted: tuple[Tensor, Tensor] | None = None
+        """The last mask and the number of its units: names that come together share it."""
 
     @torch.no_grad()
     def add_mean(self, name: str, units: Tensor, mask: Tensor, *, zeroed: bool = False) -> None:
@@ -203,7 +205,9 @@ class Diagnostics:
             total = (units & mask).count_nonzero()
         else:
             total = (units if zeroed else torch.where(mask, units, 0.0)).sum(dtype=torch.float64)
-        self._add(name, [(total, mask.count_nonzero())])
+        if self._counted is None or self._counted[0] is not mask:
+            self._counted = mask, mask.count_nonzero()
+        self._add(name, [(total, self._counted[1])])
 
     @torch.no_grad()
     def add_max(self, name: str, units: Tensor, mask: Tensor) -> None:

@@ -106,8 +106,8 @@ def broadcast_to_level(
 class Weights:
     """Weights of the units of an optimiser step's samples."""
 
-    per_sample: Tensor
-    """[B] float64: the weight of each of the sample's units."""
+    per_sample: Tensor | float
+    """[B] float64: the weight of each of the sample's units; a number: it is the same for all."""
     count: float
     """This rank's share of the divisor."""
 
@@ -126,35 +126,38 @@ def weigh(units: Tensor, sequence_ids: Tensor, *, mode: LossAggregation, scale_f
         scale_factor: K of ``seq-mean-token-sum-norm`` (Dr. GRPO, arXiv:2503.20783: the longest possible sequence).
     """
     if mode == "token-mean":
-        return Weights(per_sample=torch.ones_like(units), count=float(units.sum()))
+        return Weights(per_sample=1.0, count=float(units.sum()))
     sequences = Groups.of(sequence_ids)
     lengths = sequences.sum(units)
     if mode == "seq-mean-token-mean":
         weights = 1.0 / lengths.clamp(min=1.0)[sequences.member_of]
     else:
-        weights = torch.full_like(units, 1.0 if mode == "seq-mean-token-sum" else 1.0 / scale_factor)
+        weights = 1.0 if mode == "seq-mean-token-sum" else 1.0 / scale_factor
     return Weights(per_sample=weights, count=float((lengths > 0).sum()))
 
 
-def aggregate(units: Tensor, mask: Tensor, *, weights: Tensor, denominator: float) -> Tensor:
+def aggregate(units: Tensor, mask: Tensor, *, weights: Tensor | float, denominator: float) -> Tensor:
     """This part's share of the aggregated loss: ``Σ weight·unit·mask / denominator``.
 
     Args:
         units: [B,*L].
-        weights: [B], those of these samples.
+        weights: [B], those of these samples; a number: that of all.
         denominator: the count of :func:`weigh` over all ranks. With 0 nothing is valid anywhere, and the share is 0.
 
     Raises:
         ValueError: shapes that differ, or valid units with a denominator of 0.
     """
-    if mask.dtype != torch.bool or mask.shape != units.shape or weights.shape != units.shape[:1]:
+    each = isinstance(weights, Tensor)
+    if mask.dtype != torch.bool or mask.shape != units.shape or (each and weights.shape != units.shape[:1]):
         raise ValueError(
-            f"got units {list(units.shape)}, mask {list(mask.shape)} {mask.dtype}, weights {list(weights.shape)}; "
-            f"expected a bool mask of the units' shape and one weight a sample"
+            f"got units {list(units.shape)}, mask {list(mask.shape)} {mask.dtype}, weights "
+            f"{list(weights.shape) if each else weights}; expected a bool mask of the units' shape and one weight a "
+            "sample, or one for all"
         )
-    weighted = units.masked_fill(~mask, 0.0) * weights.to(units.dtype).reshape(-1, *[1] * (units.ndim - 1))
-    if denominator <= 0:
-        if mask.any():
-            raise ValueError(f"denominator={denominator}, but some units are valid")
-        return weighted.sum()
-    return weighted.sum() / denominator
+    if denominator <= 0 and mask.any():
+        raise ValueError(f"denominator={denominator}, but some units are valid")
+    kept = units.masked_fill(~mask, 0.0)
+    if each:
+        kept = kept * weights.to(units.dtype).reshape(-1, *[1] * (units.ndim - 1))
+    factor = (1.0 if each else weights) / (denominator if denominator > 0 else 1.0)
+    return kept.sum() * factor

@@ -42,16 +42,17 @@ class UpdateContext:
 class Term:
     """Weights of one loss term's units in an optimiser step."""
 
-    weights: Tensor
-    """[B] float64, in the order of the mini-batch."""
+    weights: Tensor | float
+    """[B] float64, in the order of the mini-batch; a number: that of all."""
     denominator: float
     """Over all ranks."""
 
     def of(self, rows: Tensor, units: Tensor, mask: Tensor) -> Tensor:
         """The share of the samples at ``rows`` ([k] int64); of a masked stand-in where there are none left."""
-        weights = self.weights[rows]
-        weights = weights if len(weights) else self.weights.new_ones(len(mask))
-        return aggregate(units, mask, weights=weights.to(units.device), denominator=self.denominator)
+        weights = self.weights
+        if isinstance(weights, Tensor):
+            weights = (weights[rows] if len(rows) else weights.new_ones(len(mask))).to(units.device)
+        return aggregate(units, mask, weights=weights, denominator=self.denominator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,9 @@ class Objective:
 
     def weighing(self, batch: TrainBatch) -> Weighing:
         """Of an update's samples, for :meth:`terms`."""
-        masks = {"policy": batch.loss_mask, "entropy": self._entropy_mask(batch)}
+        masks = {"policy": batch.loss_mask}
+        if self._algorithm.entropy_bonus:
+            masks["entropy"] = self._entropy_mask(batch)
         if self._algorithm.positive_nll_coef is not None:
             masks["nll"] = _positive(batch)
         scale_factors = {name: self._scale_factor(mask) for name, mask in masks.items()}
@@ -206,10 +209,13 @@ class Objective:
     ) -> Tensor:
         assert micro.returns is not None and micro.values is not None and micro.value_mask is not None
         assert evaluation.values is not None
+        values, old_values, returns = evaluation.values, micro.values, micro.returns
+        if context.return_std != 1.0:
+            values, old_values, returns = (part / context.return_std for part in (values, old_values, returns))
         units, found = value_loss(
-            values=evaluation.values / context.return_std,
-            old_values=micro.values / context.return_std,
-            returns=micro.returns / context.return_std,
+            values=values,
+            old_values=old_values,
+            returns=returns,
             mask=micro.value_mask,
             value_clip=self._algorithm.value_clip,
             huber_delta=self._algorithm.huber_delta,

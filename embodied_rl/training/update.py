@@ -173,9 +173,11 @@ class Updater:
             if loss_scale != 1:
                 for gradient in [p.grad for p in self._trainable if p.grad is not None]:
                     gradient.div_(loss_scale)
-            norm = torch.nn.utils.clip_grad_norm_(self._trainable, limit)
-            norm = norm.full_tensor() if is_distributed(norm) else norm
-            finite = math.isfinite(size := norm.item())
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self._trainable if p.grad is not None])
+            size = (norm.full_tensor() if is_distributed(norm) else norm).item()
+            finite = math.isfinite(size)
+            if finite and size > limit:
+                torch.nn.utils.clip_grads_with_norm_(self._trainable, limit, norm)
             if finite:
                 break
         diagnostics.merge(found)
@@ -269,7 +271,8 @@ class Updater:
         loss = self._objective.loss(micro, rows, terms, diagnostics, context)
         self._losses.append((micro.sample_ids, loss.detach()))
         # FSDP averages gradients over ranks; the loss's denominators are global already.
-        (loss * dist.get_world_size() * loss_scale).backward()
+        factor = dist.get_world_size() * loss_scale
+        (loss if factor == 1 else loss * factor).backward()
 
     def _drop_gradients(self) -> None:
         """As the optimiser's own method, which costs a small network more: it looks up groups and a profiler."""

@@ -131,7 +131,9 @@ def run(
     denominator = sum(of_rank.count for of_rank in weights)
     loss, diagnostics = torch.zeros((), dtype=torch.float64), Diagnostics()
     for own, of_rank in zip(split, weights, strict=True):
-        for part, weight in zip(own, of_rank.per_sample.split([len(part) for part in own]), strict=True):
+        each = of_rank.per_sample
+        of_parts = each.split([len(part) for part in own]) if isinstance(each, Tensor) else [each] * len(own)
+        for part, weight in zip(own, of_parts, strict=True):
             units, found = term({key: tensor[part] for key, tensor in batch.items()})
             share = aggregate(units, mask[part], weights=weight, denominator=denominator)
             share.backward()
