@@ -17,6 +17,7 @@ CleanRL's PPO, with SB3's hyper-parameters, is a third side where it is at hand.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import statistics
@@ -68,10 +69,12 @@ class Race:
     discrete: bool = False
     """Actions are choices."""
     reward_coef: float = 1.0
-    """What our preset multiplies rewards with."""
+    """What our preset multiplies rewards of evaluations with."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    wrappers: Sequence[str] = ()
+    wrappers: Sequence[str | Mapping[str, Mapping[str, Any]]] = ()
     """Both as the preset's ``env.init_params``: what both sides train in."""
+    eval_wrappers: Sequence[str] | None = None
+    """As the preset's ``eval_env.init_params``: what both sides are evaluated in; None: what they train in."""
 
 
 _MUJOCO = {"log_std_init": -2, "ortho_init": False, "activation_fn": "ReLU", "net_arch": [256, 256]}
@@ -81,7 +84,7 @@ RACES: Mapping[str, Race] = {
         experiment="cartpole_ppo",
         steps=100,
         rollout=1024,
-        every=4,
+        every=1,
         threshold=475,
         n_envs=8,
         discrete=True,
@@ -144,9 +147,10 @@ RACES: Mapping[str, Race] = {
     "pusht": Race(
         id="gym_pusht:gym_pusht/PushT-v0",
         kwargs={"obs_type": "environment_state_agent_pos"},
-        wrappers=("embodied_rl.envs.pusht:FromAgent",),
+        wrappers=({"embodied_rl.envs.pusht:FromAgent": {"progress": 100.0, "approach": 50.0}},),
+        eval_wrappers=("embodied_rl.envs.pusht:FromAgent",),
         experiment="pusht_ppo",
-        steps=150,
+        steps=100,
         rollout=4096,
         every=10,
         threshold=100,
@@ -156,10 +160,10 @@ RACES: Mapping[str, Race] = {
         settings={
             "n_steps": 128,
             "batch_size": 512,
-            "gamma": 0.99,
+            "gamma": 0.97,
             "gae_lambda": 0.95,
             "n_epochs": 10,
-            "learning_rate": 3e-4,
+            "learning_rate": [1e-3],
             "clip_range": 0.2,
             "ent_coef": 0.005,
             "policy_kwargs": {"log_std_init": -0.5, "net_arch": [128, 128]},
@@ -242,10 +246,12 @@ def run_command(command: Sequence[str], folder: Path, reward_coef: float, **envi
 
 
 def run_ours(race: Race, seed: int, folder: Path) -> Trained:
+    evaluated = "env" if race.eval_wrappers is None else "eval_env"
     command = [
         sys.executable, "train.py", f"experiment={race.experiment}", f"actor.seed={seed}", f"env.seed={seed}",
+        f"{evaluated}.seed={seed}", f"{evaluated}.eval.episodes_per_task={EPISODES}",
         f"runner.output_dir={folder}", f"runner.max_steps={race.steps}", f"runner.val_check_interval={race.every}",
-        f"env.eval.episodes_per_task={EPISODES}", f"env.eval.total_num_envs={EPISODES}", "runner.stop_at=null",
+        f"{evaluated}.eval.total_num_envs={EPISODES}", "runner.stop_at=null",
         "runner.save_interval=-1", "runner.report=false",
         "runner.logger.logger_backends=[jsonl,benchmarks.race_record:RaceLogger]",
     ]  # fmt: skip
@@ -272,6 +278,7 @@ def sb3_input(race: Race, seed: int) -> dict[str, Any]:
         "id": race.id,
         "kwargs": dict(race.kwargs),
         "wrappers": list(race.wrappers),
+        "eval_wrappers": list(race.wrappers if race.eval_wrappers is None else race.eval_wrappers),
         "seed": seed,
         "n_envs": race.n_envs,
         "normalize": race.normalize,
@@ -418,6 +425,8 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     console.width = max(console.width, WIDTH)  # where it is no terminal
+    for package in ("embodied_rl", "envs", "models", "benchmarks"):  # as installed packages, SB3 among them, are
+        compileall.compile_dir(ROOT / package, quiet=1)
     found: dict[str, dict[str, list[Trained]]] = {}
     table = Table(*HEAD)
     for name in options.env:

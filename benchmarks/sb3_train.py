@@ -28,7 +28,7 @@ class Evaluations(BaseCallback):
     def __init__(self, given: dict[str, Any], output: Path) -> None:
         super().__init__()
         self._every, self._steps, self._seeds = given["eval_every"], given["steps"], given["eval_seeds"]
-        self._envs = [made(given) for _ in self._seeds]
+        self._envs = [made(given, given["eval_wrappers"]) for _ in self._seeds]
         self._record = Record(output)
         self._due = self._every
 
@@ -58,12 +58,13 @@ class Evaluations(BaseCallback):
         self._record.evaluated(float(play(self._envs, self._seeds, act).mean()))
 
 
-def made(given: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def made(given: dict[str, Any], wrappers: list[Any]) -> gymnasium.Env[Any, Any]:
     """The env, in its wrappers. Not by our adapter, whose imports would count as SB3's."""
     env = gymnasium.make(given["id"], **given["kwargs"])
-    for name in given["wrappers"]:
+    for entry in wrappers:
+        [(name, arguments)] = entry.items() if isinstance(entry, dict) else [(entry, {})]
         module, _, wrapper = name.partition(":")
-        env = getattr(importlib.import_module(module), wrapper)(env)
+        env = getattr(importlib.import_module(module), wrapper)(env, **arguments)
     return env
 
 
@@ -79,7 +80,7 @@ def main() -> None:
     if "policy_kwargs" in settings and "activation_fn" in settings["policy_kwargs"]:
         activation = getattr(torch.nn, settings["policy_kwargs"]["activation_fn"])
         settings["policy_kwargs"] = {**settings["policy_kwargs"], "activation_fn": activation}
-    envs = make_vec_env(partial(made, given), given["n_envs"], seed=given["seed"])
+    envs = make_vec_env(partial(made, given, given["wrappers"]), given["n_envs"], seed=given["seed"])
     if given["normalize"]:
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
     model = {"PPO": PPO, "SAC": SAC}[given["algorithm"]](

@@ -52,6 +52,33 @@ def test_at_the_goal_no_corner_is_away_from_its_place() -> None:
     assert from_agent == pytest.approx(board.get_keypoints(board._block_shapes), abs=0.01)
 
 
+def test_what_guides_adds_up_to_what_is_nearer_at_the_end() -> None:
+    plain, guided = (
+        GymnasiumEnv(1, GymnasiumParams(**PUSHT | {"wrappers": (wrapper,)}, kwargs=CORNERS), seed=0)
+        for wrapper in (
+            "embodied_rl.envs.pusht:FromAgent",
+            {"embodied_rl.envs.pusht:FromAgent": {"progress": 100.0, "approach": 50.0}},
+        )
+    )
+    for sim in (plain, guided):
+        sim.reset([0], [7])
+
+    def distances() -> tuple[float, float]:
+        """Mean of the corners' to their places, and the agent's to their middle, in halves of the board."""
+        state = plain.observe([0]).state[0]
+        corners = state[4:20].reshape(8, 2)
+        return float(np.linalg.norm(state[20:].reshape(8, 2), axis=1).mean()), float(np.linalg.norm(corners.mean(0)))
+
+    (corners, agent), paid = distances(), 0.0
+    for _ in range(30):  # straight to the T, and on
+        towards = plain.observe([0]).state[:, 4:20].reshape(8, 2).mean(0)
+        action = (towards / np.linalg.norm(towards))[None].astype(np.float32)
+        paid += float(guided.step([0], action).rewards[0] - plain.step([0], action).rewards[0])
+    after, agent_after = distances()
+    assert agent_after < agent - 0.1 and abs(after - corners) > 0.05, "it met the T"
+    assert paid == pytest.approx(100 * (corners - after) + 50 * (agent - agent_after), abs=1e-2)
+
+
 def test_the_board_has_an_edge() -> None:
     sim = GymnasiumEnv(1, GymnasiumParams(**PUSHT, kwargs=CORNERS), seed=0)
     sim.reset([0], [7])
@@ -68,9 +95,11 @@ def test_an_env_without_the_corners_is_refused() -> None:
 def test_the_preset_trains_over_the_end_of_an_episode(tmp_path: Path) -> None:
     """300 steps, after which the env is reset by itself."""
     few = ["env.train.total_num_envs=2", "env.train.max_steps_per_rollout_epoch=310", "algorithm.update_epoch=1"]
-    few += ["env.eval.episodes_per_task=1", "env.eval.total_num_envs=1", "env.eval.max_episode_steps=4"]
+    few += [f"eval_env.eval.{key}" for key in ("episodes_per_task=1", "total_num_envs=1", "max_episode_steps=4")]
     config = config_of("experiment=pusht_ppo", "runner.max_steps=1", f"runner.output_dir={tmp_path}", *few)
     run_dir = launch.run(config)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     [step] = [line for line in lines if "time/step" in line]
-    assert step["env/return"] >= 0 and step["env/episodes"] >= 2
+    assert step["env/episodes"] >= 2 and step["env/return"] != 0
+    [evaluated] = [line["eval/return"] for line in lines if "eval/return" in line]
+    assert evaluated >= 0, "four steps of what the T covers, by themselves"
