@@ -8,8 +8,9 @@ left out: they are the same however trajectories travel.
 ``mlp`` policy, 16 chunks of 4 steps a rollout. By the wall clock, until the actor has all trajectories; the median of
 the rounds.
 
-``turn`` is the CPU time of one message of 32 of these envs and its answer, with one action a message, in the serial
-backend: simulator, policy and all that is between them, trajectories included. The least of the rounds.
+``one action`` is that rate where a message has one action of each env, in the serial backend with one stage: all 64
+envs in a message, on one core. ``turn`` is the CPU time of one message of 32 envs and its answer there, with two stages:
+simulator, policy and all that is between them, trajectories included. The least of the rounds.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ TOY = (
     "env.train.max_episode_steps=64",
     "cluster.component_placement.env=0",
 )
+ONE_ACTION = (*TOY, "cluster=serial", "env.train.max_episode_steps=256", "model.num_action_chunks=1")
 
 
 class CountingChannel(InProcessChannel):
@@ -133,10 +135,15 @@ def toy_rates(rounds: int) -> list[float]:
     return [report.env_steps / seconds for report, seconds in _rollouts(TOY, rounds, time.perf_counter)]
 
 
+def one_action_rates(rounds: int) -> list[float]:
+    """Env steps per second, by round."""
+    found = _rollouts([*ONE_ACTION, "rollout.pipeline_stage_num=1"], rounds, time.perf_counter)
+    return [report.env_steps / seconds for report, seconds in found]
+
+
 def toy_turn(rounds: int) -> float:
     """CPU microseconds."""
-    options = [*TOY, "cluster=serial", "env.train.max_episode_steps=256", "model.num_action_chunks=1"]
-    found = _rollouts(options, rounds, time.process_time)
+    found = _rollouts(ONE_ACTION, rounds, time.process_time)
     return 1e6 * min(seconds for _, seconds in found) / (2 * 256)  # stages, chunks
 
 
@@ -160,6 +167,7 @@ def run(rounds: int) -> dict[str, Any]:
     return {
         "channels": bytes_by_channel(),
         "toy_steps_per_s": toy_rates(rounds),
+        "one_action_steps_per_s": one_action_rates(max(rounds // 3, 3)),
         "toy_turn_cpu_us": toy_turn(max(rounds // 3, 3)),
     }
 
@@ -174,7 +182,9 @@ def report(result: dict[str, Any], console: Console) -> None:
     table.add_row("all", "", f"{total / 1024:.0f}", end_section=True)
     console.print(table)
     console.print(f"toy env: {median(result['toy_steps_per_s']):.0f} env steps/s")
-    console.print(f"toy env, one action a message: {result['toy_turn_cpu_us']:.0f} CPU-µs a turn of 32 envs")
+    one_action = f"{median(result['one_action_steps_per_s']):.0f} env steps/s in one process"
+    turn = f"{result['toy_turn_cpu_us']:.0f} CPU-µs a turn of 32 envs"
+    console.print(f"toy env, one action a message: {one_action}; {turn}")
 
 
 def main() -> None:
