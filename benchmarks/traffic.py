@@ -9,7 +9,7 @@ left out: they are the same however trajectories travel.
 the rounds.
 
 ``one action`` is that rate where a message has one action of each env, in the serial backend with one stage: all 64
-envs in a message, on one core. ``turn`` is the CPU time of one message of 32 envs and its answer there, with two stages:
+envs in a message, on one core. ``turn`` is the CPU time of one message of 32 envs and its answer there, in two stages:
 simulator, policy and all that is between them, trajectories included. The least of the rounds.
 """
 

@@ -14,7 +14,7 @@ from embodied_rl.errors import UserError
 
 pytest.importorskip("gym_pusht", reason="the extra for pusht is not installed")
 
-PUSHT = {"id": "gym_pusht:gym_pusht/PushT-v0", "wrappers": ("embodied_rl.envs.pusht:FromAgent",)}
+PUSHT: dict[str, Any] = {"id": "gym_pusht:gym_pusht/PushT-v0", "wrappers": ("embodied_rl.envs.pusht:FromAgent",)}
 CORNERS = {"obs_type": "environment_state_agent_pos"}
 
 
@@ -53,13 +53,9 @@ def test_at_the_goal_no_corner_is_away_from_its_place() -> None:
 
 
 def test_what_guides_adds_up_to_what_is_nearer_at_the_end() -> None:
-    plain, guided = (
-        GymnasiumEnv(1, GymnasiumParams(**PUSHT | {"wrappers": (wrapper,)}, kwargs=CORNERS), seed=0)
-        for wrapper in (
-            "embodied_rl.envs.pusht:FromAgent",
-            {"embodied_rl.envs.pusht:FromAgent": {"progress": 100.0, "approach": 50.0}},
-        )
-    )
+    guide = {"embodied_rl.envs.pusht:FromAgent": {"progress": 100.0, "approach": 50.0}}
+    plain = GymnasiumEnv(1, GymnasiumParams(**PUSHT, kwargs=CORNERS), seed=0)
+    guided = GymnasiumEnv(1, GymnasiumParams(id=PUSHT["id"], wrappers=(guide,), kwargs=CORNERS), seed=0)
     for sim in (plain, guided):
         sim.reset([0], [7])
 
