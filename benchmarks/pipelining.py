@@ -34,7 +34,7 @@ from embodied_rl.envs.dummy import DummyEnv, DummyParams
 
 CHUNK, CHUNKS, ENVS = 4, 16, 8
 """Control steps of a chunk, chunks of a rollout, envs of an env worker and stage."""
-SPEEDS = (1.0, 0.9, 0.8, 2 / 3)
+PARTS = (1.0, 0.9, 0.8, 2 / 3)
 """What the unequal workers' chunks take, as parts of the slowest's."""
 
 
@@ -87,7 +87,7 @@ class Case:
 
 CASES = {
     "two stages": Case(workers=1, parts=(1.0,), chunk_s=0.1, act_s=0.1, line=0.95),
-    "four unequal env workers": Case(workers=4, parts=SPEEDS, chunk_s=0.1, act_s=0.02, line=0.9),
+    "four unequal env workers": Case(workers=4, parts=PARTS, chunk_s=0.1, act_s=0.02, line=0.9),
 }
 
 
