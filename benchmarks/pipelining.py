@@ -45,7 +45,7 @@ class SleepingParams(DummyParams):
     parts: tuple[float, ...] = (1.0,)
     """Of ``step_s``, a worker each."""
     counter: str = ""
-    """A file that grows by a byte for each worker that has its part."""
+    """A file that grows by a byte for each worker that has its part, where there are several."""
 
 
 class SleepingEnv(DummyEnv):
@@ -53,17 +53,18 @@ class SleepingEnv(DummyEnv):
 
     Params = SleepingParams
     part: float | None = None
-    """This process's: its stages share it."""
+    """This process's, of several: its stages share it."""
 
     def __init__(self, num_slots: int, params: SleepingParams, seed: int) -> None:
         super().__init__(num_slots, params, seed)
-        if SleepingEnv.part is None:
+        several = len(params.parts) > 1
+        if several and SleepingEnv.part is None:
             file = os.open(params.counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(file, b".")
             number = os.lseek(file, 0, os.SEEK_CUR) - 1  # where the append ended
             os.close(file)
             SleepingEnv.part = params.parts[number % len(params.parts)]
-        self._step_s = params.step_s * SleepingEnv.part
+        self._step_s = params.step_s * (SleepingEnv.part or params.parts[0])
 
     def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
         time.sleep(self._step_s)

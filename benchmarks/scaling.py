@@ -11,18 +11,12 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from unittest import mock
 
-import numpy as np
-from numpy.typing import NDArray
-
 from embodied_rl import launch
 from embodied_rl.cli import config_of
-from embodied_rl.envs.base import SimStep
-from embodied_rl.envs.dummy import DummyEnv
 from embodied_rl.runtime.cluster import ClusterHost
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.serial import SerialBackend
@@ -35,14 +29,6 @@ ENV_STEP_S = 0.05
 ENVS = 8
 """Of an env worker, in two stages."""
 REPORT_S = 0.1
-
-
-class SleepingEnv(DummyEnv):
-    """Takes :data:`ENV_STEP_S` a step, and no processor."""
-
-    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
-        time.sleep(ENV_STEP_S)
-        return super().step(slots, actions)
 
 
 class Idle(Worker):
@@ -67,7 +53,8 @@ def env_steps_per_s(nodes: int, workers: int, steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(
             "experiment=dummy_grpo",
-            "env.env_type=benchmarks.scaling:SleepingEnv",
+            "env.env_type=benchmarks.pipelining:SleepingEnv",
+            f"env.init_params.step_s={ENV_STEP_S}",
             f"env.train.total_num_envs={env * ENVS}",
             f"runner.max_steps={steps}",
             "runner.val_check_interval=-1",
