@@ -22,6 +22,9 @@ from embodied_rl.models.weights.folder import headers_only
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig, MathConfig, ModelConfig
 
+_WITHOUT_NUMBERS = "meta"
+"""In torch's errors of what its device for tensors without memory cannot do."""
+
 
 def try_policy(plan: RunPlan[Any]) -> None:
     """See that the model serves the env, and that the weights in ``model.path`` are the model's.
@@ -114,7 +117,7 @@ def count_soft_critics(plan: RunPlan[Any]) -> tuple[int, int] | None:
 
 def _elements(weights: Path) -> Iterator[int]:
     """Numbers in each tensor of a file."""
-    with safe_open(weights, framework="pt") as file:
+    with safe_open(weights, framework="numpy") as file:  # torch would map the whole file
         for name in file.keys():  # noqa: SIM118  # it is no mapping
             yield math.prod(file.get_slice(name).get_shape())
 
@@ -135,8 +138,10 @@ def _build(
     try:
         with headers_only(), torch.random.fork_rng(devices=[]), torch.device("meta"):
             return policy_of(config, spec, initialize, params=plan.critic_params if of_critic else plan.model_params)
-    except (NotImplementedError, RuntimeError):  # what tensors without numbers cannot do, such as a base's SVD
-        return None
+    except (NotImplementedError, RuntimeError) as error:
+        if _WITHOUT_NUMBERS not in str(error).lower():
+            raise
+        return None  # tensors without numbers cannot do it, such as a base's SVD
 
 
 def _spec(plan: RunPlan[Any]) -> PolicySpec | None:

@@ -138,7 +138,7 @@ def read_tensors(path: Path, *, key: str = "model.path") -> dict[str, Tensor]:
     """
     try:
         if _headers_only.get() and path.stat().st_size > _LARGE:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="numpy") as file:  # torch would map the whole file
                 shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
             return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         return load_file(path)
