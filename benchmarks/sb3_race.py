@@ -152,7 +152,7 @@ RACES: Mapping[str, Race] = {
         experiment="pusht_ppo",
         steps=100,
         rollout=4096,
-        every=10,
+        every=5,
         threshold=100,
         n_envs=32,
         normalize=True,
@@ -166,7 +166,7 @@ RACES: Mapping[str, Race] = {
             "learning_rate": [1e-3],
             "clip_range": 0.2,
             "ent_coef": 0.005,
-            "policy_kwargs": {"log_std_init": -0.5, "net_arch": [128, 128]},
+            "policy_kwargs": {"log_std_init": 0.0, "net_arch": [128, 128]},
         },
     ),
     "pendulum_sac": Race(

@@ -59,6 +59,8 @@ class ChunkedEnv:
         use_rel_reward: reward changes of the simulator's reward level (r_t - r_{t-1}, with r_{-1} = 0) instead of it.
         reward_coef: factor of every reward.
         recorder: gets a frame of every step of the envs that it wants.
+        first_lengths: N numbers of steps after which the envs' episodes number 0 are truncated; None:
+            ``max_episode_steps``.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ChunkedEnv:
         use_rel_reward: bool,
         reward_coef: float,
         recorder: FrameRecorder | None = None,
+        first_lengths: Sequence[int] | None = None,
     ) -> None:
         for name, value in (("num_action_chunks", num_action_chunks), ("max_episode_steps", max_episode_steps)):
             if value < 1:
@@ -80,6 +83,7 @@ class ChunkedEnv:
         self.sim = sim
         """A simulator of the same kind may take its place, and :meth:`reset` or :meth:`resume` follows."""
         self._env_ids = torch.tensor(env_ids, dtype=torch.int64)
+        self._first_lengths = None if first_lengths is None else np.array(first_lengths, dtype=np.int64)
         self._num_action_chunks = num_action_chunks
         self._max_episode_steps = max_episode_steps
         self._auto_reset = auto_reset
@@ -98,6 +102,7 @@ class ChunkedEnv:
         self._episode = np.zeros(n, dtype=np.int64)
         self._reset_state = np.zeros(n, dtype=np.int64)
         self._steps = np.zeros(n, dtype=np.int64)
+        self._length = np.full(n, max_episode_steps, dtype=np.int64)
         # Of the present episodes, for whoever has to play them again.
         self._actions = np.zeros((n, max_episode_steps if auto_reset else 0, sim.action_dim), dtype=np.float32)
         self._level = np.zeros(n, dtype=np.float32)
@@ -306,6 +311,9 @@ class ChunkedEnv:
         for array in (self._done, self._steps, self._level, self._return, self._succeeded, self._failed):
             array[slots] = 0
         self._max_reward[slots] = -np.inf
+        if self._first_lengths is not None:
+            first = self._episode[slots] == 0
+            self._length[slots] = np.where(first, self._first_lengths[slots], self._max_episode_steps)
 
     def _restart(self, slots: list[int]) -> list[EnvObs]:
         """Start the next episodes of ended envs; returns the last observations of those that have one."""
@@ -351,7 +359,7 @@ class ChunkedEnv:
         terminated = np.zeros_like(success) if self._ignore_terminations else success
         if outcome.terminated is not None:
             terminated = terminated | outcome.terminated
-        truncated = self._steps[which] >= self._max_episode_steps
+        truncated = self._steps[which] >= self._length[which]
         if outcome.truncated is not None:
             truncated = truncated | outcome.truncated
         truncated = truncated & ~terminated

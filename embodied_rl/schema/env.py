@@ -30,6 +30,10 @@ class EnvTrainConfig(Section):
     """Simulator steps of one rollout; null: ``max_episode_steps``. Any other number needs ``auto_reset``."""
     auto_reset: bool
     """Start the next episode at the end of the chunk in which one ended; unfinished ones go on in the next rollout."""
+    stagger: bool
+    """With ``auto_reset``: cut each group's first episodes at another length, evenly spread up to
+    ``max_episode_steps``. Rollouts shorter than episodes of equal length then hold all parts of them, not the same part
+    of each."""
     ignore_terminations: bool
     """Success does not end an episode, only the horizon does, or a simulator that cannot go on."""
     use_fixed_reset_state_ids: bool

@@ -457,7 +457,15 @@ class EnvWorker(Worker):
 
     def _build_train(self) -> list[_Stage]:
         cfg = self._config.train
-        self._train = self._build(self._config, self._params, cfg, auto_reset=cfg.auto_reset)
+        groups = cfg.total_num_envs // self._group_size
+        lengths = [-(-cfg.max_episode_steps * (1 + group) // groups) for group in range(groups)]
+        self._train = self._build(
+            self._config,
+            self._params,
+            cfg,
+            auto_reset=cfg.auto_reset,
+            first_lengths=[lengths[i // self._group_size] for i in range(cfg.total_num_envs)] if cfg.stagger else None,
+        )
         tasks = task_ranges(self._train[0].env.sim, self._config.task_ids)
         tasks = after_evaluation(tasks, skip=cfg.skip_states, key="env.train.skip_states")
 
@@ -499,8 +507,18 @@ class EnvWorker(Worker):
         return self._eval
 
     def _build(
-        self, config: EnvConfig, params: Any, cfg: EnvTrainConfig | EnvEvalConfig, *, auto_reset: bool = False
+        self,
+        config: EnvConfig,
+        params: Any,
+        cfg: EnvTrainConfig | EnvEvalConfig,
+        *,
+        auto_reset: bool = False,
+        first_lengths: Sequence[int] | None = None,
     ) -> list[_Stage]:
+        """
+        Args:
+            first_lengths: by env id, as ``ChunkedEnv`` takes them.
+        """
         adapter = adapter_class(config.env_type)
         stages = []
         for stage in range(self._lanes.stages):
@@ -516,6 +534,7 @@ class EnvWorker(Worker):
                 ignore_terminations=cfg.ignore_terminations,
                 use_rel_reward=config.use_rel_reward,
                 reward_coef=config.reward_coef,
+                first_lengths=None if first_lengths is None else [first_lengths[i] for i in env_ids],
             )
             stages.append(_Stage(lane=lane, env_ids=env_ids, env=env, build=build))
         return stages
