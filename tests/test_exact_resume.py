@@ -25,6 +25,7 @@ SMALL = {
     "dummy, going on": [
         "env=dummy",
         *GOING_ON,
+        "env.train.stagger=true",
         "env.train.max_episode_steps=16",
         "env.train.max_steps_per_rollout_epoch=4",
         "env.train.total_num_envs=16",

@@ -333,6 +333,17 @@ def test_success_of_one_episode_is_not_the_next_ones() -> None:
     assert [(r.success, r.episode_length) for r in env.drain_episodes()] == [(True, 1), (False, 2)]
 
 
+def test_first_episodes_may_be_of_other_lengths() -> None:
+    env = chunked(ScriptedSim(3, [NEVER]), 3, 2, auto_reset=True, max_episode_steps=6, first_lengths=[2, 4, 6])
+    env.reset([0, 0, 0], lambda env_id, k: 0)
+    cut = [env.chunk_step(numbered_actions(3, 2)).truncated.any(1).tolist() for _ in range(6)]
+    assert cut[:3] == [[True, False, False], [False, True, False], [False, False, True]]
+    assert cut[3:] == cut[:3], "all others are as long as can be"
+    env.reset([0, 0, 0], lambda env_id, k: 0, first_episode=1)
+    cut = [env.chunk_step(numbered_actions(3, 2)).truncated.any(1).tolist() for _ in range(3)]
+    assert cut == [[False] * 3, [False] * 3, [True] * 3]
+
+
 def test_reset_starts_counting_episodes_again() -> None:
     asked: list[int] = []
 
@@ -548,9 +559,12 @@ def test_a_resumed_env_goes_on_as_the_one_it_takes_the_place_of(
 ) -> None:
     scripts = [NEVER, *(succeeds_at(data.draw(st.integers(1, 9))) for _ in range(4))]
 
+    lengths = data.draw(st.none() | st.lists(st.integers(1, 7), min_size=n, max_size=n))
+
     def env() -> ChunkedEnv:
         sim = ScriptedSim(n, scripts, batched=batched)
-        return chunked(sim, n, 2, auto_reset=True, max_episode_steps=7, use_rel_reward=True, reward_coef=0.3)
+        shaped = {"use_rel_reward": True, "reward_coef": 0.3}
+        return chunked(sim, n, 2, auto_reset=True, max_episode_steps=7, first_lengths=lengths, **shaped)
 
     def starts(env_id: int, k: int) -> int:
         return (env_id + k) % len(scripts)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from embodied_rl.cli import config_of
 from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
 from embodied_rl.errors import UserError
 
-pytest.importorskip("gym_pusht", reason="the extra for pusht is not installed")
+pusht = pytest.importorskip("gym_pusht.envs.pusht", reason="the extra for pusht is not installed")
 
 PUSHT: dict[str, Any] = {"id": "gym_pusht:gym_pusht/PushT-v0", "wrappers": ("embodied_rl.envs.pusht:FromAgent",)}
 CORNERS = {"obs_type": "environment_state_agent_pos"}
@@ -99,3 +100,82 @@ def test_the_preset_trains_over_the_end_of_an_episode(tmp_path: Path) -> None:
     assert step["env/episodes"] >= 2 and step["env/return"] != 0
     [evaluated] = [line["eval/return"] for line in lines if "eval/return" in line]
     assert evaluated >= 0, "four steps of what the T covers, by themselves"
+
+
+PUBLISHED, FAST = PUSHT["id"], "embodied_rl.envs.fast_pusht:embodied_rl/FastPushT-v0"
+
+
+@pytest.fixture
+def in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published env takes the T's rectangles as a set gives them, on which the last digit of an area depends."""
+    published = pusht.pymunk_to_shapely
+
+    def ordered(body: Any, shapes: Any) -> Any:
+        return published(body, sorted(shapes, key=lambda shape: max(y for _, y in shape.get_vertices())))
+
+    monkeypatch.setattr(pusht, "pymunk_to_shapely", ordered)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """In every bit, and of the same type."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert_same(value, other[key])
+    elif isinstance(one, tuple):
+        for part, counterpart in zip(one, other, strict=True):
+            assert_same(part, counterpart)
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    else:
+        assert one == other
+
+
+@pytest.mark.usefixtures("in_one_order")
+@pytest.mark.parametrize("obs_type", ["state", "environment_state_agent_pos"])
+def test_less_python_changes_nothing(obs_type: str) -> None:
+    envs: list[Any] = [gymnasium.make(name, obs_type=obs_type) for name in (PUBLISHED, FAST)]
+    boards: list[Any] = [env.unwrapped for env in envs]
+    rng, covered, moved = np.random.default_rng(0), 0, 0
+    for seed in range(8):
+        # Most episodes begin with the T near its goal.
+        near = [100, 100, *rng.uniform(230, 280, 2), rng.uniform(-3, 3)]
+        options = {"reset_to_state": near} if seed % 4 else None
+        assert_same(*(env.reset(seed=seed, options=options) for env in envs))
+        for _ in range(150):
+            place = boards[0].block.position
+            # Mostly through the T.
+            target = place + rng.normal(0, 60, 2) if rng.random() < 0.8 else rng.uniform(0, 512, 2)
+            action = np.clip(target, 0, 512).astype(np.float32)
+            steps = [env.step(action) for env in envs]
+            assert_same(*steps)
+            assert boards[0].n_contact_points == boards[1].n_contact_points
+            covered, moved = covered + (steps[0][1] > 0), moved + (boards[0].block.position != place)
+    assert covered > 60 and moved > 100
+
+
+@pytest.mark.usefixtures("in_one_order")
+def test_what_is_remembered_is_of_the_present_place() -> None:
+    kind = "environment_state_agent_pos"
+    envs: list[Any] = [gymnasium.make(name, obs_type=kind).unwrapped for name in (PUBLISHED, FAST)]
+    published, fast = envs
+    for env in envs:
+        env.reset(seed=1)
+
+    def moved(**places: Any) -> Any:
+        for env in envs:
+            for name, value in places.items():
+                setattr(env.block if hasattr(env.block, name) else env, name, value)
+        assert_same(published._get_coverage(), fast._get_coverage())
+        assert_same(published.get_obs(), fast.get_obs())
+        return fast._get_coverage()
+
+    assert moved(angle=np.pi / 4, position=(256, 256)) > 0.99
+    assert 0.2 < moved(position=(270, 256)) < 0.99
+    assert 0 < moved(angle=1.0) < 0.99
+    assert moved(goal_pose=np.array([100.0, 100.0, 0.0])) == 0
+    corners = fast.get_keypoints(fast._block_shapes)
+    corners[:] = 0
+    assert moved() == 0, "the caller's array is the caller's"

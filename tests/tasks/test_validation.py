@@ -184,6 +184,7 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], "cannot share its one ratio"),
         (["actor.global_batch_size=8"], "set exactly one of them, the other to null"),
         (["env.train.auto_reset=true"], "adv_type=grpo scores one whole episode per env"),
+        (["env.train.stagger=true"], "without env.train.auto_reset all episodes of a rollout begin with it"),
         (
             ["algorithm=ppo", "env.train.task_sampling=success", "env.train.auto_reset=true"],
             "but with auto_reset episodes begin at any time; use uniform or a list of weights",

@@ -157,6 +157,19 @@ def test_auto_reset_fills_the_rollout_with_episodes() -> None:
 GOING_ON = ("algorithm=ppo", "env.train.auto_reset=true", "env.train.max_episode_steps=40")
 
 
+@pytest.mark.parametrize(("env_workers", "stages"), [(1, 1), (2, 2)])
+def test_first_episodes_are_cut_evenly_group_by_group(env_workers: int, stages: int) -> None:
+    options = ("env.train.stagger=true", "env.train.max_steps_per_rollout_epoch=100", "algorithm.group_size=2")
+    with Job(small(*GOING_ON, *options, *layout(env_workers, stages))) as job:
+        _, reports, _ = job.roll()
+    lengths: dict[int, list[int]] = {env_id: [] for env_id in range(16)}
+    for report in reports:
+        for record in report.episodes:
+            lengths[record.env_id].append(record.episode_length)
+    assert lengths == {env_id: [5 * (1 + env_id // 2), 40, 40][: len(lengths[env_id])] for env_id in range(16)}
+    assert all(len(found) >= 2 for found in lengths.values())
+
+
 def test_with_auto_reset_episodes_go_on_in_the_next_rollout() -> None:
     """Forty steps an episode, eight a rollout: states beyond the eighth step are met, and failures counted."""
     config = small(*GOING_ON, "env.train.max_steps_per_rollout_epoch=8", "algorithm.rollout_epoch=2", *layout(2, 2))
