@@ -51,7 +51,9 @@ class Race:
     """One env."""
 
     id: str
-    """As in ``env.init_params.id``."""
+    """What SB3 trains in, and evaluates in."""
+    our_id: str | None = None
+    """Our preset's ``env.init_params.id``, where that is another env of the same states and rewards; None: ``id``."""
     experiment: str
     steps: int
     """Training steps of ours."""
@@ -146,6 +148,7 @@ RACES: Mapping[str, Race] = {
     ),
     "pusht": Race(
         id="gym_pusht:gym_pusht/PushT-v0",
+        our_id="embodied_rl.envs.fast_pusht:embodied_rl/FastPushT-v0",
         kwargs={"obs_type": "environment_state_agent_pos"},
         wrappers=({"embodied_rl.envs.pusht:FromAgent": {"progress": 100.0, "approach": 50.0}},),
         eval_wrappers=("embodied_rl.envs.pusht:FromAgent",),
@@ -165,7 +168,7 @@ RACES: Mapping[str, Race] = {
             "n_epochs": 10,
             "learning_rate": [1e-3],
             "clip_range": 0.2,
-            "ent_coef": 0.005,
+            "ent_coef": 0.001,
             "policy_kwargs": {"log_std_init": 0.0, "net_arch": [128, 128]},
         },
     ),
