@@ -60,7 +60,7 @@ class ChunkedEnv:
         reward_coef: factor of every reward.
         recorder: gets a frame of every step of the envs that it wants.
         first_lengths: N numbers of steps after which the envs' episodes number 0 are truncated; None:
-            ``max_episode_steps``.
+            ``max_episode_steps``. Nobody is told of those that are cut short so.
     """
 
     def __init__(
@@ -364,13 +364,15 @@ class ChunkedEnv:
             truncated = truncated | outcome.truncated
         truncated = truncated & ~terminated
         self._done[which] = done = terminated | truncated
+        cut = self._steps[which] >= self._length[which]
+        told = done & ~(cut & ~terminated & (self._length[which] < self._max_episode_steps))
         if self._success_return is not None:  # known at the end alone, so it does not bring the end about
             success = success | (done & (self._return[which] >= self._success_return))
         self._succeeded[which] |= success
         self._failed[which] = terminated & ~self._succeeded[which]
         self._record_frames(slots, rewards, success)
         if done.any():
-            self._finished += [self._episode_record(slot) for slot in slots if self._done[slot]]
+            self._finished += [self._episode_record(slot) for slot, tell in zip(slots, told, strict=True) if tell]
         return rewards, success, terminated, truncated
 
     def _episode_record(self, slot: int) -> EpisodeRecord:

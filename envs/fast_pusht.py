@@ -1,4 +1,4 @@
-"""gym-pusht's PushT with less Python for each step: the same states, rewards and infos, bit for bit.
+"""gym-pusht's PushT with less Python for each step: the same states, rewards and infos, bit for bit on x86-64.
 
 Nearly all of a step's time goes into pymunk's vectors and into shapely's polygons; Chipmunk's ten steps of physics take
 a hundredth. Importing this registers ``embodied_rl/FastPushT-v0``, whose arguments are those of
@@ -48,16 +48,21 @@ class FastPushT(PushTEnv):
         info["is_success"], info["coverage"] = terminated, coverage
         return self.get_obs(), reward, terminated, False, info
 
-    def get_keypoints(self, block_shapes: Sequence[Any]) -> NDArray[np.float64]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """[8,2]: the T's corners, as documented there."""
-        body = block_shapes[0].body
-        place = (*body.position, body.angle)
+    def get_obs(self) -> Any:
+        """As documented there."""
+        if self.obs_type != "environment_state_agent_pos":
+            return super().get_obs()
+        return {"environment_state": self._keypoints_here().flatten(), "agent_pos": np.array(self.agent.position)}
+
+    def _keypoints_here(self) -> NDArray[np.float64]:
+        """[8,2], as :meth:`get_keypoints`."""
+        place = (*self.block.position, self.block.angle)
         if self._keypoints is None or self._keypoints[0] != place:
             x, y, angle = place
             cos, sin = math.cos(angle), math.sin(angle)
             found = np.array([(a * cos - b * sin + x, a * sin + b * cos + y) for a, b in self._corners])
             self._keypoints = place, found
-        return self._keypoints[1].copy()
+        return self._keypoints[1]
 
     def _setup(self) -> None:
         super()._setup()

@@ -19,7 +19,7 @@ from embodied_rl.envs.open_episodes import EnvState, read
 from embodied_rl.launch import run
 from embodied_rl.runtime.signals import Terminated
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.tasks.embodied.run import reportable
+from embodied_rl.tasks.embodied.run import reportable, settings_of
 from embodied_rl.workers.env import EnvWorker
 from tests.configs import tiny_run
 from tests.test_end_to_end import metrics_of, only_run
@@ -75,6 +75,11 @@ def test_failures_are_counted_and_each_episode_once(tmp_path: Path) -> None:
     assert all(line["env/unfinished"] == ENVS for line in lines)
     for step in range(1, 11):
         check_sums(config, step)
+
+
+def test_checkpoints_older_than_a_key_go_on_where_it_does_nothing(tmp_path: Path) -> None:
+    assert "env.train.stagger" not in settings_of(going_on(tmp_path))
+    assert settings_of(going_on(tmp_path, "env.train.stagger=true"))["env.train.stagger"] is True
 
 
 def test_rollouts_of_whole_episodes_tell_of_each_at_once(tmp_path: Path) -> None:

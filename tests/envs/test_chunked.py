@@ -339,9 +339,18 @@ def test_first_episodes_may_be_of_other_lengths() -> None:
     cut = [env.chunk_step(numbered_actions(3, 2)).truncated.any(1).tolist() for _ in range(6)]
     assert cut[:3] == [[True, False, False], [False, True, False], [False, False, True]]
     assert cut[3:] == cut[:3], "all others are as long as can be"
+    assert [(r.env_id, r.episode_length) for r in env.drain_episodes()] == [(102, 6), (100, 6), (101, 6), (102, 6)]
     env.reset([0, 0, 0], lambda env_id, k: 0, first_episode=1)
     cut = [env.chunk_step(numbered_actions(3, 2)).truncated.any(1).tolist() for _ in range(3)]
     assert cut == [[False] * 3, [False] * 3, [True] * 3]
+
+
+def test_a_first_episode_that_ends_before_its_cut_counts() -> None:
+    env = chunked(ScriptedSim(2, [succeeds_at(2)]), 2, 1, auto_reset=True, max_episode_steps=6, first_lengths=[1, 3])
+    env.reset([0, 0], lambda env_id, k: 0)
+    for _ in range(2):
+        env.chunk_step(numbered_actions(2, 1))
+    assert [(r.env_id, r.success) for r in env.drain_episodes()] == [(101, True)]
 
 
 def test_reset_starts_counting_episodes_again() -> None:

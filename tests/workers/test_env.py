@@ -161,13 +161,19 @@ GOING_ON = ("algorithm=ppo", "env.train.auto_reset=true", "env.train.max_episode
 def test_first_episodes_are_cut_evenly_group_by_group(env_workers: int, stages: int) -> None:
     options = ("env.train.stagger=true", "env.train.max_steps_per_rollout_epoch=100", "algorithm.group_size=2")
     with Job(small(*GOING_ON, *options, *layout(env_workers, stages))) as job:
-        _, reports, _ = job.roll()
-    lengths: dict[int, list[int]] = {env_id: [] for env_id in range(16)}
-    for report in reports:
-        for record in report.episodes:
-            lengths[record.env_id].append(record.episode_length)
-    assert lengths == {env_id: [5 * (1 + env_id // 2), 40, 40][: len(lengths[env_id])] for env_id in range(16)}
-    assert all(len(found) >= 2 for found in lengths.values())
+        trajectories, reports, _ = job.roll()
+    ended: dict[int, list[int]] = {env_id: [] for env_id in range(16)}
+    for t in trajectories:
+        for place, env_id in enumerate(t.env_ids.tolist()):
+            steps = t.valid[:, place].flatten().cumsum(0)
+            ended[env_id] += steps[(t.terminated | t.truncated)[:, place].flatten()].tolist()
+    firsts = {env_id: 5 * (1 + env_id // 2) for env_id in range(16)}
+    # A new episode begins with a chunk of four.
+    assert ended == {
+        env_id: [n for n in (first, first + 40, first + 80) if n <= 100] for env_id, first in firsts.items()
+    }
+    told = [record for report in reports for record in report.episodes]
+    assert {record.episode_length for record in told} == {40}, "nobody is told of what was cut short"
 
 
 def test_with_auto_reset_episodes_go_on_in_the_next_rollout() -> None:

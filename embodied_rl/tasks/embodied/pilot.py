@@ -280,6 +280,7 @@ def pilot_config(config: EmbodiedConfig, envs: int) -> EmbodiedConfig:
                 train,
                 total_num_envs=envs,
                 auto_reset=False,
+                stagger=False,
                 task_sampling="uniform" if train.task_sampling == "success" else train.task_sampling,
                 video_cfg=replace(train.video_cfg, save_video=False),
             ),

@@ -529,6 +529,8 @@ def settings_of(config: EmbodiedConfig) -> dict[str, Any]:
         "model.num_action_chunks": config.model.num_action_chunks,
     }
     settings.pop("env.train.max_steps_per_rollout_epoch")
+    if not train["stagger"]:  # as in checkpoints that are older than the key
+        settings.pop("env.train.stagger")
     return json.loads(json.dumps(settings))
 
 
