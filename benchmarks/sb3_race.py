@@ -1,4 +1,5 @@
-"""Our presets of PPO and SAC beside Stable-Baselines3's: the same env, env steps, held-out episodes and machine.
+"""Our presets of PPO and SAC beside Stable-Baselines3's: the same env (PushT: the same states and rewards, stepped
+faster, :mod:`embodied_rl.envs.fast_pusht`), env steps, held-out episodes and machine.
 
     python -m benchmarks.sb3_race [--env cartpole ...] [--seeds 3] [--output DIR] [--cleanrl CLONE]
 
