@@ -149,7 +149,7 @@ RACES: Mapping[str, Race] = {
     ),
     "pusht": Race(
         id="gym_pusht:gym_pusht/PushT-v0",
-        our_id="embodied_rl.envs.fast_pusht:embodied_rl/FastPushT-v0",
+        our_id="embodied_rl.envs.fast_pusht:FastPushT-v0",
         kwargs={"obs_type": "environment_state_agent_pos"},
         wrappers=({"embodied_rl.envs.pusht:FromAgent": {"progress": 100.0, "approach": 50.0}},),
         eval_wrappers=("embodied_rl.envs.pusht:FromAgent",),

@@ -1,10 +1,10 @@
 """gym-pusht's PushT with less Python for each step: the same states, rewards and infos, bit for bit on x86-64.
 
 Nearly all of a step's time goes into pymunk's vectors and into shapely's polygons; Chipmunk's ten steps of physics take
-a hundredth. Importing this registers ``embodied_rl/FastPushT-v0``, whose arguments are those of
+a hundredth. Importing this registers ``FastPushT-v0``, whose arguments are those of
 ``gym_pusht/PushT-v0``::
 
-    gymnasium.make("embodied_rl.envs.fast_pusht:embodied_rl/FastPushT-v0", obs_type="state")
+    gymnasium.make("embodied_rl.envs.fast_pusht:FastPushT-v0", obs_type="state")
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shapely
 from gym_pusht.envs.pusht import PushTEnv
 from numpy.typing import NDArray
 
-ID = "embodied_rl/FastPushT-v0"
+ID = "FastPushT-v0"
 
 
 class FastPushT(PushTEnv):

@@ -203,6 +203,10 @@ def load_model(
     refuse_pickled_weights(Path(path), key=key)
     weight_files(Path(path), key=key)
     safe = {"use_safetensors": True, **loading.hub_options()}
+    # torch remembers from the first tensor within a `torch.device` on which functions make tensors. transformers has
+    # another torch.linspace while it loads; if that came first, linspace would be on the CPU within any later one.
+    with torch.device("meta"):
+        torch.empty(0)
     try:
         # With ignore_mismatched_sizes shapes are reported like the rest; without, they are an error that names none.
         model, report = auto_class.from_pretrained(

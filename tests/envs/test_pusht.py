@@ -102,7 +102,7 @@ def test_the_preset_trains_over_the_end_of_an_episode(tmp_path: Path) -> None:
     assert evaluated >= 0, "four steps of what the T covers, by themselves"
 
 
-PUBLISHED, FAST = PUSHT["id"], "embodied_rl.envs.fast_pusht:embodied_rl/FastPushT-v0"
+PUBLISHED, FAST = PUSHT["id"], "embodied_rl.envs.fast_pusht:FastPushT-v0"
 
 
 @pytest.fixture

@@ -86,15 +86,6 @@ def test_adapters_that_need_the_base_in_numbers_are_left_to_the_workers(smolvla:
     assert trial.measure_policy(plan) is None
 
 
-def test_what_has_nothing_to_do_with_numbers_is_told(smolvla: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("unable to mmap 8828864 bytes")
-
-    monkeypatch.setattr(trial, "policy_of", fails)
-    with pytest.raises(RuntimeError, match="unable to mmap"):
-        plan_of(embodied(*LIBERO, "model=smolvla", f"model.path={smolvla}"))
-
-
 def test_of_large_files_only_the_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / folder.WEIGHTS_FILE
     folder.write_tensors(path, {"a": torch.ones(2, 3)})

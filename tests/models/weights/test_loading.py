@@ -345,3 +345,19 @@ def test_a_reward_model(own_code: Path) -> None:
         RewardModel({"path": str(own_code)}, "cpu")
     with pytest.raises(UserError, match=r"reward.params.revision=v1: reward.params.path .*local folder"):
         RewardModel({"path": str(own_code), "revision": "v1"}, "cpu")
+
+
+def test_loading_leaves_torch_as_it_was(folders: Mapping[str, Path]) -> None:
+    """transformers replaces ``torch.linspace`` while it loads, which torch kept for good where nothing came before."""
+    code = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+from embodied_rl.models.weights.folder import load_model
+load_model(AutoModelForCausalLM, sys.argv[1])
+with torch.device("meta"):
+    print(torch.linspace(0, 1, 3).device)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folders["causal_lm"])], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.strip() == "meta", done.stderr
