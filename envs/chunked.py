@@ -359,19 +359,19 @@ class ChunkedEnv:
         terminated = np.zeros_like(success) if self._ignore_terminations else success
         if outcome.terminated is not None:
             terminated = terminated | outcome.terminated
-        truncated = self._steps[which] >= self._length[which]
+        truncated = at_length = self._steps[which] >= self._length[which]
         if outcome.truncated is not None:
             truncated = truncated | outcome.truncated
         truncated = truncated & ~terminated
         self._done[which] = done = terminated | truncated
-        cut = self._steps[which] >= self._length[which]
-        told = done & ~(cut & ~terminated & (self._length[which] < self._max_episode_steps))
         if self._success_return is not None:  # known at the end alone, so it does not bring the end about
             success = success | (done & (self._return[which] >= self._success_return))
         self._succeeded[which] |= success
         self._failed[which] = terminated & ~self._succeeded[which]
         self._record_frames(slots, rewards, success)
         if done.any():
+            cut_short = at_length & ~terminated & (self._length[which] < self._max_episode_steps)
+            told = (done & ~cut_short).tolist()
             self._finished += [self._episode_record(slot) for slot, tell in zip(slots, told, strict=True) if tell]
         return rewards, success, terminated, truncated
 

@@ -19,8 +19,6 @@ import shapely
 from gym_pusht.envs.pusht import PushTEnv
 from numpy.typing import NDArray
 
-ID = "FastPushT-v0"
-
 
 class FastPushT(PushTEnv):
     """As the class that it extends."""
@@ -105,4 +103,6 @@ def _tee(corners: Sequence[Any]) -> Any:
     return shapely.multipolygons(rectangles)
 
 
-gymnasium.register(id=ID, entry_point=f"{__name__}:FastPushT", max_episode_steps=300, kwargs={"obs_type": "state"})
+gymnasium.register(
+    id="FastPushT-v0", entry_point=f"{__name__}:FastPushT", max_episode_steps=300, kwargs={"obs_type": "state"}
+)

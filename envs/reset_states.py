@@ -69,6 +69,13 @@ def after_evaluation(tasks: Mapping[int, range], *, skip: int, key: str) -> dict
     return {task_id: states[skip:] for task_id, states in tasks.items()}
 
 
+def first_lengths(num_envs: int, *, group_size: int, longest: int) -> list[int]:
+    """Steps of each env's first episode where they are staggered, by env id: evenly spread up to ``longest``, which the
+    last group's is. The members of a group share theirs."""
+    groups = num_envs // group_size
+    return [-(-longest * (1 + env_id // group_size) // groups) for env_id in range(num_envs)]
+
+
 def train_reset_states(
     tasks: Mapping[int, range],
     *,

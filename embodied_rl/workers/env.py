@@ -21,7 +21,13 @@ from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.open_episodes import OpenEpisode
-from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
+from embodied_rl.envs.reset_states import (
+    after_evaluation,
+    eval_reset_states,
+    first_lengths,
+    task_ranges,
+    train_reset_states,
+)
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.video import VideoRecorder, filmed_states, video_name
 from embodied_rl.models.weights.host import release_memory
@@ -457,14 +463,13 @@ class EnvWorker(Worker):
 
     def _build_train(self) -> list[_Stage]:
         cfg = self._config.train
-        groups = cfg.total_num_envs // self._group_size
-        lengths = [-(-cfg.max_episode_steps * (1 + group) // groups) for group in range(groups)]
+        lengths = first_lengths(cfg.total_num_envs, group_size=self._group_size, longest=cfg.max_episode_steps)
         self._train = self._build(
             self._config,
             self._params,
             cfg,
             auto_reset=cfg.auto_reset,
-            first_lengths=[lengths[i // self._group_size] for i in range(cfg.total_num_envs)] if cfg.stagger else None,
+            first_lengths=lengths if cfg.stagger else None,
         )
         tasks = task_ranges(self._train[0].env.sim, self._config.task_ids)
         tasks = after_evaluation(tasks, skip=cfg.skip_states, key="env.train.skip_states")

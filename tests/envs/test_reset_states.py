@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied_rl.envs.base import SimEnv, Task
-from embodied_rl.envs.reset_states import after_evaluation, eval_reset_states, task_ranges, train_reset_states
+from embodied_rl.envs.reset_states import (
+    after_evaluation,
+    eval_reset_states,
+    first_lengths,
+    task_ranges,
+    train_reset_states,
+)
 from embodied_rl.errors import UserError
 from tests.fakes import Script, ScriptedSim
 
@@ -151,3 +157,9 @@ def test_evaluation_covers_the_first_states_of_each_task() -> None:
 def test_more_episodes_than_states_are_refused(episodes_per_task: int) -> None:
     with pytest.raises(UserError, match="expected 1 to"):
         eval_reset_states(TASKS, episodes_per_task=episodes_per_task)
+
+
+def test_first_lengths_are_spread_over_groups_up_to_the_longest() -> None:
+    assert first_lengths(4, group_size=1, longest=10) == [3, 5, 8, 10]
+    assert first_lengths(6, group_size=2, longest=30) == [10, 10, 20, 20, 30, 30]
+    assert first_lengths(4, group_size=1, longest=2) == [1, 1, 2, 2]

@@ -217,3 +217,10 @@ def test_only_training_in_simulators_is_measured(overrides: list[str]) -> None:
 
     with pytest.raises(UserError, match=f"plan --measure: got {overrides[-1]}, expected training of task=embodied"):
         plan(["--measure", *overrides])
+
+
+def test_the_pilot_of_a_staggered_run_plays_whole_episodes() -> None:
+    config = checked(["experiment=pendulum_ppo"])
+    assert isinstance(config, EmbodiedConfig) and config.env.train.stagger
+    train = pilot.pilot_config(config, 2).env.train
+    assert (train.auto_reset, train.stagger) == (False, False)

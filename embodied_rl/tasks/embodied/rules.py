@@ -142,7 +142,10 @@ def _episode_problems(c: EmbodiedConfig) -> Iterator[str]:
             f"env.train.max_steps_per_rollout_epoch=null, or use {' and '.join(scorers.values())}"
         )
     if train.stagger and not train.auto_reset:
-        yield "env.train.stagger: got true, but without env.train.auto_reset all episodes of a rollout begin with it"
+        yield (
+            "env.train.stagger: got true, but without env.train.auto_reset all episodes of a rollout begin with it; "
+            "set it to false, or env.train.auto_reset=true"
+        )
     if train.task_sampling == "success":
         got = "env.train.task_sampling: got success, which draws tasks anew in each step by how the last ones went"
         if train.auto_reset:
