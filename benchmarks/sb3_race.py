@@ -1,7 +1,7 @@
 """Our presets of PPO and SAC beside Stable-Baselines3's: the same env (PushT: the same states and rewards, stepped
 faster, :mod:`embodied_rl.envs.fast_pusht`), env steps, held-out episodes and machine.
 
-    python -m benchmarks.sb3_race [--env cartpole ...] [--seeds 3] [--output DIR] [--cleanrl CLONE]
+    python -m benchmarks.sb3_race [--env cartpole ...] [--seeds 3] [--output DIR] [--cleanrl CLONE] [--same-env]
 
 SB3 has the hyper-parameters of RL Baselines3 Zoo, where that has the env; ours are those of the preset. Seed by seed,
 one trains after the other in a process of its own with one thread, so that all meet the same load of the machine.
@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -276,6 +276,11 @@ def run_cleanrl(clone: Path, race: Race, seed: int, folder: Path) -> Trained:
     return run_command(command, folder, 1.0, PYTHONPATH=str(clone / "site"))
 
 
+def in_our_env(race: Race) -> Race:
+    """The race in which SB3, too, has the env of our preset."""
+    return replace(race, id=race.our_id or race.id)
+
+
 def sb3_input(race: Race, seed: int) -> dict[str, Any]:
     """What SB3's side has to know; its held-out episodes are those of our evaluation."""
     return {
@@ -425,6 +430,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... (default 3)")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at once, which wall seconds show (default 1)")
     parser.add_argument("--cleanrl", type=Path, metavar="CLONE", help="CleanRL's repository, for PPO: a third side")
+    parser.add_argument("--same-env", action="store_true", help="SB3 steps our PushT, too, not the published one")
     parser.add_argument("--output", type=Path, default=ROOT / ".benchmarks" / "sb3_race", help="table, picture, runs")
     options = parser.parse_args()
     console = Console()
@@ -434,17 +440,17 @@ def main() -> None:
     found: dict[str, dict[str, list[Trained]]] = {}
     table = Table(*HEAD)
     for name in options.env:
-        race = RACES[name]
+        race = in_our_env(RACES[name]) if options.same_env else RACES[name]
         sides: Sides = {OURS: run_ours, SB3: run_sb3}
         if options.cleanrl and race.algorithm == "PPO" and not race.wrappers:
             sides[CLEANRL] = partial(run_cleanrl, options.cleanrl)
 
-        def run_seed(seed: int, name: str = name, sides: Sides = sides) -> dict[str, Trained]:
+        def run_seed(seed: int, name: str = name, race: Race = race, sides: Sides = sides) -> dict[str, Trained]:
             done = {}
             for side, start in sides.items():
                 folder = (options.output / name / f"{side}_{seed}_{time.time_ns()}").resolve()
                 folder.mkdir(parents=True)
-                done[side] = run = start(RACES[name], seed, folder)
+                done[side] = run = start(race, seed, folder)
                 console.print(f"{name}, seed {seed}, {side}: {run.returns[-1]:.0f} after {run.cpu[-1]:.0f} CPU s")
             return done
 

@@ -26,6 +26,7 @@ from benchmarks.sb3_race import (
     cleanrl_input,
     draw,
     goal,
+    in_our_env,
     rows,
     run_ours,
     run_sb3,
@@ -127,11 +128,11 @@ def test_races_know_their_presets(race: Race) -> None:
     assert race.steps == config.runner.max_steps
     assert race.reward_coef == config.evaluated.reward_coef
     options = config.env.init_params
-    assert (options["id"], options.get("kwargs", {})) == (race.our_id or race.id, race.kwargs)
+    assert (options["id"], options.get("kwargs", {})) == (in_our_env(race).id, race.kwargs)
     assert options.get("wrappers", []) == [*race.wrappers]
     assert (config.eval_env is None) == (race.eval_wrappers is None)
     evaluated = config.evaluated.init_params
-    assert (evaluated["id"], evaluated.get("kwargs", {})) == (race.our_id or race.id, race.kwargs)
+    assert (evaluated["id"], evaluated.get("kwargs", {})) == (in_our_env(race).id, race.kwargs)
     assert evaluated.get("wrappers", []) == [*(race.wrappers if race.eval_wrappers is None else race.eval_wrappers)]
 
 
