@@ -57,6 +57,9 @@ class LiberoParams:
     cache_scenes: bool = True
     """Keep compiled scenes in ``$XDG_CACHE_HOME/embodied_rl/libero``, by default below ``~/.cache``, where the next
     start finds them: they are then built in a third of the time. A suite takes up to 1 GB of disk."""
+    drawn_states: NonNegativeInt = 0
+    """Initial states beyond each task's published ones, which they follow: objects placed anew, as LIBERO's own reset
+    places them (``envs/libero/placements.py``)."""
     max_cached_scenes: PositiveInt = 4
     """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
     a software renderer and 4 seconds to build."""
@@ -91,8 +94,8 @@ class LiberoEnv:
     axis-angle (rad), gripper joints (m). Reward level: ``LiberoParams.reward``. Observations are bit-identical to
     those of LIBERO's ``OffScreenRenderEnv``, its images turned by 180 degrees as published policies expect.
 
-    Reset state ids count the tasks' initial states (mostly 50 each) in LIBERO's order. Nothing is random: an episode is
-    determined by its reset state and its actions, so ``seed`` changes nothing.
+    Reset state ids count the tasks' initial states (mostly 50 each, and ``drawn_states``) in LIBERO's order. Nothing is
+    random: an episode is determined by its reset state and its actions, so ``seed`` changes nothing.
 
     Scenes live in the thread that first rendered them: use all LiberoEnvs of a process in one thread.
 
@@ -113,7 +116,9 @@ class LiberoEnv:
         self._tasks = [task for suite in params.suites for task in load_suite(suite)]
         if params.cameras:
             require_renderer(NAME)
-        self._first_ids = np.cumsum([0, *(len(task.init_states) for task in self._tasks)]).tolist()
+        self._first_ids = np.cumsum(
+            [0, *(len(task.init_states) + params.drawn_states for task in self._tasks)]
+        ).tolist()
         self.num_reset_states: int = self._first_ids[-1]
         self.image_shapes = self.image_shapes_of(params)
         self._slots: list[_Slot | None] = [None] * num_slots
@@ -142,7 +147,7 @@ class LiberoEnv:
             task_id, trial = self._locate(reset_state_id)
             spec = self._scene_spec(self._tasks[task_id].bddl_file)
             scene = self._scene(spec)
-            snapshot = scene.start(self._tasks[task_id].init_states[trial], self._params.num_steps_wait)
+            snapshot = scene.start(self._init_state(scene, task_id, trial), self._params.num_steps_wait)
             first = scene.progress_at(snapshot) if self._params.reward == "progress" else 0.0
             self._slots[slot] = _Slot(spec, snapshot, first)
         self._warn_if_scenes_do_not_fit()
@@ -207,6 +212,11 @@ class LiberoEnv:
         check_reset_state(self, reset_state_id)
         task_id = bisect_right(self._first_ids, reset_state_id) - 1
         return task_id, int(reset_state_id) - self._first_ids[task_id]
+
+    def _init_state(self, scene: Scene, task_id: int, trial: int) -> NDArray[np.float64]:
+        published = self._tasks[task_id].init_states
+        number = trial - len(published)
+        return published[trial] if number < 0 else scene.drawn(published, number, self._params.num_steps_wait)
 
     def _scene_spec(self, bddl_file: str) -> SceneSpec:
         params = self._params

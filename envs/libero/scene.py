@@ -14,6 +14,7 @@ import gc
 import mmap
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,10 @@ from embodied_rl.envs.libero import NAME, import_libero
 from embodied_rl.envs.libero.compiled import kept_models, user_cache
 from embodied_rl.envs.libero.culling import Culling, drawn_textures
 from embodied_rl.envs.libero.meshes import coarsen_meshes
+from embodied_rl.envs.libero.placements import drawn_state, heights
 from embodied_rl.envs.libero.progress import Progress
 from embodied_rl.envs.rendering import quiet, render_context
+from embodied_rl.errors import UserError
 
 _PLACEMENT_SEED = 0
 """The seed that published evaluations pass to ``env.seed``. It places the fixtures, which initial states leave out."""
@@ -32,6 +35,11 @@ _OBSERVED_SUBSTEP = 23
 """The physics step (of 25 in a control step, from 0) during which robosuite's observables sample after a reset and a
 ``set_init_state``, whose forced updates shift their clock. So what LIBERO's own environments return, and what published
 policies were trained on, is the scene 4 ms before the end of the control step."""
+_DRAWS = 20
+_TYPICAL = 5
+"""Published states that say at which height each object rests; in one of fifty one may have fallen."""
+_AS_USUAL = 0.02
+"""Metres."""
 _IDLE_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 """The action of published evaluations while the objects settle."""
 
@@ -129,6 +137,7 @@ class Scene:
         self._context: Any = None
         self._culling: Any = None
         self._settled: dict[tuple[bytes, int], Snapshot] = {}
+        self._drawn: dict[int, NDArray[np.float64]] = {}
         self._current: Snapshot | None = None
         self._after_reset = self._save(self._look())
         give_memory_back()
@@ -144,6 +153,36 @@ class Scene:
                 snapshot, _ = self.step(snapshot, _IDLE_ACTION)
             self._settled[key] = snapshot
         return self._settled[key]
+
+    def drawn(self, published: NDArray[np.float64], number: int, settle_steps: int) -> NDArray[np.float64]:
+        """[1+nq+nv]: one of the ``published`` states with objects placed anew, as LIBERO's reset places them; a
+        function of the scene's file and the arguments. Where one comes to rest higher or lower than usual, on another
+        or fallen over, all are placed again.
+
+        Raises:
+            UserError: they find no room, or none of many draws is at rest as usual.
+        """
+        if number in self._drawn:
+            return self._drawn[number]
+
+        def at_rest(state: NDArray[np.float64]) -> NDArray[np.float64]:
+            return heights(self._env, self.start(state, settle_steps).physics[1:])
+
+        usual = np.median([at_rest(state) for state in published[:_TYPICAL]], axis=0)
+        file = Path(self._spec.bddl_file)
+        key = f"{file.parent.name}/{file.stem} {number}"
+        for attempt in range(_DRAWS):
+            self._load(self._after_reset)
+            self._current = None
+            state = drawn_state(self._env, published[number % len(published)], f"{key} {attempt}")
+            if np.abs(at_rest(state) - usual).max(initial=0.0) < _AS_USUAL:
+                self._drawn[number] = state
+                return state
+            del self._settled[state.tobytes(), settle_steps]
+        raise UserError(
+            f"{key}: in {_DRAWS} draws objects never came to rest as in the published states; set "
+            "env.init_params.drawn_states=0"
+        )
 
     def step(self, snapshot: Snapshot, action: NDArray[np.floating]) -> tuple[Snapshot, bool]:
         """One control step of 50 ms: the state after it, and whether the task's goal holds there.
