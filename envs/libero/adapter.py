@@ -60,6 +60,9 @@ class LiberoParams:
     drawn_states: NonNegativeInt = 0
     """Initial states beyond each task's published ones, which they follow: objects placed anew, as LIBERO's own reset
     places them (``envs/libero/placements.py``)."""
+    exchange_places: bool = False
+    """In drawn states objects stand in each other's regions, too, at random: a policy must look where they are. What
+    there are several of, such as two bowls, and what is much larger than the others stays in its own."""
     max_cached_scenes: PositiveInt = 4
     """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
     a software renderer and 4 seconds to build."""
@@ -67,6 +70,8 @@ class LiberoParams:
     def __post_init__(self) -> None:
         check_suites(self.suites)
         check_choices("cameras", self.cameras, CAMERAS)
+        if self.exchange_places and not self.drawn_states:
+            raise ValueError("exchange_places: got true, but only drawn states have it; set drawn_states, such as 500")
 
     @property
     def suites(self) -> tuple[str, ...]:
@@ -216,7 +221,10 @@ class LiberoEnv:
     def _init_state(self, scene: Scene, task_id: int, trial: int) -> NDArray[np.float64]:
         published = self._tasks[task_id].init_states
         number = trial - len(published)
-        return published[trial] if number < 0 else scene.drawn(published, number, self._params.num_steps_wait)
+        if number < 0:
+            return published[trial]
+        params = self._params
+        return scene.drawn(published, number, params.num_steps_wait, exchange=params.exchange_places)
 
     def _scene_spec(self, bddl_file: str) -> SceneSpec:
         params = self._params

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 from unittest import mock
 
@@ -19,15 +19,18 @@ from embodied_rl.errors import UserError
 
 _ATTEMPTS: Final = 100
 """As many as LIBERO's reset makes."""
+_LARGE: Final = 2.0
+"""Times the median reach of a scene's objects."""
 
 
-def drawn_state(env: Any, published: NDArray[np.float64], key: str) -> NDArray[np.float64]:
+def drawn_state(env: Any, published: NDArray[np.float64], key: str, *, exchange: bool) -> NDArray[np.float64]:
     """[1+nq+nv]: ``published`` with objects placed anew; a function of the arguments alone.
 
     Args:
         env: LIBERO's problem environment. Its simulation is left in another state.
         published: time, positions and velocities as LIBERO ships them.
         key: what the places are drawn from.
+        exchange: objects may stand in each other's regions.
 
     Raises:
         UserError: the objects find no room.
@@ -43,10 +46,10 @@ def drawn_state(env: Any, published: NDArray[np.float64], key: str) -> NDArray[n
     np.random.seed(zlib.crc32(key.encode()))
     try:
         with _fixtures_at_origin(env) as fixtures:
-            mujoco.mj_kinematics(model, data)
+            mujoco.mj_kinematics(model, data)  # type: ignore[attr-defined]
             for _ in range(_ATTEMPTS):
                 try:
-                    placements = _placements(env, fixtures)
+                    placements = _placements(env, fixtures, exchange)
                     break
                 except RandomizationError:
                     continue
@@ -77,17 +80,49 @@ def heights(env: Any, positions: NDArray[np.float64]) -> NDArray[np.float64]:
     return positions[model._model.jnt_qposadr[joints] + 2]
 
 
-def _placements(env: Any, fixtures: dict[str, Any]) -> dict[str, Any]:
+def _placements(env: Any, fixtures: dict[str, Any], exchange: bool) -> dict[str, Any]:
     """Object -> position, quaternion (w x y z) and robosuite's model, ``fixtures`` among them."""
     placed = dict(fixtures)
     tables = env.placement_initializer
-    for name, sampler in tables.samplers.items():
-        if not any(body.name in fixtures for body in sampler.mujoco_objects):
-            placed = sampler.sample(fixtures=placed, **(tables.sample_args[name] or {}))
+    with _regions_exchanged(env) if exchange else nullcontext():
+        for name, sampler in tables.samplers.items():
+            if not any(body.name in fixtures for body in sampler.mujoco_objects):
+                placed = sampler.sample(fixtures=placed, **(tables.sample_args[name] or {}))
     # Its sampler of objects inside of others starts a debugger where one finds no room.
     with mock.patch("pdb.set_trace"):
         placed = env.conditional_placement_initializer.sample(env.sim, placed)
     return env.conditional_placement_on_objects_initializer.sample(placed)
+
+
+@contextmanager
+def _regions_exchanged(env: Any) -> Iterator[None]:
+    """Each object has a region of another on the table, or its own. Which of two bowls is meant their places say, so
+    what there are several of stays; so does what is much larger than the others, such as a basket."""
+    alone = {names[0] for names in env.parsed_problem["objects"].values() if len(names) == 1}
+    samplers = [
+        sampler
+        for sampler in env.placement_initializer.samplers.values()
+        if all(body.name in alone for body in sampler.mujoco_objects)
+    ]
+    reach = np.array([max(_reach(env, body) for body in sampler.mujoco_objects) for sampler in samplers])
+    small = [samplers[i] for i in np.flatnonzero(reach <= _LARGE * np.median(reach))] if samplers else []
+    regions = [(sampler.x_ranges, sampler.y_ranges) for sampler in small]
+    for sampler, taken in zip(small, np.random.permutation(len(small)), strict=True):
+        sampler.x_ranges, sampler.y_ranges = regions[taken]
+    try:
+        yield
+    finally:
+        for sampler, (x_ranges, y_ranges) in zip(small, regions, strict=True):
+            sampler.x_ranges, sampler.y_ranges = x_ranges, y_ranges
+
+
+def _reach(env: Any, body: Any) -> float:
+    """Metres from an object's middle to its farthest part; robosuite's ``horizontal_radius`` is 2.5 cm for most."""
+    model, data = env.sim.model._model, env.sim.data._data
+    root = env.sim.model.body_name2id(body.root_body)
+    parts = np.flatnonzero(model.body_rootid[model.geom_bodyid] == model.body_rootid[root])
+    away = np.linalg.norm((data.geom_xpos[parts] - data.xpos[root])[:, :2], axis=1)
+    return float((away + model.geom_rbound[parts]).max())
 
 
 @contextmanager

@@ -137,7 +137,7 @@ class Scene:
         self._context: Any = None
         self._culling: Any = None
         self._settled: dict[tuple[bytes, int], Snapshot] = {}
-        self._drawn: dict[int, NDArray[np.float64]] = {}
+        self._drawn: dict[tuple[int, bool], NDArray[np.float64]] = {}
         self._current: Snapshot | None = None
         self._after_reset = self._save(self._look())
         give_memory_back()
@@ -154,16 +154,24 @@ class Scene:
             self._settled[key] = snapshot
         return self._settled[key]
 
-    def drawn(self, published: NDArray[np.float64], number: int, settle_steps: int) -> NDArray[np.float64]:
+    def drawn(
+        self, published: NDArray[np.float64], number: int, settle_steps: int, *, exchange: bool = False
+    ) -> NDArray[np.float64]:
         """[1+nq+nv]: one of the ``published`` states with objects placed anew, as LIBERO's reset places them; a
         function of the scene's file and the arguments. Where one comes to rest higher or lower than usual, on another
         or fallen over, all are placed again.
 
+        Args:
+            published: [states,1+nq+nv].
+            number: of the draw.
+            settle_steps: as for :meth:`start`.
+            exchange: objects may stand in each other's regions.
+
         Raises:
             UserError: they find no room, or none of many draws is at rest as usual.
         """
-        if number in self._drawn:
-            return self._drawn[number]
+        if (number, exchange) in self._drawn:
+            return self._drawn[number, exchange]
 
         def at_rest(state: NDArray[np.float64]) -> NDArray[np.float64]:
             return heights(self._env, self.start(state, settle_steps).physics[1:])
@@ -174,9 +182,9 @@ class Scene:
         for attempt in range(_DRAWS):
             self._load(self._after_reset)
             self._current = None
-            state = drawn_state(self._env, published[number % len(published)], f"{key} {attempt}")
+            state = drawn_state(self._env, published[number % len(published)], f"{key} {attempt}", exchange=exchange)
             if np.abs(at_rest(state) - usual).max(initial=0.0) < _AS_USUAL:
-                self._drawn[number] = state
+                self._drawn[number, exchange] = state
                 return state
             del self._settled[state.tobytes(), settle_steps]
         raise UserError(
