@@ -1,8 +1,7 @@
 """Recorded episodes as training sees them: any frames at once, each with the chunk of actions that follows it.
 
-Also which frames a training step takes, random changes of their images, and the trajectory. Each is a function of seed,
-step and a sample's position in the step's batch: any number of workers gives the same, and a resumed run draws what it
-would have drawn.
+Also which frames a training step takes, and the trajectory. Each is a function of seed, step and a sample's position in
+the step's batch: any number of workers gives the same, and a resumed run draws what it would have drawn.
 """
 
 from __future__ import annotations
@@ -20,13 +19,7 @@ from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.schema import AugmentationConfig
 from embodied_rl.seeding import generator
-
-_LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in a pixel's grey (ITU-R BT.601)."""
-_AT_ONCE = 64
-"""Images in float32 at a time."""
 
 
 class Demonstrations:
@@ -239,63 +232,3 @@ def demonstration_trajectory(
         replay_inputs={key: tensor[None] for key, tensor in replay_inputs.items()},
         policy_versions=torch.tensor([policy_version]),
     )
-
-
-def augment(
-    images: Mapping[str, Tensor],
-    config: AugmentationConfig,
-    *,
-    seed: int,
-    step: int,
-    positions: Tensor,
-    batch_size: int,
-) -> dict[str, Tensor]:
-    """Camera -> [N,H,W,3] uint8, changed; the given tensors themselves where nothing is asked for.
-
-    Args:
-        images: camera -> [N,H,W,3] uint8.
-        positions: [N] int64, the samples' in the batch of ``batch_size``.
-    """
-    rng = generator(seed, step, 1)
-    # Drawn for the whole batch and all that could be asked for, so that no setting changes another's draws.
-    colours = torch.from_numpy(rng.uniform(-1.0, 1.0, (batch_size, 3)).astype(np.float32))[positions]
-    factors = 1.0 + colours * torch.tensor([config.brightness, config.contrast, config.saturation])
-    changed: dict[str, Tensor] = {}
-    for camera, image in sorted(images.items()):
-        unit = torch.from_numpy(rng.random((batch_size, 2)))[positions]
-        if config.random_shift:
-            size = 2 * config.random_shift + 1
-            image = shift(image, (unit * size).long() - config.random_shift)
-        if config.brightness or config.contrast or config.saturation:
-            parts = zip(image.split(_AT_ONCE), factors.split(_AT_ONCE), strict=True)
-            image = torch.cat([jitter(part, factor) for part, factor in parts])
-        changed[camera] = image
-    return changed
-
-
-def shift(images: Tensor, offsets: Tensor) -> Tensor:
-    """Images moved by whole pixels; the border is repeated (random shift of DrQ, arXiv:2004.13649).
-
-    Args:
-        images: [N,H,W,3].
-        offsets: [N,2] int64: down and right.
-    """
-    n, height, width, _ = images.shape
-    rows = (torch.arange(height) - offsets[:, :1]).clamp(0, height - 1)
-    columns = (torch.arange(width) - offsets[:, 1:]).clamp(0, width - 1)
-    return images[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
-
-
-def jitter(images: Tensor, factors: Tensor) -> Tensor:
-    """Brightness, then contrast about the image's mean grey, then saturation about each pixel's grey.
-
-    Args:
-        images: [N,H,W,3] uint8.
-        factors: [N,3]: of brightness, contrast and saturation; 1 leaves as it is.
-    """
-    luma = torch.tensor(_LUMA)
-    brightness, contrast, saturation = (factors[:, i, None, None, None] for i in range(3))
-    x = images.float() * brightness
-    x = torch.lerp((x @ luma).mean((1, 2))[:, None, None, None], x, contrast)
-    x = torch.lerp((x @ luma)[..., None], x, saturation)
-    return x.round_().clamp_(0.0, 255.0).to(torch.uint8)

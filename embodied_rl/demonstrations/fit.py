@@ -68,7 +68,7 @@ def _check(config: DemonstrationConfig, root: Path, spaces: KnownSpaces, key: st
 def kept_to(path: str) -> DemonstrationConfig:
     """The configuration of demonstrations that ``algorithm.bc_path`` keeps training to: pictures are stretched to the
     env's sizes, actions cut off as the env does."""
-    unchanged = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
+    unchanged = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0, words=0.0)
     return DemonstrationConfig(
         name="", path=path, cameras=None, resize=True, clip_actions=True, seed=0, batch_size=1, prefetch=0,
         augmentation=unchanged,

@@ -54,7 +54,7 @@ class RewardConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentationConfig(Section):
-    """Random changes of a demonstration's images, drawn for each sample anew."""
+    """Random changes of a demonstration's images and instruction, drawn for each sample anew."""
 
     random_shift: NonNegativeInt
     """Largest shift in pixels, along each axis and for each camera; what comes in repeats the border. 0: off."""
@@ -62,6 +62,9 @@ class AugmentationConfig(Section):
     """Largest relative change, equal for a sample's cameras, as are the next two. 0: off."""
     contrast: Fraction
     saturation: Fraction
+    words: Fraction
+    """Share of an instruction's words that are left out or replaced by made-up ones, half of them each; one stays in
+    any case. 0: off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from embodied_rl.contracts import Delivery, EnvObs
+from embodied_rl.demonstrations.augmentation import augment, reword
 from embodied_rl.demonstrations.dataset import (
     Aggregate,
     Demonstrations,
-    augment,
     demonstration_trajectory,
     frames_of_step,
 )
@@ -117,11 +117,13 @@ class ImitationWorker(RolloutWorker):
         return DemonstrationReport(samples=len(positions), seconds=self._timer.drain())
 
     def _augmented(self, obs: EnvObs, step: int, positions: torch.Tensor) -> EnvObs:
-        data = self._data
-        images = augment(
-            obs.images, data.augmentation, seed=data.seed, step=step, positions=positions, batch_size=data.batch_size
+        data, changes = self._data, self._data.augmentation
+        at: Any = {"seed": data.seed, "step": step, "positions": positions, "batch_size": data.batch_size}
+        return replace(
+            obs,
+            images=augment(obs.images, changes, **at),
+            instructions=reword(obs.instructions, changes.words, **at),
         )
-        return replace(obs, images=images)
 
     @torch.inference_mode()
     def _replay_inputs(self, obs: EnvObs, actions: torch.Tensor, step: int) -> dict[str, torch.Tensor]:

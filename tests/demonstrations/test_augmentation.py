@@ -1,15 +1,15 @@
-"""Image changes, computed by hand."""
+"""Changes of images, computed by hand, and of words."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from embodied_rl.demonstrations.dataset import augment, jitter, shift
+from embodied_rl.demonstrations.augmentation import augment, jitter, reword, shift
 from embodied_rl.schema import AugmentationConfig
 
-OFF = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0)
-ALL = AugmentationConfig(random_shift=2, brightness=0.3, contrast=0.3, saturation=0.3)
+OFF = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0, words=0.0)
+ALL = AugmentationConfig(random_shift=2, brightness=0.3, contrast=0.3, saturation=0.3, words=0.0)
 
 
 def pictures(n: int = 6, size: int = 8, seed: int = 0) -> Tensor:
@@ -59,7 +59,7 @@ def test_jitter_by_hand() -> None:
 
 def test_every_sample_is_changed_in_its_own_way_and_within_bounds() -> None:
     size, limit = 32, 3
-    config = AugmentationConfig(random_shift=limit, brightness=0.0, contrast=0.0, saturation=0.0)
+    config = AugmentationConfig(random_shift=limit, brightness=0.0, contrast=0.0, saturation=0.0, words=0.0)
     marks = torch.zeros(16, size, size, 3, dtype=torch.uint8)
     marks[:, 16, 16] = 255
     seen = set()
@@ -82,9 +82,45 @@ def test_what_is_drawn_depends_on_seed_step_and_place_alone() -> None:
 
 def test_cameras_share_colours_and_not_shifts() -> None:
     image = pictures(16)
-    colours = AugmentationConfig(random_shift=0, brightness=0.3, contrast=0.3, saturation=0.3)
+    colours = AugmentationConfig(random_shift=0, brightness=0.3, contrast=0.3, saturation=0.3, words=0.0)
     both = changed({"left": image, "right": image}, colours)
     assert torch.equal(both["left"], both["right"])
     assert not torch.equal(both["left"], image)
     moved = changed({"left": image, "right": image}, ALL)
     assert not torch.equal(moved["left"], moved["right"])
+
+
+SAID = ("put the bowl on the plate",) * 400
+
+
+def reworded(share: float, positions: list[int] | None = None, *, seed: int = 0, step: int = 0) -> tuple[str, ...]:
+    at = positions or list(range(len(SAID)))
+    said = [SAID[i] for i in at]
+    return reword(said, share, seed=seed, step=step, positions=torch.tensor(at), batch_size=len(SAID))
+
+
+def test_words_stay_where_nothing_is_asked_for() -> None:
+    assert reworded(0.0) == SAID
+
+
+def test_half_of_the_changed_words_are_left_out_and_half_made_up() -> None:
+    words = [said.split() for said in reworded(0.4)]
+    known = set(SAID[0].split())
+    left_out = sum(6 - len(said) for said in words) / (6 * len(words))
+    made_up = sum(word not in known for said in words for word in said) / (6 * len(words))
+    # One of six words stays in any case: 0.2 * 5 / 6 of each, with a standard deviation of 0.008.
+    assert abs(left_out - 0.167) < 0.03 and abs(made_up - 0.167) < 0.03
+    assert len({word for said in words for word in said} - known) > 300, "none is heard often"
+
+
+def test_a_word_stays_in_any_case() -> None:
+    known = set(SAID[0].split())
+    for said in reworded(1.0):
+        assert len(known & set(said.split())) == 1
+    assert reword(["open"], 1.0, seed=0, step=0, positions=torch.tensor([0]), batch_size=1) == ("open",)
+
+
+def test_words_depend_on_seed_step_and_place_alone() -> None:
+    everything = reworded(0.5)
+    assert reworded(0.5, [7, 3, 399]) == tuple(everything[i] for i in (7, 3, 399))
+    assert reworded(0.5, step=1) != everything != reworded(0.5, seed=1)

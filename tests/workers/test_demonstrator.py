@@ -155,7 +155,7 @@ def test_several_workers_share_the_actors_ranks(demonstrations: Path) -> None:
 def test_images_are_changed_as_asked_and_statistics_reach_the_policies(pictures: Path) -> None:
     model = ("model=tiny_vla", "++model.params.hidden_size=32", "env.init_params.image_size=32")
     model += ("env.init_params.step_size=2.0",)
-    off = "data.augmentation={random_shift: 0, brightness: 0.0, contrast: 0.0, saturation: 0.0}"
+    off = "data.augmentation={random_shift: 0, brightness: 0.0, contrast: 0.0, saturation: 0.0, words: 0.0}"
     data = Demonstrations(pictures, chunk=8)
     with Job(pictures, *model, off, "data.batch_size=8", "model.num_action_chunks=8") as job:
         plain = job.step(2).replay_inputs["images/agentview"][0]
@@ -169,11 +169,13 @@ def test_images_are_changed_as_asked_and_statistics_reach_the_policies(pictures:
         assert (actor.action_low > -1.0).any()
         assert torch.equal(actor.action_low, rollout.action_low)
         assert torch.equal(actor.action_high, rollout.action_high)
-    with Job(pictures, *model, "data.batch_size=8", "model.num_action_chunks=8") as job:
-        changed = job.step(2).replay_inputs["images/agentview"][0]
-        again = job.step(2).replay_inputs["images/agentview"][0]
-    assert not torch.equal(plain, changed)
-    assert torch.equal(changed, again)
+        words = job.step(2).replay_inputs["words"][0]
+    with Job(pictures, *model, "data.batch_size=8", "model.num_action_chunks=8", "data.augmentation.words=0.5") as job:
+        changed, again = (job.step(2).replay_inputs for _ in range(2))
+    assert not torch.equal(plain, changed["images/agentview"][0])
+    assert not torch.equal(words, changed["words"][0])
+    for key in ("images/agentview", "words"):
+        assert torch.equal(changed[key], again[key])
 
 
 def test_pictures_of_another_size_are_stretched_as_asked(pictures: Path) -> None:
