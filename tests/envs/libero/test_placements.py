@@ -16,7 +16,7 @@ from embodied_rl.envs.libero.suites import load_suite
 from embodied_rl.errors import UserError
 
 SETTLE = 10
-STATES = 24
+STATES = 16
 RAMEKIN, DRAWER = 5, 4
 """Tasks of libero_spatial: a bowl on a ramekin, from whose rim it may fall, and a bowl in a drawer that is open."""
 
@@ -97,6 +97,40 @@ def test_a_state_is_the_same_whatever_was_drawn_or_played_before(scene: Scene) -
     assert np.random.uniform() == after, "NumPy's global generator is the caller's"
 
 
+@pytest.mark.parametrize(
+    ("suite", "task_id", "stays"),
+    [
+        ("libero_spatial", 8, {"akita_black_bowl_1", "akita_black_bowl_2"}),
+        pytest.param("libero_object", 0, {"basket_1"}, marks=pytest.mark.slow),
+    ],
+)
+def test_objects_exchange_their_places(suite: str, task_id: int, stays: set[str]) -> None:
+    task = load_suite(suite)[task_id]
+    scene = Scene(SceneSpec(bddl_file=task.bddl_file, draft=True, max_height=256, max_width=256))
+    own = places(scene, list(task.init_states[:8]))
+    regions = {name: np.median(points, 0)[:2] for name, points in own.items()}
+    drawn = [scene.drawn(task.init_states, number, SETTLE, exchange=True) for number in range(STATES)]
+    found = places(scene, drawn)
+    again = scene.drawn(task.init_states, STATES, SETTLE)
+    kept = places(scene, [again])
+    scene.close()
+    taken = {
+        name: {min(regions, key=lambda region: float(np.linalg.norm(regions[region] - point[:2]))) for point in points}
+        for name, points in found.items()
+    }
+    for name, where in taken.items():
+        assert where == {name} if name in stays else len(where) == len(regions) - len(stays), (name, where)
+        for point in found[name]:
+            nearest = min(float(np.linalg.norm(region - point[:2])) for region in regions.values())
+            assert nearest < 0.06, (name, point)
+        assert np.linalg.norm(kept[name][0, :2] - regions[name]) < 0.06, "later draws are without exchange"
+
+
+def test_exchanged_places_are_those_of_drawn_states() -> None:
+    with pytest.raises(ValueError, match=r"exchange_places: got true, but only drawn states have it; set drawn_states"):
+        LiberoParams(task_suite_name="libero_spatial", exchange_places=True)
+
+
 def test_numbers_follow_the_published_ones() -> None:
     env = LiberoEnv(2, params(3), seed=0)
     try:
@@ -118,7 +152,7 @@ def test_numbers_follow_the_published_ones() -> None:
 def test_objects_without_room_are_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     from robosuite.utils.errors import RandomizationError
 
-    def full(env: Any, fixtures: Any) -> Any:
+    def full(env: Any, fixtures: Any, exchange: bool) -> Any:
         raise RandomizationError("full")
 
     published = load_suite("libero_spatial")[RAMEKIN].init_states
