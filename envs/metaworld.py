@@ -336,6 +336,8 @@ class _Painter:
         return self._renderer.render()
 
     def close(self) -> None:
+        # Its objects are freed in whichever context is current, where they could be another painter's.
+        self._renderer._gl_context.make_current()
         self._renderer.close()
 
 

@@ -17,6 +17,7 @@ from embodied_rl.seeding import generator
 
 _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a pixel's grey (ITU-R BT.601)."""
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _AT_ONCE = 64
 """Images in float32 at a time."""
 
@@ -100,12 +101,17 @@ def reword(
     for words, drawn in zip(said, seeds, strict=True):
         own = generator(int(drawn))
         fate, kept = own.random(len(words)), own.integers(max(1, len(words)))
-        made_up = own.integers(10**6, size=len(words))
+        made_up = _made_up(own, len(words))
         changed.append(
             " ".join(
-                word if number == kept or chance >= share else f"x{new}"
+                word if number == kept or chance >= share else new
                 for number, (word, chance, new) in enumerate(zip(words, fate, made_up, strict=True))
                 if number == kept or chance >= share / 2
             )
         )
     return tuple(changed)
+
+
+def _made_up(rng: np.random.Generator, count: int) -> list[str]:
+    """Three letters each: a tokenizer may take every one of them for a token, and prompts have a longest length."""
+    return ["".join(_LETTERS[letter] for letter in word) for word in rng.integers(len(_LETTERS), size=(count, 3))]

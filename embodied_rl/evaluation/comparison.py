@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final
 
 import numpy as np
 
+from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.evaluation.eval_file import COMPLETIONS, EPISODES, SavedEvaluation
 from embodied_rl.evaluation.paired import Differences, Estimate, Pairs, differences, mcnemar
+from embodied_rl.evaluation.report import jsonable
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     EPISODES: (
@@ -100,6 +102,11 @@ def check_comparable(evaluations: Sequence[SavedEvaluation], allowed: Collection
 def _other_conditions(first: SavedEvaluation, other: SavedEvaluation) -> Iterator[tuple[str, str]]:
     """Each key that differs, and what both have."""
     left, right = _conditions(first), _conditions(other)
+    if left.get("env_type") == right.get("env_type"):
+        # A parameter that is newer than a report had its default there.
+        defaults = _defaults(left.get("env_type"))
+        for found, missing in ((left, right.keys() - left.keys()), (right, left.keys() - right.keys())):
+            found |= {key: defaults[key] for key in missing & defaults.keys()}
     for key in dict.fromkeys([*left, *right]):
         same = key in left and key in right and left[key] == right[key]
         if not same and key not in _WITHOUT_EFFECT:
@@ -117,6 +124,17 @@ def _conditions(evaluation: SavedEvaluation) -> dict[str, Any]:
         elif key in evaluation.meta:
             found[key] = value
     return found
+
+
+def _defaults(env_type: object) -> dict[str, Any]:
+    """``init_params.<name>`` -> its default; nothing of an adapter that is not at hand."""
+    try:
+        params = adapter_class(str(env_type)).Params
+    except UserError:
+        return {}
+    return {
+        f"init_params.{field.name}": jsonable(field.default) for field in fields(params) if field.default is not MISSING
+    }
 
 
 def _other_questions(first: SavedEvaluation, other: SavedEvaluation) -> Iterator[tuple[str, str]]:

@@ -98,7 +98,14 @@ def _placements(env: Any, fixtures: dict[str, Any], exchange: bool) -> dict[str,
 def _regions_exchanged(env: Any) -> Iterator[None]:
     """Each object has a region of another on the table, or its own. Which of two bowls is meant their places say, so
     what there are several of stays; so does what is much larger than the others, such as a basket."""
-    alone = {names[0] for names in env.parsed_problem["objects"].values() if len(names) == 1}
+    task = env.parsed_problem
+    for place in {name for goal in task["goal_state"] for name in goal[1:]} & task["regions"].keys():
+        if task["regions"][place]["target"] not in {*env.objects_dict, *env.fixtures_dict}:
+            raise UserError(
+                f"exchange_places: the goal {place} is a place on the table, which stays while the objects move; leave "
+                f"this task out (env.task_ids): {env.language_instruction}"
+            )
+    alone = {names[0] for names in task["objects"].values() if len(names) == 1}
     samplers = [
         sampler
         for sampler in env.placement_initializer.samplers.values()

@@ -137,7 +137,7 @@ class Scene:
         self._context: Any = None
         self._culling: Any = None
         self._settled: dict[tuple[bytes, int], Snapshot] = {}
-        self._drawn: dict[tuple[int, bool], NDArray[np.float64]] = {}
+        self._drawn: dict[tuple[int, int, bool], NDArray[np.float64]] = {}
         self._current: Snapshot | None = None
         self._after_reset = self._save(self._look())
         give_memory_back()
@@ -170,8 +170,9 @@ class Scene:
         Raises:
             UserError: they find no room, or none of many draws is at rest as usual.
         """
-        if (number, exchange) in self._drawn:
-            return self._drawn[number, exchange]
+        known = number, settle_steps, exchange
+        if known in self._drawn:
+            return self._drawn[known]
 
         def at_rest(state: NDArray[np.float64]) -> NDArray[np.float64]:
             return heights(self._env, self.start(state, settle_steps).physics[1:])
@@ -184,7 +185,7 @@ class Scene:
             self._current = None
             state = drawn_state(self._env, published[number % len(published)], f"{key} {attempt}", exchange=exchange)
             if np.abs(at_rest(state) - usual).max(initial=0.0) < _AS_USUAL:
-                self._drawn[number, exchange] = state
+                self._drawn[known] = state
                 return state
             del self._settled[state.tobytes(), settle_steps]
         raise UserError(

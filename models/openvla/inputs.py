@@ -25,6 +25,8 @@ from embodied_rl.errors import UserError
 CROPPED_AREA = 0.9
 JPEG_QUALITY = 95
 BOS, EOS, PAD = 1, 2, 32000
+_REMEMBERED = 4096
+"""Prompts; with ``data.augmentation.words`` hardly any comes twice."""
 SPACE = 29871
 """The empty word of Llama's vocabulary, with which every prompt ends: training data have it before the actions."""
 
@@ -133,6 +135,8 @@ class PromptTokenizer:
                     f"instruction {instruction!r} makes a prompt of {len(ids)} tokens, expected at most "
                     f"{self._max_tokens}; raise model.params.max_prompt_tokens"
                 )
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
             self._known[instruction] = torch.tensor([BOS, *[PAD] * room, *ids[1:]])
         return self._known[instruction]
 

@@ -153,6 +153,19 @@ def test_what_changes_no_episode_may_differ(two: tuple[str, str], tmp_path: Path
     main([two[0], write(tmp_path / "c.json", episodes([[1] * 8, [0] * 8]), changed(META, key, 512))])
 
 
+def test_a_parameter_newer_than_a_report_had_its_default(two: tuple[str, str], tmp_path: Path) -> None:
+    listed = episodes([[1] * 8, [0] * 8])
+    same = write(tmp_path / "same.json", listed, changed(META, "init_params.drawn_states", 0))
+    other = write(tmp_path / "other.json", listed, changed(META, "init_params.drawn_states", 50))
+    for pair in ((two[0], same), (same, two[0])):
+        main([*pair])
+    assert "init_params.drawn_states: 0 and 50" in refusal(two[0], other)
+    foreign = {**META, "env_type": "nobody.knows:It"}
+    old = write(tmp_path / "old.json", listed, foreign)
+    new = write(tmp_path / "new.json", listed, changed(foreign, "init_params.more", 0))
+    assert "init_params.more: nothing and 0" in refusal(old, new)
+
+
 def test_another_torch_is_noted(two: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([two[0], write(tmp_path / "c.json", episodes([[1] * 8, [0] * 8]), changed(META, "versions.torch", "3.0"))])
     assert "note: versions.torch: '2.11.0' and '3.0' (A and B)" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import pytest
 from embodied_rl.commands.env_checks import Subject, determinism, episodes, groups, level_at_start, lone_slots, sizes
 from embodied_rl.composition import config_of
 from embodied_rl.demonstrations.expert import make_expert
+from embodied_rl.envs import metaworld
 from embodied_rl.envs.metaworld import INSTRUCTIONS, MT10, TASKS, MetaworldEnv, MetaworldExpert, MetaworldParams
 from embodied_rl.errors import UserError
 from embodied_rl.launch import run
@@ -193,6 +194,21 @@ def test_pictures_are_upright_and_drafts_alike() -> None:
     assert np.ptp(top) < 10, "a grey wall"
     assert table[0] - table[2] > 15, "a brown table"
     assert 0 < np.abs(pictures[True] - pictures[False]).mean() < 25
+
+
+def test_what_makes_room_for_another_picture_spoils_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts number their objects alike, and closing one frees them in whichever is current."""
+    monkeypatch.setattr(metaworld, "_MAX_PAINTERS", 2)
+    env = MetaworldEnv(2, MetaworldParams(task=("reach", "push"), camera_height=32, camera_width=32), seed=0)
+    try:
+        env.reset([0, 1], [0, 1000])
+        first, second = (env.observe([slot]).images["corner2"] for slot in (0, 1))
+        video = env.render([1])  # a third picture: the first one's context goes
+        np.testing.assert_array_equal(env.observe([1]).images["corner2"], second)
+        np.testing.assert_array_equal(env.observe([0]).images["corner2"], first)
+        np.testing.assert_array_equal(env.render([1]), video)
+    finally:
+        env.close()
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,17 @@ def test_objects_exchange_their_places(suite: str, task_id: int, stays: set[str]
         assert np.linalg.norm(kept[name][0, :2] - regions[name]) < 0.06, "later draws are without exchange"
 
 
+def test_a_goal_on_the_table_is_not_exchanged() -> None:
+    task = load_suite("libero_10")[6]  # "put the chocolate pudding to the right of the plate"
+    scene = Scene(SceneSpec(bddl_file=task.bddl_file, draft=True, max_height=256, max_width=256))
+    fixtures = scene._model.body_pos.copy()
+    with pytest.raises(UserError, match=r"the goal living_room_table_plate_right_region is a place on the table"):
+        scene.drawn(task.init_states, 0, SETTLE, exchange=True)
+    np.testing.assert_array_equal(scene._model.body_pos, fixtures)
+    assert scene.drawn(task.init_states, 0, SETTLE).shape == task.init_states[0].shape
+    scene.close()
+
+
 def test_exchanged_places_are_those_of_drawn_states() -> None:
     with pytest.raises(ValueError, match=r"exchange_places: got true, but only drawn states have it; set drawn_states"):
         LiberoParams(task_suite_name="libero_spatial", exchange_places=True)
@@ -161,6 +172,25 @@ def test_objects_without_room_are_named(scene: Scene, monkeypatch: pytest.Monkey
         UserError, match=r"libero_spatial/pick_up_the_black_bowl_on_the_ramekin.* 60 0: objects find no"
     ):
         scene.drawn(published, 60, SETTLE)
+
+
+def test_objects_that_do_not_rest_as_usual_are_placed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    from embodied_rl.envs.libero import scene as module
+
+    published = load_suite("libero_spatial")[RAMEKIN].init_states
+    first = scene.drawn(published, 70, SETTLE)
+    asked: list[int] = []
+
+    def fallen_at_first(env: Any, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+        asked.append(len(asked))
+        return placements.heights(env, positions) - (0.1 if asked[-1] == module._TYPICAL else 0.0)
+
+    scene._drawn.clear()
+    monkeypatch.setattr(module, "heights", fallen_at_first)
+    second = scene.drawn(published, 70, SETTLE)
+    assert len(asked) == module._TYPICAL + 2
+    assert np.abs(first - second).max() > 1e-3
+    assert (second.tobytes(), SETTLE) in scene._settled and (first.tobytes(), SETTLE) not in scene._settled
 
 
 def test_objects_that_never_rest_as_usual_are_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from embodied_rl.errors import UserError
+from embodied_rl.models.openvla import inputs
 from embodied_rl.models.openvla.inputs import PromptTokenizer, prompt_text, trim
 from embodied_rl.models.openvla.tiny import tiny_tokenizer
 from tests.models.openvla.golden_inputs import WORDS, word_tokenizer
@@ -51,3 +52,13 @@ def test_the_tiny_tokenizer_keeps_texts_and_ids() -> None:
     assert tokenizer.get_vocab_size() == 32001
     assert len(tokenizer.encode(prompt_text("put the white mug on the left plate")).ids) < 30
     assert tiny_tokenizer().to_str() == tokenizer.to_str()
+
+
+def test_no_more_prompts_are_remembered_than_a_few_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_REMEMBERED", 2)
+    tokenizer = PromptTokenizer(word_tokenizer(), 16)
+    first = tokenizer(["open the drawer"])
+    for instruction in ("pick it up", "open it", "pick the drawer up"):
+        tokenizer([instruction])
+        assert len(tokenizer._known) <= 2
+    assert torch.equal(tokenizer(["open the drawer"]), first)
