@@ -25,6 +25,11 @@ def validator(schema: Any) -> TypeAdapter[Any]:
     return TypeAdapter(schema)
 
 
+def jsonable(value: Any) -> Any:
+    """A dataclass or other value as JSON types."""
+    return validator(Any).dump_python(value, mode="json")
+
+
 def parse_params(schema: type, params: Mapping[str, Any] | Any, where: str) -> Any:
     """Build an adapter's or model's own ``Params`` dataclass from the free-form section ``where`` of the config.
 

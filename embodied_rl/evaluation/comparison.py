@@ -12,7 +12,7 @@ from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.evaluation.eval_file import COMPLETIONS, EPISODES, SavedEvaluation
 from embodied_rl.evaluation.paired import Differences, Estimate, Pairs, differences, mcnemar
-from embodied_rl.evaluation.report import jsonable
+from embodied_rl.params import jsonable
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     EPISODES: (

@@ -9,14 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
 from embodied_rl.contracts import EvaluatedEpisode
 from embodied_rl.envs.base import adapter_class
 from embodied_rl.evaluation.eval_file import EPISODES, SCHEMA_VERSION, number_or_null
 from embodied_rl.evaluation.success import SuccessRow, SuccessTable
 from embodied_rl.extras import versions
-from embodied_rl.params import parse_params
+from embodied_rl.params import jsonable, parse_params
 from embodied_rl.schema import EmbodiedConfig
 
 INFO_FILE_NAME: Final = "eval_info.json"
@@ -153,11 +151,6 @@ def episode_seed(config: EmbodiedConfig) -> int | None:
     """The seed that the initial states are functions of, beside their number; None where the number is enough."""
     seeded = getattr(adapter_class(config.evaluated.env_type), "states_need_seed", True)
     return config.evaluated.seed if seeded else None
-
-
-def jsonable(value: Any) -> Any:
-    """A dataclass or other value as JSON types."""
-    return TypeAdapter(Any).dump_python(value, mode="json")
 
 
 def _ordered(episodes: Sequence[EvaluatedEpisode]) -> list[EvaluatedEpisode]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -102,8 +103,8 @@ def _regions_exchanged(env: Any) -> Iterator[None]:
     for place in {name for goal in task["goal_state"] for name in goal[1:]} & task["regions"].keys():
         if task["regions"][place]["target"] not in {*env.objects_dict, *env.fixtures_dict}:
             raise UserError(
-                f"exchange_places: the goal {place} is a place on the table, which stays while the objects move; leave "
-                f"this task out (env.task_ids): {env.language_instruction}"
+                f"exchange_places: {Path(env.bddl_file_name).stem}: the goal {place} is a place on the table, which "
+                "stays while the objects move; leave this task out (env.task_ids)"
             )
     alone = {names[0] for names in task["objects"].values() if len(names) == 1}
     samplers = [

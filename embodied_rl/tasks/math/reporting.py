@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embodied_rl.evaluation.eval_file import COMPLETIONS, FILE_NAME, SCHEMA_VERSION, number_or_null
-from embodied_rl.evaluation.report import PACKAGES, jsonable
+from embodied_rl.evaluation.report import PACKAGES
 from embodied_rl.evaluation.success import percentages
 from embodied_rl.extras import versions
 from embodied_rl.files import write_json
@@ -27,6 +27,7 @@ from embodied_rl.models.flops import SampleCost
 from embodied_rl.monitoring.peak_memory import memory_metrics
 from embodied_rl.monitoring.performance import Waits, spread
 from embodied_rl.monitoring.work import Flops, Work, perf_metrics
+from embodied_rl.params import jsonable
 from embodied_rl.schema import MathConfig
 from embodied_rl.tasks.reporting import Advice, Reporter, eval_name, longest, step_problem
 from embodied_rl.workers.generation import GenerationReport
