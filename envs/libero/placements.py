@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
-from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +82,8 @@ def heights(env: Any, positions: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _placements(env: Any, fixtures: dict[str, Any], exchange: bool) -> dict[str, Any]:
     """Object -> position, quaternion (w x y z) and robosuite's model, ``fixtures`` among them."""
+    from unittest import mock  # not when an adapter is imported, which takes longer for it
+
     placed = dict(fixtures)
     tables = env.placement_initializer
     with _regions_exchanged(env) if exchange else nullcontext():

@@ -188,9 +188,9 @@ class Scene:
                 self._drawn[known] = state
                 return state
             del self._settled[state.tobytes(), settle_steps]
+        option = "exchange_places=false" if exchange else "drawn_states=0"
         raise UserError(
-            f"{key}: in {_DRAWS} draws objects never came to rest as in the published states; set "
-            "env.init_params.drawn_states=0"
+            f"{key}: in {_DRAWS} draws objects never came to rest as published ones do; set env.init_params.{option}"
         )
 
     def step(self, snapshot: Snapshot, action: NDArray[np.floating]) -> tuple[Snapshot, bool]:

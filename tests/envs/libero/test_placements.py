@@ -203,3 +203,5 @@ def test_objects_that_never_rest_as_usual_are_named(scene: Scene, monkeypatch: p
         UserError, match=r" 61: in 20 draws objects never came to rest .* set env.init_params.drawn_states=0"
     ):
         scene.drawn(published, 61, SETTLE)
+    with pytest.raises(UserError, match=r"never came to rest .* set env.init_params.exchange_places=false"):
+        scene.drawn(published, 61, SETTLE, exchange=True)
