@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimEnv
+from embodied_rl.envs.libero.expert.articulation import pull, push
 from embodied_rl.envs.libero.expert.geometry import OPEN, Command, action_toward, pointing_down, yaw_of
 from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps, find_placement
-from embodied_rl.envs.libero.expert.skills import Arm, Skill, carry, close_gripper, push, reach, release, settle
+from embodied_rl.envs.libero.expert.skills import Arm, Skill, carry, close_gripper, reach, release, retreat, settle
 from embodied_rl.envs.libero.expert.world import Goal, World
 from embodied_rl.errors import UserError
 
@@ -70,8 +71,11 @@ def play(arm: Arm) -> Skill:
     goals = sorted(arm.world.goals, key=lambda goal: not arm.world.holds_in_hand(goal.subject))
     for _ in range(_ATTEMPTS):
         for goal in goals:
-            if not arm.world.holds(goal):
+            # What was not put in must not find the drawer closed.
+            if not arm.world.holds(goal) and not (
                 yield from (place(arm, goal) if goal.target is not None else switch(arm, goal))
+            ):
+                break
         if arm.world.success:
             break
     rest = arm.world.hand
@@ -80,18 +84,25 @@ def play(arm: Arm) -> Skill:
 
 
 def switch(arm: Arm, goal: Goal) -> Skill:
-    """(Close x), (Turnon x) and (Turnoff x): push the moving part along its joint."""
+    """(Open x), (Close x), (Turnon x) and (Turnoff x): move the part along its joint."""
     toward = -1.0 if goal.predicate == "turnoff" else 1.0
+    skill = pull if goal.predicate == "open" else push
     for joint in arm.world.joints(goal.subject):
+        low, high = arm.world.joint_range(joint)
         if goal.predicate == "close":  # Closed is zero.
             toward = 1.0 if arm.world.joint(joint) < 0 else -1.0
-        if (yield from push(arm, joint, toward, lambda: arm.world.holds(goal))):
+        elif goal.predicate == "open":
+            toward = 1.0 if high > -low else -1.0
+        if (yield from skill(arm, joint, toward, lambda: arm.world.holds(goal))):
             return True
     return arm.world.holds(goal)
 
 
 def place(arm: Arm, goal: Goal) -> Skill:
-    """(In x y) and (On x y): pick, carry, let go."""
+    """(In x y) and (On x y): pick, carry, let go. A drawer that is closed is opened first."""
+    assert goal.target is not None
+    if goal.predicate == "in" and arm.world.closed(goal.target):
+        yield from switch(arm, Goal(predicate="open", subject=goal.target))
     if arm.world.holds_in_hand(goal.subject) and not arm.world.holds(goal):
         yield from _put(arm, goal)
     tried: list[Grasp] = []
@@ -105,6 +116,7 @@ def place(arm: Arm, goal: Goal) -> Skill:
         grasp = (fresh or grasps)[0]
         tried.append(grasp)
         if not (yield from reach(arm, goal.subject, grasp)):
+            yield from retreat(arm)
             continue
         if not (yield from close_gripper(arm, grasp)):
             yield from release(arm)

@@ -166,6 +166,13 @@ PALM_OUTLINE = _grid((-0.102, -0.030, -0.11), (0.102, 0.030, -0.03), (15, 3, 3))
 GRIPPER_OUTLINE = np.concatenate([_LEFT_FINGER, _RIGHT_FINGER, PALM_OUTLINE])
 """[m,3], points of the open Panda gripper in the grip site's frame, the fingers drawn up by 5 cm to cover their way
 down."""
+WAY_DOWN = np.concatenate(
+    [
+        _grid((-0.102, -0.030, -0.27), (0.102, 0.030, -0.03), (15, 5, 9)),
+        _grid((-0.055, -0.055, -0.27), (0.055, 0.055, -0.11), (5, 5, 6)),
+    ]
+)
+"""[m,3], where the palm comes through in the last 16 cm of a descent, and where the wrist is at its end."""
 FINGERTIP = 0.0125
 """Metres from the grip site to the ends of the fingers."""
 

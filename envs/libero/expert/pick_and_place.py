@@ -12,6 +12,7 @@ from embodied_rl.envs.libero.expert.geometry import (
     GRIPPER_OUTLINE,
     PALM_OUTLINE,
     SPEED,
+    WAY_DOWN,
     Boxes,
     Vector,
     about,
@@ -68,6 +69,7 @@ class Facts:
 _VESSEL = Facts(grasp="rim")
 _FACTS: dict[str, Facts] = {
     "moka_pot": Facts(grasp="knob", depth=0.004),
+    "chefmate8_frypan": Facts(grasp="knob", depth=0.012),
     "akita_black_bowl": _VESSEL,
     "white_bowl": _VESSEL,
     "porcelain_mug": _VESSEL,
@@ -148,7 +150,8 @@ def find_grasps(world: World, goal: Goal) -> list[Grasp]:
         # Where the palm finds no room at the end, the object must fall.
         upright = pointing_down(yaw_of(grasp.rotation))
         *_, drop = placement.hand_above(grasp.position, upright, frame.position, float(shape.low[2]), others)
-        closer.append(replace(grasp, cost=grasp.cost + _DROP * drop))
+        on_the_way = np.sum(near.clearance(grasp.position + WAY_DOWN @ grasp.rotation.T) < _CLEARANCE)
+        closer.append(replace(grasp, cost=grasp.cost + _DROP * drop + float(_BLOCKED * on_the_way)))
     return sorted(closer, key=_cost)
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from embodied_rl.envs.libero.expert.geometry import Boxes, Vector
 from embodied_rl.errors import UserError
 
-_ORDER = {"turnon": 0, "turnoff": 0, "in": 1, "on": 1, "close": 2}
-"""The order in which goals are brought about: a drawer is filled, then closed."""
+_ORDER = {"turnon": 0, "turnoff": 0, "open": 1, "in": 2, "on": 2, "close": 3}
+"""The order in which goals are brought about: a drawer is opened, filled, then closed."""
 _PLACEMENTS = ("in", "on")
 _ROBOT_BODIES = ("robot0", "gripper0", "mount0")
 _HINGE = 3
@@ -137,6 +137,11 @@ class World:
         """The joints of a fixture, or of a region on it."""
         sites = self._env.object_sites_dict
         return list((sites[name] if name in sites else self._env.get_object(name)).joints)
+
+    def closed(self, name: str) -> bool:
+        """A drawer or the like that is more closed than open; False for what has no joints."""
+        joints = self.joints(name)
+        return bool(joints) and all(abs(self.joint(j)) < 0.5 * max(map(abs, self.joint_range(j))) for j in joints)
 
     def joint_range(self, name: str) -> tuple[float, float]:
         low, high = self._model.joint(name).range
