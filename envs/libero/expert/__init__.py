@@ -13,8 +13,18 @@ from numpy.typing import NDArray
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.libero.expert.articulation import pull, push
 from embodied_rl.envs.libero.expert.geometry import OPEN, Command, action_toward, pointing_down, yaw_of
-from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps, find_placement
-from embodied_rl.envs.libero.expert.skills import Arm, Skill, carry, close_gripper, reach, release, retreat, settle
+from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps, find_placement, too_flat
+from embodied_rl.envs.libero.expert.skills import (
+    Arm,
+    Skill,
+    carry,
+    close_gripper,
+    reach,
+    release,
+    retreat,
+    settle,
+    slide,
+)
 from embodied_rl.envs.libero.expert.world import Goal, World
 from embodied_rl.errors import UserError
 
@@ -111,6 +121,9 @@ def place(arm: Arm, goal: Goal) -> Skill:
         world = arm.world
         if world.holds(goal):
             return True
+        if too_flat(world, goal.subject):
+            yield from slide(arm, goal.subject, find_placement(world, goal), lambda: arm.world.holds(goal))
+            continue
         grasps = find_grasps(world, goal)
         fresh = [g for g in grasps if all(np.linalg.norm(g.position - t.position) > 0.015 for t in tried)]
         grasp = (fresh or grasps)[0]

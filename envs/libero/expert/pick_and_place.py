@@ -48,6 +48,10 @@ _GROUND = 0.002
 """Metres between the fingertips and what the object stands on."""
 _SPARE = 0.002
 """Metres between two objects side by side, or an object and a wall."""
+_FLAT = 0.025
+"""Metres."""
+_LEVEL = 0.9
+"""Cosine of the angle from the vertical below which a region is no floor."""
 _EDGE = 0.8
 """Share of a region's half size that origins keep to."""
 _TURNS = np.radians([0, *(sign * angle for angle in np.arange(7.5, 91, 7.5) for sign in (1, -1))])
@@ -123,6 +127,13 @@ class Grasp:
     """[3,3]."""
     cost: float
     """Control steps to get there and on, with a penalty for obstacles."""
+
+
+def too_flat(world: World, name: str) -> bool:
+    """The fingers find no hold on it: a plate."""
+    shape = world.shape(name)
+    size = shape.high - shape.low
+    return bool(size[2] < _FLAT and size[:2].min() > _MAX_WIDTH)
 
 
 def find_grasps(world: World, goal: Goal) -> list[Grasp]:
@@ -226,7 +237,10 @@ def find_placement(world: World, goal: Goal) -> Placement:
         aside = min((high - low)[axis] / 2 + _SPARE, _EDGE * half[axis])
         spot[axis] += aside * (2 * which / (count - 1) - 1)
     if goal.predicate == "on":
-        return Placement(spot=spot, turn=turn, support=obstacles.top_along(spot, spot, 0.01))
+        level = abs(region.frame.rotation[2, 2]) > _LEVEL
+        # A rack's places lean; what stands on the lower edge of one is on it.
+        support = obstacles.top_along(spot, spot, 0.01) if level else region.frame.position[2] + _GROUND
+        return Placement(spot=spot, turn=turn, support=float(support))
     spot = _below_open_sky(spot, region, half, float((high - low).max()) / 2 + _SPARE, obstacles)
     bottom = region.frame.position[2] - np.abs(region.frame.rotation @ region.half_size)[2]
     return Placement(spot=spot, turn=turn, support=float(bottom))

@@ -12,9 +12,11 @@ from embodied_rl.envs.libero.expert.geometry import (
     CLOSE,
     FINGERTIP,
     OPEN,
+    WAY_DOWN,
     Boxes,
     Command,
     Vector,
+    nearest_half_turn,
     pointing_down,
     turn_between,
     yaw_of,
@@ -41,6 +43,14 @@ _AT_REST = 0.03
 """Metres a second below which objects do not fall or tip over any more."""
 _PUSHED = 0.02
 """Metres that an object moves when the hand hits it; a grasp planned before does not fit any more."""
+_SLID = 0.005
+"""Metres from its place at which an object is there."""
+_SLIPPED = 0.055
+"""Metres from its middle at which the fingers have left it behind."""
+_PRESS = 0.02
+"""Metres that the hand's target is below a flat object's top: what it presses with."""
+_DRAG = 0.015
+"""Metres that it is ahead."""
 _RETREAT = 0.12
 """Metres."""
 _RETREAT_PATIENCE = 25
@@ -218,6 +228,38 @@ def _from_below(arm: Arm, aside: Vector) -> Skill:
             break
         yield Command(position=target, rotation=hand.rotation, gripper=CLOSE)
     return True
+
+
+def slide(arm: Arm, name: str, placement: Placement, done: Callable[[], bool]) -> Skill:
+    """Press on a flat object with closed fingers and drag it where it belongs, until ``done``."""
+    shape = arm.world.shape(name)
+    middle = (shape.low + shape.high) / 2
+    above = np.array([*middle[:2], shape.high[2] + FINGERTIP])
+    rotation = _roomiest(arm, above)
+    aim = Aim(position=above, hang=FINGERTIP, center=np.zeros(2), radius=0.035)
+
+    def arrived(_: Aim) -> bool:
+        return bool(np.abs(above - arm.world.hand.position).max() < 0.012)
+
+    ready = yield from travel(arm, lambda: aim, rotation, CLOSE, arm.world.surroundings(), arrived=arrived)
+    for _ in range(_PATIENCE if ready else 0):
+        gap = placement.spot - arm.world.frame(name).position[:2]
+        lag = arm.world.hand.position[:2] - arm.world.frame(name).position[:2]
+        if done() or np.linalg.norm(gap) < _SLID or np.linalg.norm(lag) > _SLIPPED:
+            break
+        ahead = gap * min(1.0, _DRAG / float(np.linalg.norm(gap)))
+        target = arm.world.hand.position[:2] + ahead
+        yield Command(position=np.array([*target, above[2] - _PRESS]), rotation=rotation, gripper=CLOSE)
+    yield from retreat(arm)
+    return done()
+
+
+def _roomiest(arm: Arm, at: Vector) -> Vector:
+    """[3,3], the turn of a hand that points down ``at`` [3] with the most room for palm and wrist, the least one."""
+    near, hand = arm.world.surroundings().near(at, 0.3), arm.world.hand.rotation
+    turns = [nearest_half_turn(pointing_down(float(yaw)), hand) for yaw in np.arange(8) * np.pi / 8]
+    room = [(np.sum(near.clearance(at + WAY_DOWN @ turn.T) < _MARGIN), turn_between(turn, hand)) for turn in turns]
+    return turns[min(range(len(turns)), key=room.__getitem__)]
 
 
 def release(arm: Arm) -> Skill:
