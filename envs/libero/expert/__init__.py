@@ -33,6 +33,8 @@ _NOISE = 0.5
 _NOISE_MEMORY = 0.8
 """Correlation of the noise between control steps: white noise would average out to nothing."""
 _ATTEMPTS = 8
+_AJAR = 0.5
+"""Radians at which fingers fit behind a door."""
 
 
 @dataclass(slots=True)
@@ -95,16 +97,31 @@ def play(arm: Arm) -> Skill:
 
 def switch(arm: Arm, goal: Goal) -> Skill:
     """(Open x), (Close x), (Turnon x) and (Turnoff x): move the part along its joint."""
-    toward = -1.0 if goal.predicate == "turnoff" else 1.0
-    skill = pull if goal.predicate == "open" else push
     for joint in arm.world.joints(goal.subject):
-        low, high = arm.world.joint_range(joint)
-        if goal.predicate == "close":  # Closed is zero.
-            toward = 1.0 if arm.world.joint(joint) < 0 else -1.0
-        elif goal.predicate == "open":
-            toward = 1.0 if high > -low else -1.0
-        if (yield from skill(arm, joint, toward, lambda: arm.world.holds(goal))):
+        if goal.predicate == "open":
+            yield from _open(arm, joint, goal)
+        else:
+            toward = -1.0 if goal.predicate == "turnoff" else 1.0
+            if goal.predicate == "close":  # Closed is zero.
+                toward = 1.0 if arm.world.joint(joint) < 0 else -1.0
+            yield from push(arm, joint, toward, lambda: arm.world.holds(goal))
+        if arm.world.holds(goal):
             return True
+    return arm.world.holds(goal)
+
+
+def _open(arm: Arm, joint: str, goal: Goal) -> Skill:
+    """Pull a drawer; pull a door until it is ajar, then push it from behind, where the arm need not reach as far."""
+    low, high = arm.world.joint_range(joint)
+    toward = 1.0 if high > -low else -1.0
+
+    def ajar() -> bool:
+        return arm.world.holds(goal) or (arm.world.is_hinge(joint) and abs(arm.world.joint(joint)) > _AJAR)
+
+    if not ajar():
+        yield from pull(arm, joint, toward, ajar)
+    if not arm.world.holds(goal) and ajar():
+        yield from push(arm, joint, toward, lambda: arm.world.holds(goal))
     return arm.world.holds(goal)
 
 
