@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,12 +12,15 @@ from numpy.typing import NDArray
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.play import play_expert
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
+from embodied_rl.envs.libero import expert as expert_package
 from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
 from embodied_rl.envs.libero.expert import LiberoExpert
-from embodied_rl.envs.libero.expert.world import World
+from embodied_rl.envs.libero.expert.geometry import Command
+from embodied_rl.envs.libero.expert.skills import Skill
+from embodied_rl.envs.libero.expert.world import Frame, Goal, World
 from embodied_rl.errors import UserError
 
-HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_10": 520}
+HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 
 
 @pytest.fixture
@@ -110,10 +114,40 @@ def test_what_is_held_is_not_dropped_when_it_takes_over(suite: str, state: int, 
         pytest.param("libero_10", 233, id="two mugs on two plates"),
         pytest.param("libero_10", 250, id="a book into the narrow compartment"),
         pytest.param("libero_10", 400, id="two pots side by side"),
+        pytest.param("libero_goal", 0, id="a closed drawer whose handle is below another's"),
+        pytest.param("libero_goal", 170, id="a closed drawer to be filled, then beside the hand's way down"),
+        pytest.param("libero_goal", 250, id="a plate, which has no edge to hold"),
+        pytest.param("libero_goal", 450, id="a bottle on a rack whose place leans"),
+        pytest.param("libero_90", 910, id="a pan with a handle"),
+        pytest.param("libero_90", 1150, id="one drawer to open, one to close"),
+        pytest.param("libero_90", 1790, id="a microwave's door that opens out of reach"),
     ],
 )
 def test_it_succeeds_within_the_horizon(suite: str, state: int) -> None:
     assert played(suite, state).success
+
+
+def test_a_drawer_is_not_closed_before_it_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempt(name: str, worked: bool) -> Callable[..., Skill]:
+        def skill(arm: object, goal: Goal) -> Skill:
+            done.append(name)
+            yield Command(position=np.zeros(3), rotation=np.eye(3), gripper=0.0)
+            return worked
+
+        return skill
+
+    done: list[str] = []
+    goals = (Goal(predicate="in", subject="bowl", target="drawer"), Goal(predicate="close", subject="drawer"))
+    hand = Frame(position=np.zeros(3), rotation=np.eye(3))
+    world = SimpleNamespace(
+        goals=goals, holds=lambda goal: False, holds_in_hand=lambda name: False, success=False, hand=hand
+    )
+    monkeypatch.setattr(expert_package, "place", attempt("place", worked=False))
+    monkeypatch.setattr(expert_package, "switch", attempt("switch", worked=True))
+    plan = expert_package.play(SimpleNamespace(world=world))  # type: ignore[arg-type]
+    for _ in range(5):
+        next(plan)
+    assert done == ["place"] * 5
 
 
 @pytest.mark.slow

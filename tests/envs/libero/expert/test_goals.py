@@ -12,12 +12,17 @@ def test_what_is_filled_is_closed_afterwards() -> None:
     assert goals[1] == Goal(predicate="in", subject="bowl", target="drawer")
 
 
+def test_what_is_opened_is_filled_afterwards() -> None:
+    goals = parse_goals([["In", "bowl", "drawer"], ["Open", "drawer"]])
+    assert [goal.predicate for goal in goals] == ["open", "in"]
+
+
 def test_equal_goals_keep_their_order() -> None:
     goals = parse_goals([["on", "b", "plate"], ["on", "a", "plate"]])
     assert [goal.subject for goal in goals] == ["b", "a"]
 
 
-@pytest.mark.parametrize("goal", [["open", "drawer"], ["on", "bowl"], ["close", "drawer", "bowl"]])
+@pytest.mark.parametrize("goal", [["stack", "drawer"], ["on", "bowl"], ["close", "drawer", "bowl"]])
 def test_unknown_goals_are_named(goal: list[str]) -> None:
     with pytest.raises(UserError, match=rf"cannot play the goal \({' '.join(goal)}\).*knows.*on \(2\)"):
         parse_goals([goal])
