@@ -33,6 +33,8 @@ _NOISE = 0.5
 _NOISE_MEMORY = 0.8
 """Correlation of the noise between control steps: white noise would average out to nothing."""
 _ATTEMPTS = 8
+_FAILED = 40.0
+"""Steps that another place is worth, for each attempt that failed there."""
 _AJAR = 0.5
 """Radians at which fingers fit behind a door."""
 
@@ -142,8 +144,7 @@ def place(arm: Arm, goal: Goal) -> Skill:
             yield from slide(arm, goal.subject, find_placement(world, goal), lambda: arm.world.holds(goal))
             continue
         grasps = find_grasps(world, goal)
-        fresh = [g for g in grasps if all(np.linalg.norm(g.position - t.position) > 0.015 for t in tried)]
-        grasp = (fresh or grasps)[0]
+        grasp = min(grasps, key=lambda g: g.cost + _FAILED * sum(_alike(g, other) for other in tried))
         tried.append(grasp)
         if not (yield from reach(arm, goal.subject, grasp)):
             yield from retreat(arm)
@@ -153,6 +154,10 @@ def place(arm: Arm, goal: Goal) -> Skill:
             continue
         yield from _put(arm, goal)
     return arm.world.holds(goal)
+
+
+def _alike(one: Grasp, other: Grasp) -> bool:
+    return bool(np.linalg.norm(one.position - other.position) < 0.015)
 
 
 def _put(arm: Arm, goal: Goal) -> Skill:

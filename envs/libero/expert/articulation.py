@@ -29,14 +29,12 @@ _OUTER = 0.85
 """The point at which a lever is pushed, as a share of its length."""
 _BACK = 0.025
 """Metres before the contact at which the approach ends."""
-_AHEAD = 0.04
+_AHEAD = 0.07
 """Metres that the hand's target is ahead of the contact."""
 _AHEAD_TURN = 0.5
 """Radians that it is ahead at most: farther round a short lever it would push across it."""
 _LEANS = (0.4, 0.8, 0.0)
 """Radians by which the hand may lean back from what it pushes against, so that the forearm stays clear of it."""
-_PUSH_PATIENCE = 80
-"""Control steps after which a push is given up."""
 _ABOVE = 0.008
 """Metres above a handle at which the approach ends."""
 _IN_FRONT = 0.06
@@ -52,7 +50,7 @@ _PRESS = 0.03
 _DRAG = 0.02
 """Metres that it is ahead, less than would slip."""
 _IDLE = 15
-"""Control steps without motion after which a handle has slipped away."""
+"""Control steps without motion of the joint after which the fingers have slipped off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +88,14 @@ def push(arm: Arm, joint: str, toward: float, done: Callable[[], bool]) -> Skill
     end, _ = path.after(abs(_left(world, joint, start, toward)))
     rotation = _stance(world, joint, direction, end - direction * _FINGER)
     ready = yield from _approach(arm, contact - direction * (_FINGER + _BACK), rotation)
-    still = 0
-    for _ in range(_PUSH_PATIENCE if ready else 0):
+    furthest, idle = 0.0, 0 if ready else _IDLE
+    while idle < _IDLE:
         if done():
             return True
         way = (arm.world.joint(joint) - start) * toward
+        idle = 0 if way > furthest + 0.001 else idle + 1
+        furthest = max(furthest, way)
         point, along = path.after(way + min(_AHEAD / path.reach, _AHEAD_TURN))
-        still = still + 1 if np.abs(arm.velocity).max() < 0.0007 else 0
-        if still > 8:
-            break
         yield Command(position=point - along * _FINGER, rotation=rotation, gripper=CLOSE)
     yield from retreat(arm)
     return False

@@ -159,7 +159,7 @@ def _grid(low: tuple[float, float, float], high: tuple[float, float, float], cou
     return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
 
 
-_LEFT_FINGER = _grid((-0.068, -0.011, -0.1), (-0.038, 0.011, 0.0125), (6, 3, 7))
+_LEFT_FINGER = _grid((-0.068, -0.011, -0.1), (-0.038, 0.011, 0.0125), (4, 3, 19))
 _RIGHT_FINGER = _LEFT_FINGER * [-1, 1, 1]
 PALM_OUTLINE = _grid((-0.102, -0.030, -0.11), (0.102, 0.030, -0.03), (15, 3, 3))
 """[m,3], points of the hand above the fingers, in the grip site's frame."""
