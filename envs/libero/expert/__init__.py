@@ -131,6 +131,8 @@ def place(arm: Arm, goal: Goal) -> Skill:
     """(In x y) and (On x y): pick, carry, let go. A drawer that is closed is opened first."""
     assert goal.target is not None
     if goal.predicate == "in" and arm.world.closed(goal.target):
+        if arm.world.holds_in_hand(goal.subject):
+            yield from release(arm)
         yield from switch(arm, Goal(predicate="open", subject=goal.target))
     if arm.world.holds_in_hand(goal.subject) and not arm.world.holds(goal):
         yield from _put(arm, goal)

@@ -49,7 +49,7 @@ _GROUND = 0.002
 _SPARE = 0.002
 """Metres between two objects side by side, or an object and a wall."""
 _FLAT = 0.025
-"""Metres."""
+"""Metres below which something wide has no edge that the fingers could hold."""
 _LEVEL = 0.9
 """Cosine of the angle from the vertical below which a region is no floor."""
 _EDGE = 0.8

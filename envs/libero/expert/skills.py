@@ -52,9 +52,9 @@ _PRESS = 0.02
 _DRAG = 0.015
 """Metres that it is ahead."""
 _RETREAT = 0.12
-"""Metres."""
+"""Metres that a jammed hand goes up."""
 _RETREAT_PATIENCE = 25
-"""Control steps."""
+"""Control steps that it has for that."""
 _STUCK = 8
 """Control steps without motion that mean a collision."""
 
