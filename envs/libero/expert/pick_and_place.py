@@ -48,6 +48,8 @@ _GROUND = 0.002
 """Metres between the fingertips and what the object stands on."""
 _SPARE = 0.002
 """Metres between two objects side by side, or an object and a wall."""
+_AMPLE = 0.02
+"""Metres of room that an object had better have in a compartment."""
 _FLAT = 0.025
 """Metres below which something wide has no edge that the fingers could hold."""
 _LEVEL = 0.9
@@ -247,10 +249,13 @@ def find_placement(world: World, goal: Goal) -> Placement:
 
 
 def _fitting_turn(offsets: Vector, half: Vector) -> float:
-    """The least turn after which an object's outline fits into a compartment; none if it never does."""
-    for turn in _TURNS:
-        if (np.ptp((offsets @ about(_VERTICAL, turn).T)[:, :2], axis=0) <= 2 * half + _SPARE).all():
-            return float(turn)
+    """The least turn after which an object's outline fits into a compartment, with ample room if that can be; none if
+    it never does."""
+    sizes = np.array([np.ptp((offsets @ about(_VERTICAL, turn).T)[:, :2], axis=0) for turn in _TURNS])
+    for spare in (-_AMPLE, _SPARE):
+        fits = (sizes <= 2 * half + spare).all(axis=1)
+        if fits.any():
+            return float(_TURNS[np.argmax(fits)])
     return 0.0
 
 
