@@ -1,4 +1,4 @@
-"""The scripted expert for LIBERO's pick-and-place, drawer and stove tasks. See docs/experts.md.
+"""The scripted expert for LIBERO's pick-and-place, drawer, door and stove tasks. See docs/experts.md.
 
 It plans from the simulator's privileged state. Imports no torch.
 """
@@ -129,11 +129,8 @@ def _open(arm: Arm, joint: str, goal: Goal) -> Skill:
 
 def place(arm: Arm, goal: Goal) -> Skill:
     """(In x y) and (On x y): pick, carry, let go. A drawer that is closed is opened first."""
-    assert goal.target is not None
-    if goal.predicate == "in" and arm.world.closed(goal.target):
-        if arm.world.holds_in_hand(goal.subject):
-            yield from release(arm)
-        yield from switch(arm, Goal(predicate="open", subject=goal.target))
+    if not (yield from _opened(arm, goal)):
+        return False
     if arm.world.holds_in_hand(goal.subject) and not arm.world.holds(goal):
         yield from _put(arm, goal)
     tried: list[Grasp] = []
@@ -142,6 +139,8 @@ def place(arm: Arm, goal: Goal) -> Skill:
         world = arm.world
         if world.holds(goal):
             return True
+        if not (yield from _opened(arm, goal)):
+            return False
         if too_flat(world, goal.subject):
             yield from slide(arm, goal.subject, find_placement(world, goal), lambda: arm.world.holds(goal))
             continue
@@ -156,6 +155,17 @@ def place(arm: Arm, goal: Goal) -> Skill:
             continue
         yield from _put(arm, goal)
     return arm.world.holds(goal)
+
+
+def _opened(arm: Arm, goal: Goal) -> Skill:
+    """Open the drawer that the goal wants filled, if it is closed. What is held is let go of before."""
+    assert goal.target is not None
+    if goal.predicate != "in" or not arm.world.closed(goal.target):
+        return True
+    if arm.world.holds_in_hand(goal.subject):
+        yield from release(arm)
+        yield from retreat(arm)
+    return (yield from switch(arm, Goal(predicate="open", subject=goal.target)))
 
 
 def _alike(one: Grasp, other: Grasp) -> bool:

@@ -49,8 +49,10 @@ _PRESS = 0.03
 """Metres that the hand's target is below a handle's top: what it presses with."""
 _DRAG = 0.02
 """Metres that it is ahead, less than would slip."""
+_MOVED = 0.001
+"""Metres or radians that count as motion of a joint."""
 _IDLE = 15
-"""Control steps without motion of the joint after which the fingers have slipped off."""
+"""Control steps without such motion after which the fingers have slipped off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +95,7 @@ def push(arm: Arm, joint: str, toward: float, done: Callable[[], bool]) -> Skill
         if done():
             return True
         way = (arm.world.joint(joint) - start) * toward
-        idle = 0 if way > furthest + 0.001 else idle + 1
-        furthest = max(furthest, way)
+        furthest, idle = (way, 0) if way > furthest + _MOVED else (furthest, idle + 1)
         point, along = path.after(way + min(_AHEAD / path.reach, _AHEAD_TURN))
         yield Command(position=point - along * _FINGER, rotation=rotation, gripper=CLOSE)
     yield from retreat(arm)
@@ -122,8 +123,7 @@ def pull(arm: Arm, joint: str, toward: float, done: Callable[[], bool]) -> Skill
             yield from retreat(arm)
             return True
         way = (arm.world.joint(joint) - start) * toward
-        idle = 0 if way > furthest + 0.001 else idle + 1
-        furthest = max(furthest, way)
+        furthest, idle = (way, 0) if way > furthest + _MOVED else (furthest, idle + 1)
         pressing = arm.world.hand.position[2] < path.contact[2] - tip[2] + _TOUCHING
         point, _ = path.after(way + (_DRAG / path.reach if pressing else 0.0))
         yield Command(position=point - tip - [0.0, 0.0, _PRESS], rotation=rotation, gripper=CLOSE)

@@ -158,12 +158,13 @@ def find_grasps(world: World, goal: Goal) -> list[Grasp]:
         grasps.append(
             Grasp(position=at, rotation=reached, cost=cost + detour + float(_BLOCKED * blocked + _CLOSE * close))
         )
+    around = others.near((shape.low + shape.high) / 2, 0.3)
     closer = []
     for grasp in sorted(grasps, key=_cost)[:_CLOSER_LOOK]:
         # Where the palm finds no room at the end, the object must fall.
         upright = pointing_down(yaw_of(grasp.rotation))
         *_, drop = placement.hand_above(grasp.position, upright, frame.position, float(shape.low[2]), others)
-        on_the_way = np.sum(near.clearance(grasp.position + WAY_DOWN @ grasp.rotation.T) < _CLEARANCE)
+        on_the_way = np.sum(around.clearance(grasp.position + WAY_DOWN @ grasp.rotation.T) < _CLEARANCE)
         closer.append(replace(grasp, cost=grasp.cost + _DROP * drop + float(_BLOCKED * on_the_way)))
     return sorted(closer, key=_cost)
 

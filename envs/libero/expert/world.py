@@ -136,7 +136,7 @@ class World:
     def joints(self, name: str) -> list[str]:
         """The joints of a fixture, or of a region on it."""
         sites = self._env.object_sites_dict
-        return list((sites[name] if name in sites else self._env.get_object(name)).joints)
+        return list((sites[name] if name in sites else self._env.get_object(name)).joints or ())
 
     def closed(self, name: str) -> bool:
         """A drawer or the like that is more closed than open; False for what has no joints."""
