@@ -16,7 +16,7 @@ from embodied_rl.envs.libero.expert.geometry import (
     about,
     nearest_half_turn,
 )
-from embodied_rl.envs.libero.expert.skills import Aim, Arm, Skill, retreat, travel
+from embodied_rl.envs.libero.expert.skills import Arm, Skill, approach, retreat
 from embodied_rl.envs.libero.expert.world import World
 
 _TOP = 0.02
@@ -89,7 +89,7 @@ def push(arm: Arm, joint: str, toward: float, done: Callable[[], bool]) -> Skill
     contact, direction = path.contact, path.direction
     end, _ = path.after(abs(_left(world, joint, start, toward)))
     rotation = _stance(world, joint, direction, end - direction * _FINGER)
-    ready = yield from _approach(arm, contact - direction * (_FINGER + _BACK), rotation)
+    ready = yield from approach(arm, contact - direction * (_FINGER + _BACK), rotation)
     furthest, idle = 0.0, 0 if ready else _IDLE
     while idle < _IDLE:
         if done():
@@ -113,7 +113,7 @@ def pull(arm: Arm, joint: str, toward: float, done: Callable[[], bool]) -> Skill
     tip = rotation[:, 2] * FINGERTIP
     above = path.contact - tip + np.array([0.0, 0.0, _ABOVE])
     before = above if path.hinge else above + path.direction * _IN_FRONT
-    if not (yield from _approach(arm, before, rotation)):
+    if not (yield from approach(arm, before, rotation)):
         yield from retreat(arm)
         return False
     yield from _straight(arm, above, rotation)
@@ -137,16 +137,6 @@ def _path(
     anchor, axis = world.joint_axis(joint)
     contact, direction = touch(world, joint, anchor, axis * toward)
     return _Path(contact=contact, direction=direction, anchor=anchor, axis=axis * toward, hinge=world.is_hinge(joint))
-
-
-def _approach(arm: Arm, at: Vector, rotation: Vector) -> Skill:
-    """Bring closed fingers to a place."""
-    aim = Aim(position=at, hang=FINGERTIP, center=np.zeros(2), radius=0.035)
-
-    def arrived(_: Aim) -> bool:
-        return bool(np.abs(at - arm.world.hand.position).max() < 0.012)
-
-    return (yield from travel(arm, lambda: aim, rotation, CLOSE, arm.world.surroundings(), arrived=arrived))
 
 
 def _straight(arm: Arm, at: Vector, rotation: Vector) -> Skill:

@@ -230,18 +230,23 @@ def _from_below(arm: Arm, aside: Vector) -> Skill:
     return True
 
 
+def approach(arm: Arm, at: Vector, rotation: Vector) -> Skill:
+    """Bring closed fingers to a place [3]."""
+    aim = Aim(position=at, hang=FINGERTIP, center=np.zeros(2), radius=0.035)
+
+    def arrived(_: Aim) -> bool:
+        return bool(np.abs(at - arm.world.hand.position).max() < 0.012)
+
+    return (yield from travel(arm, lambda: aim, rotation, CLOSE, arm.world.surroundings(), arrived=arrived))
+
+
 def slide(arm: Arm, name: str, placement: Placement, done: Callable[[], bool]) -> Skill:
     """Press on a flat object with closed fingers and drag it where it belongs, until ``done``."""
     shape = arm.world.shape(name)
     middle = (shape.low + shape.high) / 2
     above = np.array([*middle[:2], shape.high[2] + FINGERTIP])
     rotation = _roomiest(arm, above)
-    aim = Aim(position=above, hang=FINGERTIP, center=np.zeros(2), radius=0.035)
-
-    def arrived(_: Aim) -> bool:
-        return bool(np.abs(above - arm.world.hand.position).max() < 0.012)
-
-    ready = yield from travel(arm, lambda: aim, rotation, CLOSE, arm.world.surroundings(), arrived=arrived)
+    ready = yield from approach(arm, above, rotation)
     for _ in range(_PATIENCE if ready else 0):
         gap = placement.spot - arm.world.frame(name).position[:2]
         lag = arm.world.hand.position[:2] - arm.world.frame(name).position[:2]
