@@ -150,6 +150,26 @@ def test_a_drawer_is_not_closed_before_it_is_filled(monkeypatch: pytest.MonkeyPa
     assert done == ["place"] * 5
 
 
+def test_what_is_held_is_let_go_of_before_a_drawer_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where DAgger's expert takes over from a policy that holds the bowl before the closed drawer."""
+
+    def step(name: str) -> Callable[..., Skill]:
+        def skill(arm: object, *_: object) -> Skill:
+            done.append(name)
+            yield Command(position=np.zeros(3), rotation=np.eye(3), gripper=0.0)
+            return False
+
+        return skill
+
+    done: list[str] = []
+    for name in ("release", "retreat", "switch"):
+        monkeypatch.setattr(expert_package, name, step(name))
+    world = SimpleNamespace(closed=lambda name: True, holds_in_hand=lambda name: True)
+    goal = Goal(predicate="in", subject="bowl", target="drawer")
+    assert len(list(expert_package.place(SimpleNamespace(world=world), goal))) == 3  # type: ignore[arg-type]
+    assert done == ["release", "retreat", "switch"]
+
+
 @pytest.mark.slow
 def test_it_succeeds_with_noise() -> None:
     plain, noisy = played("libero_spatial", 400), played("libero_spatial", 400, noise_seed=0)
