@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ import rich
 from embodied_rl.checkpoints.store import read_state, resolve, verify
 from embodied_rl.commands.terminal import CommandParser, new_folder, refuse_existing
 from embodied_rl.errors import CheckpointError, UserError, listed
+from embodied_rl.evaluation import views
 from embodied_rl.files import parse_json
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.models.weights.loading import Loading
@@ -114,6 +116,8 @@ def export(
             save_adapters(policy, record.model.lora, record.model.path, scratch)
         else:
             policy.save_pretrained(scratch)
+        if (checkpoint / views.FILE).is_file():
+            shutil.copyfile(checkpoint / views.FILE, scratch / views.FILE)
         content = {
             "model_type": record.model.model_type,
             "params": record.model.params,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from embodied_rl.contracts import Delivery, EnvObs
@@ -19,6 +20,7 @@ from embodied_rl.demonstrations.dataset import (
 )
 from embodied_rl.demonstrations.fit import camera_features, check_data
 from embodied_rl.envs.base import KnownSpaces
+from embodied_rl.evaluation.views import Views, spread
 from embodied_rl.models.base import ActionStatistics, PolicySpec
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import WorkerContext
@@ -35,6 +37,8 @@ class DemonstrationSummary:
     num_frames: int
     num_episodes: int
     action_statistics: ActionStatistics
+    views: Views | None
+    """What the episodes begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,7 @@ class ImitationWorker(RolloutWorker):
             num_frames=self._demonstrations.num_frames,
             num_episodes=self._demonstrations.num_episodes,
             action_statistics=_statistics(self._demonstrations.action_statistics),
+            views=Views.merged(map(_views, self._parts)),
         )
 
     async def demonstrate(self, *, step: int) -> DemonstrationReport:
@@ -132,6 +137,13 @@ class ImitationWorker(RolloutWorker):
         generator = torch.Generator(device).manual_seed(seed)
         inputs = self.policy.demonstration(self._move(obs), actions.to(device), generator)
         return {key: tensor.cpu() for key, tensor in inputs.items()}
+
+
+def _views(part: Demonstrations) -> Views:
+    """Of a data set's cameras, spread over its episodes."""
+    starts = spread(np.unique(part.episodes()[0]))
+    obs, _, _ = part.sample(torch.from_numpy(starts))
+    return Views.of({camera: images.numpy() for camera, images in obs.images.items()})
 
 
 def _statistics(found: Mapping[str, Any]) -> ActionStatistics:

@@ -30,6 +30,7 @@ from embodied_rl.envs.reset_states import (
 )
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.video import VideoRecorder, filmed_states, video_name
+from embodied_rl.evaluation.views import Views
 from embodied_rl.models.weights.host import release_memory
 from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
 from embodied_rl.monitoring.timers import PhaseTimer
@@ -52,6 +53,8 @@ class EnvReport:
     """With auto-reset: where the envs go on in the next rollout."""
     peak_memory: Peak = UNKNOWN
     """Of the process, in the rollout."""
+    views: Views | None = None
+    """Of the worker's first rollout, and of its first evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +148,8 @@ class EnvWorker(Worker):
         """(Task, how often it is to be played)."""
         self._evaluated_tasks: dict[int, range] = {}
         """Task -> its initial states."""
+        self._to_view: dict[str, list[Views]] = {"train": [], "eval": []}
+        """What the rollouts and the evaluations that were not reported yet began with; nothing after the first."""
 
     def setup(self, *, train: bool) -> Spaces:
         """Build the training envs, or those of evaluation alone, and say what they take and give.
@@ -310,6 +315,7 @@ class EnvWorker(Worker):
                 num_chunks,
                 report=lambda chunks: self.context.report_progress("rollout", chunks, num_chunks),
                 epoch=epoch,
+                views=self._to_view.get("train"),
             )
             for stage in self._train:
                 if stage.recorder is not None and video_dir is not None:
@@ -320,7 +326,7 @@ class EnvWorker(Worker):
                 stage.recorder = None
         await self._end()
         self._release(self._train)
-        return self._report(self._train, videos)
+        return replace(self._report(self._train, videos), views=Views.merged(self._to_view.pop("train", ())))
 
     async def evaluate(self, *, video_dir: Path | None = None) -> EnvReport:
         """Run this worker's share of the evaluation: every task's first initial states, once each.
@@ -359,7 +365,7 @@ class EnvWorker(Worker):
                     filmed = filmed_states(tasks.values(), cfg.video_cfg.max_videos)
                     only = [env_id for env_id, state in zip(stage.env_ids, states, strict=True) if state in filmed]
                     stage.recorder = self._recorder(cfg.video_cfg, stage, group_size=1, only=only)
-            await self._roll(stages, starts, num_chunks, report=report)
+            await self._roll(stages, starts, num_chunks, report=report, views=self._to_view.get("eval"))
             for stage in stages:
                 ended = stage.env.drain_episodes()
                 shown = self._film(stage.recorder, ended, tasks, video_dir)
@@ -386,6 +392,7 @@ class EnvWorker(Worker):
             videos=videos,
             open_episodes=[],
             image_shapes=image_shapes,
+            views=Views.merged(self._to_view.pop("eval", ())),
         )
 
     async def _roll(
@@ -396,6 +403,7 @@ class EnvWorker(Worker):
         *,
         report: Callable[[int], None],
         epoch: int = 0,
+        views: list[Views] | None = None,
     ) -> None:
         """Drive all stages, in turns, until each has done ``num_chunks`` chunks or none of its envs goes on.
 
@@ -403,12 +411,16 @@ class EnvWorker(Worker):
             starts: for each stage the initial states of its envs, or None: they go on where they are.
             report: told how many chunks are done.
             epoch: the rollout epoch.
+            views: takes what new episodes begin with, if that is wanted.
         """
         for stage, states in zip(stages, starts, strict=True):
             stage.env.recorder = stage.recorder
             report(0)  # a sign of life: resets may take long
             with self._timer.phase("reset"):
                 obs = self._first_obs(stage, states)
+            if views is not None and states is not None and obs.images:
+                begun = [slot for slot, state in enumerate(states) if state is not None]
+                views.append(Views.of({camera: images.numpy()[begun] for camera, images in obs.images.items()}))
             stage.running = not stage.env.all_done
             start = RolloutStart(obs=obs, group_ids=stage.group_ids, rollout_epoch=epoch)
             await self._turns.put(start if stage.running else RolloutEnd(final=False), key=stage.lane)

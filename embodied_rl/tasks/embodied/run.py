@@ -62,6 +62,7 @@ from embodied_rl.tasks.embodied.reporting import (
     waits,
     warning,
 )
+from embodied_rl.tasks.embodied.views import PolicyViews
 from embodied_rl.tasks.loop import TrainingLoop
 from embodied_rl.tasks.reporting import eval_name, longest, video_folder
 from embodied_rl.tasks.rules import replaces_env_workers
@@ -155,6 +156,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         )
         self.env_steps = logged_before(context.run_dir, ENV_STEPS, start.step) if start.step else 0.0
         """Simulator steps of training so far; None: nobody knows."""
+        self.views = PolicyViews(start, config.model, context.run_dir, context.say)
         self.recovery: EnvRecovery | None = None
         """None: the loss of an env worker ends the run."""
         self._task_success = TaskSuccess() if config.env.train.task_sampling == "success" else None
@@ -207,6 +209,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             self._preparing = self.env.call(EnvWorker.prepare, step=done, task_weights=weights)
 
     def rollout_metrics(self, rounds: Sequence[Rollout], seconds: float) -> dict[str, float]:
+        self.views.see(rounds[0].envs, training=True)
         episodes = self._ended(rounds)
         if self._task_success:
             self._task_success.add(episodes)
@@ -240,7 +243,9 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         return self._open_episodes
 
     def save_state(self, directory: Path) -> None:
-        """With auto-reset the episodes under way; with sampling by success, that of each task."""
+        """What the policy learned from; with auto-reset the episodes under way, with sampling by success that of each
+        task."""
+        self.views.write(directory)
         if self._task_success:
             self._task_success.write(directory)
         if self._open_episodes:
@@ -303,6 +308,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         sampled = _success(self._played("eval_sampled", step, None)) if cfg.sampled else None
         seconds = time.perf_counter() - start
         self.reporter.report(table, reports, sampled, step=step, seconds=seconds)
+        self.views.see(reports, training=False)
         self.logger.log(
             step,
             {

@@ -114,4 +114,6 @@ class EmbodiedSftWiring(Wiring[EmbodiedSftConfig]):
         env, rollout, actor = groups
         runner = EmbodiedSftRunner(self.plan, env, rollout, actor, context)
         runner.demonstrations = self._demonstrations
+        if self._demonstrations is not None:
+            runner.views.learn(self._demonstrations.views)
         return runner
