@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from embodied_rl.algorithms.catalog import LEARNERS
 from embodied_rl.commands.terminal import console
 from embodied_rl.composition import checked
 from embodied_rl.errors import UserError
@@ -19,14 +21,14 @@ from embodied_rl.evaluation.success import percentages
 from embodied_rl.files import write_json
 from embodied_rl.report.data import read_run
 from embodied_rl.report.prospects import Prospects, prospects_of
-from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.schema import Config, EmbodiedConfig, EnvConfig
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.planning import plan_of
 
 USAGE: Final = "python train.py probe [group=choice] [key=value] ..."
 FILE: Final = "probe.json"
 STEPS: Final = 2
-STILL: Final = "1e-30"
+STILL: Final = 1e-30
 """A learning rate that moves no weight: far below the last digit of any that is not 0."""
 TASKS: Final = ("embodied", "math")
 _HELP: Final = f"""
@@ -36,6 +38,7 @@ drawn and of likeliest actions, groups with a signal, entropy, informative sampl
 change. Everything is in {FILE} in the run directory, too. A checkpoint to begin with is runner.init_from=<checkpoint>.
 """
 _TITLES: Final = {
+    "unlike": "it sees something else than it learned from",
     "never": "it cannot learn: it never succeeds, and nothing it does is better than the rest",
     "dense": "it may learn: it never succeeds, but what it does differs in return",
     "always": "there is little to learn: it nearly always succeeds",
@@ -56,25 +59,15 @@ def main(arguments: Sequence[str]) -> None:
         return
     if any(word.startswith("runner.resume_dir=") for word in arguments):
         raise UserError("probe: got runner.resume_dir, expected runner.init_from=<checkpoint>: no run goes on here")
-    asked = checked(arguments)
+    asked = checked([f"runner.max_steps={STEPS}", *arguments])
     if (task := asked.runner.task_type) not in TASKS:
         raise UserError(f"probe: got task={task}, expected one that learns by trying: {', '.join(TASKS)}")
-    forced = [
-        "runner.val_before_train=true",
-        "runner.val_check_interval=-1",
-        "runner.eval_at_end=false",
-        "runner.save_interval=-1",
-        "runner.report=false",
-        "runner.logger.logger_backends=[jsonl]",
-        f"runner.experiment_name=probe_{asked.runner.experiment_name}",
-        f"actor.optim.lr={STILL}",
-        "actor.skip_zero_advantages=false",  # what it would leave out counts for the entropy
-    ]
-    if asked.actor.optim.value_lr is not None:
-        forced.append("actor.optim.value_lr=null")
-    if isinstance(asked, EmbodiedConfig):
-        forced += ["env.eval.video_cfg.save_video=false", "env.train.video_cfg.save_video=false"]
-    plan = plan_of(checked([f"runner.max_steps={STEPS}", *arguments, *forced]))
+    if LEARNERS[asked.algorithm.learner].replays:
+        raise UserError(
+            f"probe: got algorithm.learner={asked.algorithm.learner}, which learns from a buffer of all that was "
+            "played; expected one that learns from each step's episodes (algorithm=ppo, grpo, ...)"
+        )
+    plan = plan_of(_still(asked))
     out = console()
     from embodied_rl.launch import carry_out  # imports torch, so only once the configuration is known to be right
 
@@ -84,6 +77,42 @@ def main(arguments: Sequence[str]) -> None:
     write_json(run_dir / FILE, found.as_json())
     show(found, out)
     out.print(f"\nall of it: {run_dir / FILE}", markup=False, soft_wrap=True)
+
+
+def _still(asked: Config) -> Config:
+    """The run as a probe: an evaluation, then its steps with weights that stand still. Nothing is saved or filmed."""
+    logger = replace(asked.runner.logger, logger_backends=["jsonl"])
+    runner = replace(
+        asked.runner,
+        experiment_name=f"probe_{asked.runner.experiment_name}",
+        val_before_train=True,
+        val_check_interval=-1,
+        eval_at_end=False,
+        stop_at=None,
+        save_interval=-1,
+        save_interval_seconds=None,
+        recover="never",
+        report=False,
+        logger=logger,
+    )
+    actor = replace(
+        asked.actor,
+        optim=replace(asked.actor.optim, lr=STILL, value_lr=None),
+        skip_zero_advantages=False,  # what it would leave out counts for the entropy
+    )
+    probed = replace(asked, runner=runner, actor=actor)
+    if not isinstance(probed, EmbodiedConfig):
+        return probed
+    return replace(
+        probed, env=_unfilmed(probed.env), eval_env=None if probed.eval_env is None else _unfilmed(probed.eval_env)
+    )
+
+
+def _unfilmed(env: EnvConfig) -> EnvConfig:
+    train, evaluated = (
+        replace(part, video_cfg=replace(part.video_cfg, save_video=False)) for part in (env.train, env.eval)
+    )
+    return replace(env, train=train, eval=evaluated)
 
 
 class _Watch(Hooks):
@@ -122,10 +151,11 @@ def _success(found: Prospects) -> Table:
     table = Table(box=box.SIMPLE)
     for heading in ("", "drawn", "likeliest"):
         table.add_column(heading, justify="right" if heading else "left")
-    for (name, drawn), likeliest in zip(found.sampled_tasks.items(), found.greedy_tasks.values(), strict=False):
-        table.add_row(name, f"{drawn:.1%}", f"{likeliest:.1%}")
-    rates = (found.sampled, found.greedy)
-    cells = (f"{one.rate:.1%} ({percentages(one.interval)}) of {one.count}" for one in rates)
+    for name in sorted({**found.sampled_tasks, **found.greedy_tasks}) if found.sampled_tasks else ():
+        rates = (found.sampled_tasks.get(name), found.greedy_tasks.get(name))
+        table.add_row(name, *("–" if rate is None else f"{rate:.1%}" for rate in rates))
+    all_rates = (found.sampled, found.greedy)
+    cells = (f"{one.rate:.1%} ({percentages(one.interval)}) of {one.count}" for one in all_rates)
     table.add_row("all, 95 % interval", *cells, style="bold")
     return table
 
@@ -137,7 +167,10 @@ def _facts(found: Prospects) -> Iterator[tuple[str, str]]:
             sizes = ", ".join(f"{share:.0%} of {size}" for size, share in found.by_group_size().items())
             yield "by success alone", f"up to {found.expected:.0%}; in groups of other sizes {sizes}"
     yield "spread of returns", f"{found.spread:.3g}"
-    yield "entropy", f"{found.entropy:.3g} nats a unit"
+    yield (
+        "entropy",
+        "–: nothing to learn, so no update" if found.entropy is None else f"{found.entropy:.3g} nats a unit",
+    )
     yield "length", f"{found.length:.0f}"
     yield (
         "informative samples",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final, Literal
 
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.success import wilson_interval
+from embodied_rl.evaluation.success import task_name, wilson_interval
+from embodied_rl.evaluation.views import differing
 from embodied_rl.params import at
-from embodied_rl.report.data import STEP_S, Run
+from embodied_rl.report.data import STEP_S, Run, TaskRate
 
 GROUP_SIZES: Final = (4, 8, 16, 32)
 RARE: Final = 0.05
@@ -18,9 +19,11 @@ RARE: Final = 0.05
 success rate leaves to learn."""
 ALIKE: Final = 0.5
 """A share of groups with a signal below so much of what independent members would give: they are alike."""
+UNLIKE: Final = 0.1
+"""A success rate below which pictures that differ from those learned from are its likely reason."""
 _TASK: Final = "env_task/"
 
-Case = Literal["never", "dense", "always", "alike", "rare", "sometimes"]
+Case = Literal["unlike", "never", "dense", "always", "alike", "rare", "sometimes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +52,9 @@ class Prospects:
     greedy: Rate
     """Of the evaluation: the most likely ones, unless it was told to draw, too."""
     sampled_tasks: Mapping[str, float]
-    """Success by task, where there are several."""
+    """Task, as metrics name it -> success in the steps that played it."""
     greedy_tasks: Mapping[str, float]
+    """The same of the evaluation; of completions their sources."""
     group_size: int
     groups: float
     """Of a step."""
@@ -61,8 +65,8 @@ class Prospects:
     difficulty it is an upper bound."""
     spread: float
     """Standard deviation of episodes' returns, or completions' scores; 0 where none is better than another."""
-    entropy: float
-    """Nats a unit."""
+    entropy: float | None
+    """Nats a unit; None: no group had a signal, so there was no update."""
     length: float
     """Env steps of an episode, or tokens of a completion."""
     samples: float
@@ -98,7 +102,8 @@ def mixed(rate: float, size: int) -> float:
 
 
 def prospects_of(run: Run) -> Prospects:
-    """From a run that was evaluated first and then played training steps with weights that stood still.
+    """From a run that was evaluated first and then played training steps with weights that stood still, and from what
+    it found its cameras to show.
 
     Raises:
         UserError: it has neither.
@@ -108,42 +113,58 @@ def prospects_of(run: Run) -> Prospects:
     if evaluation is None or evaluation.rate is None or not rows:
         raise UserError(f"{run.path}: expected an evaluation and training steps")
 
+    def found(*names: str) -> list[float]:
+        """The metric of the first of these names that the run has, in the steps that have it; not finite values count
+        as 0."""
+        values = ([row[name] or 0.0 for row in rows if name in row] for name in names)
+        return next(filter(None, values), [])
+
     def mean(*names: str) -> float:
-        """Of the first of the metrics that the run has; not finite values count as 0."""
-        name = next(name for name in names if name in rows[0])
-        return fmean(row[name] or 0.0 for row in rows)
+        return fmean(found(*names) or [0.0])
 
     size = int(at(run.config, "algorithm.group_size"))
     played = mean("env/episodes", "rollout/completions") * len(rows)
     rate = mean("env/success_once", "rollout/accuracy")
-    tasks = {
-        name.removeprefix(_TASK).removesuffix("/success"): fmean(row.get(name, 0.0) for row in rows)
-        for name in rows[0]
-        if name.startswith(_TASK)
-    }
-    found = Prospects(
+    metrics = sorted({name for row in rows for name in row if name.startswith(_TASK)})
+    tasks = {name.removeprefix(_TASK).removesuffix("/success"): mean(name) for name in metrics}
+    entropy = found("actor/entropy")
+    prospects = Prospects(
         sampled=Rate(successes=round(rate * played), count=round(played)),
         greedy=Rate(successes=round(evaluation.rate * evaluation.count), count=evaluation.count),
         sampled_tasks=tasks,
-        greedy_tasks={f"{task.task} {task.label}": task.rate for task in evaluation.tasks},
+        greedy_tasks=_named(evaluation.tasks, () if at(run.config, "eval_env") else tasks),
         group_size=size,
         groups=mean("actor/groups"),
         informative=1 - mean("actor/groups_equal") if size > 1 else None,
         expected=fmean(mixed(one, size) for one in tasks.values() or [rate]) if size > 1 else None,
         spread=mean("env/return_std", "rollout/score_std"),
-        entropy=mean("actor/entropy"),
+        entropy=fmean(entropy) if entropy else None,
         length=mean("env/episode_len", "rollout/length"),
         samples=mean("actor/samples"),
         step_s=mean(STEP_S),
         case="sometimes",
         advice=(),
     )
-    case = _case(found)
-    return replace(found, case=case, advice=tuple(_advice(case, found, language=run.task == "math")))
+    unlike = [one.describe(camera) for camera, one in differing(run.path).items()]
+    case = _case(prospects, bool(unlike))
+    return replace(prospects, case=case, advice=(*unlike, *_advice(case, prospects, language=run.task == "math")))
 
 
-def _case(found: Prospects) -> Case:
+def _named(tasks: Iterable[TaskRate], played: Iterable[str]) -> dict[str, float]:
+    """Success by task, named as training's metrics name it: a wording of the task that its evaluation may not have."""
+    names = {name.partition("_")[0]: name for name in played}
+    return {
+        task.task if isinstance(task.task, str) else names.get(f"{task.task:02d}", task_name(task.task, task.label)): (
+            task.rate
+        )
+        for task in tasks
+    }
+
+
+def _case(found: Prospects, unlike: bool) -> Case:
     rate = found.sampled.rate
+    if unlike and max(rate, found.greedy.rate) < UNLIKE:
+        return "unlike"
     if found.sampled.successes == found.greedy.successes == 0:
         differ = found.spread > 0 if found.informative is None else found.informative >= RARE
         return "dense" if differ else "never"

@@ -85,6 +85,26 @@ def test_tasks_that_end_alike_are_left_out_by_number(tmp_path: Path) -> None:
     assert any("env.task_ids=[7]" in text for text in found.advice)
 
 
+def test_a_task_counts_in_the_steps_that_played_it(tmp_path: Path) -> None:
+    shared = {
+        "time/step": 10.0,
+        "env/episodes": 8.0,
+        "env/success_once": 0.5,
+        "env/return_std": 0.3,
+        "env/episode_len": 30.0,
+        "actor/groups": 2.0,
+        "actor/groups_equal": 0.5,
+        "actor/samples": 64.0,
+    }
+    first = {"env_task/00_left/success": 0.25, "env_task/07_right/success": 1.0}
+    second = {"env_task/00_left/success": 0.75, "env_task/03_middle/success": 0.5}
+    rows = [{"step": 1, **shared, **first}, {"step": 2, **shared, **second, "actor/entropy": 0.7}]
+    changes = {"algorithm.group_size": 4}
+    found = prospects_of(read_run(make_run(tmp_path / "run", rows=rows, changes=changes, evaluated={0: HALF})))
+    assert found.sampled_tasks == {"00_left": 0.5, "03_middle": 0.5, "07_right": 1.0}
+    assert found.entropy == 0.7
+
+
 def test_drawn_and_likeliest_are_held_apart(tmp_path: Path) -> None:
     worse = probe(tmp_path / "a", rates=(0.1, 0.1), equal=0.5, greedy=ALL)
     assert any("lower algorithm.sampling_params.temperature" in text for text in worse.advice)
