@@ -72,10 +72,29 @@ def test_continuous_actions_fill_the_bounds_of_their_space() -> None:
         ((1, 1, 0.25, 1), [[2, 1], [0.25, 30]]),
         ((0, 0, 0, 0), [[0, 0.5], [0, 20]]),
         ((3, -9, 0, 3), [[2, 0], [0, 30]]),
+        ((0, 0, -2.5, 0), [[0, 0.5], [-2.5, 20]]),
     ):
         step(env, *action)
         assert inner.taken[-1].tolist() == expected
         assert inner.taken[-1].dtype == np.float64
+
+
+def test_a_single_bound_is_kept() -> None:
+    low, high = np.array([0.0, -np.inf], np.float32), np.array([np.inf, 5.0], np.float32)
+    env, inner = probe(action=spaces.Box(low, high))
+    for action, expected in (((2.5, -7), [2.5, -7]), ((-0.5, 9), [0, 5])):
+        step(env, *action)
+        assert inner.taken[-1].tolist() == expected
+
+
+def test_names_of_a_dict_space_may_have_slashes() -> None:
+    inner = spaces.Dict({"top/left": PICTURE, "top": spaces.Dict({"right": spaces.Box(0, 1, (2,))})})
+    env, _ = probe(observation=spaces.Dict({"a/b": spaces.Box(0, 1, (3,)), "seen": inner}))
+    last: Any = env._last[0]
+    assert env.image_shapes == {"seen/top/left": (6, 8)}
+    obs = env.observe([0])
+    assert np.array_equal(obs.images["seen/top/left"][0], last["seen"]["top/left"])
+    assert np.array_equal(obs.state[0], np.concatenate([last["a/b"], last["seen"]["top"]["right"]]))
 
 
 @pytest.mark.parametrize(
