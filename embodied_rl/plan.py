@@ -127,10 +127,6 @@ class RunPlan(Generic[C]):
         """States on which nobody acts are recorded: what values them, or remembers them, is in the actor."""
         return self.trained_critic is not None or self.replays
 
-    def acts_at_random(self, step: int) -> bool:
-        """Whether a training step's rollout is random actions (``algorithm.replay.random_chunks``)."""
-        return self.replays and step * self.arithmetic.samples < self.config.algorithm.replay.random_chunks
-
     @property
     def policy_values(self) -> int:
         """What the policy's value head gives for a chunk; 0: it has none."""

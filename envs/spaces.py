@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied_rl.errors import UserError
+from embodied_rl.errors import UserError, listed
 
 CAMERA: Final = "agentview"
 """The camera of an env whose whole observation is one image, and of rendered pixels."""
@@ -29,9 +29,13 @@ def leaves(space: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def at(observation: Any, key: str) -> Any:
-    """The part of an observation that ``key`` of :func:`leaves` names."""
-    for part in key.split("/") if key else ():
-        observation = observation[part]
+    """The part of an observation that ``key`` of :func:`leaves` names; names may have slashes of their own."""
+    while key:
+        names = [name for name in observation if f"{key}/".startswith(f"{name}/")]
+        if not names:
+            raise KeyError(f"{key}: got an observation with {listed(map(str, observation))}")
+        name = max(names, key=len)
+        observation, key = observation[name], key[len(name) + 1 :]
     return observation
 
 
@@ -50,8 +54,8 @@ def rgb(image: Any) -> NDArray[np.uint8]:
 def action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.float32]], NDArray[Any]]]:
     """(action dimensions A, choices of each, the way from the policy's [n,A] to n actions); no choices: continuous.
 
-    Numbers in [-1, 1] become the bounds of a Box, those outside are clipped; dimensions without bounds are left as they
-    are. A Discrete space's actions are [n], all others [n,...].
+    Numbers in [-1, 1] become the bounds of a Box, those outside are clipped; dimensions without two bounds take a
+    number as it is, as far as a single bound lets them. A Discrete space's actions are [n], all others [n,...].
 
     Raises:
         UserError: a space that has no meaning here.
@@ -65,7 +69,8 @@ def action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.f
         half = np.where(bounded, (np.where(bounded, high, 0) - np.where(bounded, low, 0)) / 2, 1.0)
 
         def scaled(actions: NDArray[np.float32]) -> NDArray[Any]:
-            return (centre + half * np.clip(actions, -1.0, 1.0)).astype(space.dtype).reshape(-1, *space.shape)
+            within = np.where(bounded, centre + half * np.clip(actions, -1.0, 1.0), np.clip(actions, low, high))
+            return within.astype(space.dtype).reshape(-1, *space.shape)
 
         return len(low), (), scaled
     if isinstance(space, spaces.Discrete):

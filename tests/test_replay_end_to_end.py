@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from embodied_rl.launch import run
 from embodied_rl.training.replay import FILE
+from embodied_rl.workers.rollout import RolloutWorker
 from tests.checkpoints.saved import saved_tensors
 from tests.configs import embodied, tiny_run
 from tests.demonstrations.recording import record
@@ -44,6 +46,31 @@ def test_one_process_and_several_train_alike(tmp_path: Path) -> None:
     saved = [folder / "checkpoints/global_step_2" for folder in folders]
     assert_equal(*map(saved_tensors, saved))
     assert_equal(*(load_file(folder / FILE) for folder in saved))
+
+
+def test_steps_are_random_until_so_many_chunks_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes that succeed early leave most of a step's 160 chunks out. A resumed run counts on."""
+    drawn: dict[int, bool] = {}
+    answer = RolloutWorker._answer_all
+
+    async def spy(worker: RolloutWorker, mode: Any, step: int, first_epoch: int, at_random: bool) -> int:
+        drawn[step] = at_random
+        return await answer(worker, mode, step, first_epoch, at_random)
+
+    monkeypatch.setattr(RolloutWorker, "_answer_all", spy)
+    early = ("env.init_params.success_radius=1.5", "env.train.max_episode_steps=40", "cluster=serial")
+    keys = (*SAC, *early, "algorithm.replay.random_chunks=80", "runner.max_steps=5", "runner.save_interval=2")
+    config = tiny_run(tmp_path, *keys)
+    run(config)
+    directory = only_run(config)
+    lines = metrics_of(directory)
+    came = [sum(line["actor/samples"] for line in lines[:step]) for step in range(5)]
+    assert came[-1] >= 80 > came[2] > 0, "else any rule would do"
+    assert drawn == {step: chunks < 80 for step, chunks in enumerate(came)}
+    whole = drawn.copy()
+    run(tiny_run(tmp_path, *keys, f"runner.resume_dir={directory / 'checkpoints/global_step_2'}"))
+    assert drawn == whole
+    assert metrics_of(directory) == lines
 
 
 def test_rollouts_may_run_ahead(tmp_path: Path) -> None:

@@ -100,6 +100,10 @@ class ReplayActor(ActorWorker):
             "learning_rate": self._config.optim.lr * factor,
         }
 
+    def count_chunks(self) -> int:
+        """Chunks that came so far, also those that the buffer has no room for any more."""
+        return self._buffer.total
+
     def _updates_due(self, chunks: int) -> int:
         """Updates after so many chunks of the run."""
         replay = self._algorithm.replay

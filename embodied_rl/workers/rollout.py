@@ -111,12 +111,13 @@ class RolloutWorker(Worker):
         await self._weights.receive_until(version)
         return self._weights.version
 
-    async def serve(self, *, mode: Mode, step: int, first_epoch: int = 0) -> RolloutReport:
+    async def serve(self, *, mode: Mode, step: int, first_epoch: int = 0, at_random: bool = False) -> RolloutReport:
         """Answer until every lane has said that no rollout follows; send what was recorded to the actor.
 
         Args:
             mode: which temperature; also part of the sampling seed, as is ``step``.
             first_epoch: the number of the first rollout epoch, where the step has had some already.
+            at_random: actions are drawn uniformly, and no policy is asked.
         """
         self._peak_memory.begin()
         if self._resident:
@@ -124,7 +125,7 @@ class RolloutWorker(Worker):
                 self._resident.load()
         interruptions = 0
         try:
-            interruptions = await self._answer_all(mode, step, first_epoch)
+            interruptions = await self._answer_all(mode, step, first_epoch, at_random)
         except GivenUp:
             self._recording.clear()
         if self._resident:
@@ -148,11 +149,10 @@ class RolloutWorker(Worker):
         self._blank = None
         self._cost = if_countable(lambda: acting_cost(blank, seen.rows(slice(0, 1))))
 
-    async def _answer_all(self, mode: Mode, step: int, first_epoch: int) -> int:
+    async def _answer_all(self, mode: Mode, step: int, first_epoch: int, at_random: bool) -> int:
         """Answer until every lane has said that no rollout follows; returns how often weights came in the middle."""
         open_lanes = {lane for stage in self._stages for lane in stage}
         rounds = interruptions = 0
-        at_random = mode == "train" and self._plan.acts_at_random(step)
         while open_lanes:
             running = set(open_lanes)
             while running:

@@ -81,10 +81,10 @@ class Job:
         assert set(loaded.wait()) == {version}
 
     def roll(
-        self, step: int = 0, *, task_weights: Mapping[int, float] | None = None
+        self, step: int = 0, *, task_weights: Mapping[int, float] | None = None, at_random: bool = False
     ) -> tuple[list[Trajectory], list[EnvReport], list[RolloutReport]]:
         """A training rollout: trajectories in the order of epochs and env ids. The actor holds them, too."""
-        served = self._rollout.call(RolloutWorker.serve, mode="train", step=step)
+        served = self._rollout.call(RolloutWorker.serve, mode="train", step=step, at_random=at_random)
         received = self._actor.call(ActorWorker.receive, step=step)
         reports = self._env.call(EnvWorker.interact, step=step, task_weights=task_weights).wait()
         rollouts = served.wait()

@@ -167,6 +167,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         """With auto-reset: where the finished training steps left the envs."""
         self._unreported: list[EpisodeRecord] = []
         """Episodes that ended and are in no metric yet."""
+        self._chunks = 0.0
+        """With a replay buffer: the chunks that came in the finished training steps."""
 
     def start_rollout(self, step: int, number: int = 0) -> RolloutCalls:
         """Start a rollout of all envs: of the step's rounds the one with this number."""
@@ -174,10 +176,11 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         video_dir = self.train_video_dir / f"step_{step + 1:06d}" if wants_video else None
         first = number * self.config.algorithm.rollout_epoch
         weights = self._task_success.weights() if self._task_success else None
+        at_random = self.plan.replays and self._chunks < self.config.algorithm.replay.random_chunks
         prepared, self._preparing = self._preparing, None
         return RolloutCalls(
             lambda: (
-                self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first),
+                self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first, at_random=at_random),
                 self.env.call(
                     EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir, task_weights=weights
                 ),
@@ -228,6 +231,12 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             metrics["env/recycled"] = float(self.recovery.recycled)
         return metrics
 
+    def train_step(self, step: int) -> dict[str, float]:
+        metrics = super().train_step(step)
+        if self.plan.replays:
+            self._chunks += metrics["actor/samples"]
+        return metrics
+
     def waits(self, rounds: Sequence[Rollout]) -> Waits:
         return waits(rounds)
 
@@ -256,7 +265,11 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
 
     def restore(self, checkpoint: Path) -> None:
         """With auto-reset bring the envs to where the checkpoint found them; say so where that cannot be. With sampling
-        by success, go on with that of each task; where the checkpoint has none, all tasks begin alike."""
+        by success, go on with that of each task; where the checkpoint has none, all tasks begin alike. With a replay
+        buffer count what it has had."""
+        if self.plan.replays:
+            learner: Any = LEARNERS[self.config.algorithm.learner].load()
+            self._chunks = float(self.actor.call(learner.count_chunks).wait()[0])
         if self._task_success:
             self._task_success = TaskSuccess.read(checkpoint) or self._task_success
         if not self.config.env.train.auto_reset:
