@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from embodied_rl.demonstrations.dataset import Demonstrations
+from embodied_rl.errors import UserError
 from embodied_rl.launch import run
 from embodied_rl.models.base import ActionStatistics
 from embodied_rl.models.categorical import bin_range
@@ -86,6 +87,13 @@ def test_imitation_reaches_goals_that_were_never_shown(tmp_path: Path, demonstra
     assert max(rates) == 3e-3
     assert rates[-1] < 1e-4
     assert list((tmp_path / "videos").rglob("*.mp4")), "evaluations make videos"
+
+
+def test_more_episodes_than_initial_states_are_refused_before_training(tmp_path: Path, demonstrations: Path) -> None:
+    config = quick(tmp_path, demonstrations, "cluster=serial", "runner.max_steps=1", "env.eval.episodes_per_task=65")
+    with pytest.raises(UserError, match=r"env\.eval\.episodes_per_task: got 65, expected 1 to 64"):
+        run(config)
+    assert not (run_dir(config) / "metrics.jsonl").read_text()
 
 
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, demonstrations: Path) -> None:

@@ -47,7 +47,12 @@ class EmbodiedSftRunner(EmbodiedRunner):
         return self.rollout.call(ImitationWorker.demonstrate, step=step)
 
     def evaluation_work(self) -> None:
-        """Nobody plays between evaluations."""
+        """Nobody plays between evaluations, so nothing says what one takes; see that there can be one at all.
+
+        Raises:
+            UserError: a task has fewer initial states than episodes.
+        """
+        self.env.call(EnvWorker.count_evaluated).wait()
 
     def train_step(self, step: int) -> dict[str, float]:
         """Demonstrations, update."""
