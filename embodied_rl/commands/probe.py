@@ -15,7 +15,7 @@ from rich.table import Table
 
 from embodied_rl.algorithms.catalog import LEARNERS
 from embodied_rl.commands.terminal import console
-from embodied_rl.composition import checked
+from embodied_rl.composition import checked, with_recipe
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import percentages
 from embodied_rl.files import write_json
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     if any(word.startswith("runner.resume_dir=") for word in arguments):
         raise UserError("probe: got runner.resume_dir, expected runner.init_from=<checkpoint>: no run goes on here")
-    asked = checked([f"runner.max_steps={STEPS}", *arguments])
+    asked = checked([f"runner.max_steps={STEPS}", *with_recipe(arguments)])
     if (task := asked.runner.task_type) not in TASKS:
         raise UserError(f"probe: got task={task}, expected one that learns by trying: {', '.join(TASKS)}")
     if LEARNERS[asked.algorithm.learner].replays:

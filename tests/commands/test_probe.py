@@ -15,6 +15,7 @@ from embodied_rl.cli import config_of
 from embodied_rl.commands.probe import main
 from embodied_rl.errors import UserError
 from embodied_rl.launch import run
+from embodied_rl.schema import EmbodiedConfig
 
 TINY = (
     "env=dummy",
@@ -113,6 +114,22 @@ def test_whatever_the_run_saves_films_or_stops_at(tmp_path: Path, arguments: tup
     own = () if "env=dummy" not in arguments else ("env.init_params.success_radius=1.0",)
     found = probe(tmp_path, *arguments, *own, "runner.max_steps=1")
     assert found["samples"] > 0
+
+
+@pytest.mark.parametrize(("more", "tasks"), [((), [3]), (("experiment=none",), None)])
+def test_an_env_that_stands_for_a_recipe(
+    monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], tasks: list[int] | None
+) -> None:
+    class Planned(Exception):
+        pass
+
+    def planned(config: EmbodiedConfig) -> None:
+        raise Planned(config.env.task_ids, config.runner.max_steps)
+
+    monkeypatch.setattr("embodied_rl.commands.probe.plan_of", planned)
+    with pytest.raises(Planned) as caught:
+        main(["env=libero_10", *more])
+    assert caught.value.args == (tasks, 2)
 
 
 def test_what_it_refuses() -> None:
