@@ -151,7 +151,9 @@ class TrainingLoop(Generic[C]):
         """Whether an evaluation during training came to ``runner.stop_at``, which ends it with a checkpoint."""
         goal = self.config.runner.stop_at
         trained = done > self.first_step or self.plan.start.recovered
-        if goal is None or not trained or done == self.config.runner.max_steps or reached < goal:
+        if goal is None or not trained or done == self.config.runner.max_steps:
+            return False
+        if not reached >= goal:  # NaN, of an evaluation that verified nothing, reaches none
             return False
         saved = self.saver.save_at_termination()
         self.say(f"step {done}: evaluated at {reached:.1%}, at least runner.stop_at={goal:.1%}: the end; {saved}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_the_run_ends_with_a_checkpoint(
     runner: type,
     more: tuple[str, ...],
 ) -> None:
-    rates = iter([0.49, 0.5])
+    rates = iter([0.49, math.nan, 0.5])  # the second verified nothing
     evaluate = runner.evaluate
 
     def evaluated(self: object, step: int) -> float:
@@ -36,8 +37,8 @@ def test_the_run_ends_with_a_checkpoint(
     monkeypatch.setattr(runner, "evaluate", evaluated)
     config = make(tmp_path, *OPTIONS, *more)  # type: ignore[operator]
     run(config)
-    assert [path.name for path in complete_checkpoints(only_run(config) / "checkpoints")] == ["global_step_2"]
+    assert [path.name for path in complete_checkpoints(only_run(config) / "checkpoints")] == ["global_step_3"]
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "step 2: evaluated at 50.0%, at least runner.stop_at=50.0%: the end; checkpoint of step 2 is complete" in said
+        "step 3: evaluated at 50.0%, at least runner.stop_at=50.0%: the end; checkpoint of step 3 is complete" in said
     )
