@@ -23,10 +23,12 @@ CONFIG_FILE: Final = "config.yaml"
 ABSENT: Final = "(no such key)"
 _OF_THE_CALL: Final = ("runner.about", "runner.resume_dir", "runner.recover", "runner.max_recoveries")
 """Keys that say how a run is started, not what it does."""
+_OTHER_CRITIC: Final = "it would be another critic than the one whose weights and moments were saved"
 _FIXED: Final[Mapping[str, str]] = {
     "runner.task_type": "another task trains another policy",
     "model": "it would be another policy than the one whose weights and moments were saved",
     "algorithm.learner": "it would lack the critics and the buffer that the other has",
+    "critic.revision": _OTHER_CRITIC,
     "env.env_type": "its observations and actions would mean something else",
 }
 """Key or section that a run cannot change on its way -> why."""
@@ -130,10 +132,10 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
     if key in ("model.path", "model.tokenizer_path", "critic.path") and _moved(before.get(key), now.get(key)):
         return None
     # The newest was taken before; a commit now says which one that is.
-    if key == "model.revision" and before.get(key) is None and _COMMIT.fullmatch(str(now.get(key))):
+    if key in ("model.revision", "critic.revision") and _was_open(key, before) and _COMMIT.fullmatch(str(now.get(key))):
         return None
     if config.critic.enable and key.startswith(("critic.path", "critic.params", "critic.hf_overrides")):
-        return "it would be another critic than the one whose weights and moments were saved"
+        return _OTHER_CRITIC
     if key not in before and not key.startswith(_OPEN):  # it is new here, and did nothing before
         return None
     for fixed, why in _FIXED.items():
@@ -142,6 +144,12 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
     if key in _OF_REFERENCE and config.algorithm.kl_beta > 0:
         return "the reference policy (algorithm.kl_beta) would be another"
     return None
+
+
+def _was_open(key: str, before: Mapping[str, Any]) -> bool:
+    """Whether the newest revision was taken. A critic in the model's folder has the model's, where it has none."""
+    shared = key == "critic.revision" and before.get("critic.path") in (None, before.get("model.path"))
+    return before.get(key) is None and not (shared and before.get("model.revision"))
 
 
 def _moved(before: Any, now: Any) -> bool:

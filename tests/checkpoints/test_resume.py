@@ -118,6 +118,35 @@ def test_a_pin_and_trust_are_no_other_policy(tmp_path: Path, before: dict[str, A
     assert [(c.key, c.refusal is None) for c in found] == [(now.partition("=")[0], allowed)]
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "allowed"),
+    [
+        (["critic.path=a/b"], ["critic.path=a/b", "critic.revision=0123abcdef"], True),
+        (["critic.path=a/b"], ["critic.path=a/b", "critic.revision=main"], False),
+        (["critic.revision=0123abcdef"], ["critic.revision=4567abcdef"], False),
+        (["critic.revision=0123abcdef"], [], False),
+        (["model.revision=main"], ["model.revision=main", "critic.revision=0123abcdef"], False),  # it had the model's
+        (
+            ["model.revision=main", "critic.path=a/b"],
+            ["model.revision=main", "critic.path=a/b", "critic.revision=0123abcdef"],
+            True,
+        ),
+    ],
+)
+def test_another_revision_is_another_critic(tmp_path: Path, before: list[str], now: list[str], allowed: bool) -> None:
+    critic = ("algorithm=ppo", "critic.enable=true")
+    found = changes(saved(tmp_path, *critic, *before), *critic, *now)
+    assert [(c.key, c.refusal is None) for c in found] == [("critic.revision", allowed)]
+
+
+def test_a_run_from_before_critics_had_revisions_goes_on(tmp_path: Path) -> None:
+    critic = ("algorithm=ppo", "critic.enable=true")
+    written = asdict(config_of(*BASE, *critic).critic)
+    del written["revision"]
+    checkpoint = saved(tmp_path, *critic, critic=written)
+    resume.check(checkpoint, changes(checkpoint, *critic))
+
+
 @pytest.mark.parametrize("now", ["new/others", "elsewhere/weights", "null"])
 def test_another_model_folder_is_refused(tmp_path: Path, now: str) -> None:
     checkpoint = saved(tmp_path, f"model.path={tmp_path}/old/weights")
