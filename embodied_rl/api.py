@@ -38,6 +38,7 @@ class Run:
     """A run directory: what was asked, measured and saved so far. :meth:`open` it again to see more."""
 
     directory: Path
+    """Absolute, so that it stays the same one whatever the working directory is."""
     record: Record
     """All that the directory says."""
 
@@ -48,7 +49,7 @@ class Run:
         Raises:
             UserError: it is none.
         """
-        directory = find_run(Path(path))
+        directory = find_run(Path(path)).absolute()
         return cls(directory, read_run(directory))
 
     @property
@@ -165,7 +166,7 @@ class _Callbacks(Hooks):
             self._all(lambda callback: callback.on_evaluation(step, evaluation))
 
     def saved(self, step: int, checkpoint: Path) -> None:
-        self._all(lambda callback: callback.on_save(step, checkpoint))
+        self._all(lambda callback: callback.on_save(step, checkpoint.absolute()))
 
     def ended(self, run: Run) -> None:
         self._all(lambda callback: callback.on_end(run))

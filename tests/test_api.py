@@ -90,6 +90,17 @@ def test_a_run_tells_its_results(trained: tuple[er.Run, list[str]]) -> None:
     assert "<table>" in run._repr_html_()
 
 
+def test_a_run_is_found_from_every_working_directory(
+    trained: tuple[er.Run, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = trained
+    monkeypatch.chdir(run.directory.parent)
+    opened = er.Run.open(run.directory.name)
+    monkeypatch.chdir(tmp_path)
+    assert opened.directory == run.directory
+    assert opened.last is not None and opened.last == run.last
+
+
 def test_evaluation_needs_the_checkpoint_alone(trained: tuple[er.Run, list[str]]) -> None:
     run, _ = trained
     again = er.evaluate(run.last or "")
