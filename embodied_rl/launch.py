@@ -25,6 +25,7 @@ from embodied_rl.checkpoints.store import (
     verify,
 )
 from embodied_rl.errors import UserError
+from embodied_rl.files import write_text
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.monitoring.console import LOG_FILE, RunConsole
@@ -244,7 +245,7 @@ def _prepare(plan: RunPlan[Any], console: Console) -> Path:
     try_checkpoints(plan)
     run_dir = _run_directory(config, resumed)
     with _unwritable(run_dir):
-        (run_dir / resume.CONFIG_FILE).write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+        write_text(run_dir / resume.CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
     if loaded := resumed or start.initial:
         console.print(f"weights of: {loaded}", highlight=False, soft_wrap=True)
@@ -310,7 +311,7 @@ def _unwritable(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = str(error.filename or run_dir)
+        where = str(error.filename2 or error.filename or run_dir)  # the second: what a hidden neighbour is to become
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
                 f"{where}: {error.strerror}; make room, then go on with runner.resume_dir={run_dir}: "

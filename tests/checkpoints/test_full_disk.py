@@ -63,3 +63,17 @@ def test_samples_that_do_not_fit_are_one_message(disk: Callable[[int], Path]) ->
     folder = disk(48)
     with pytest.raises(UserError, match=r"No space left on device; make room, then go on with runner.resume_dir=/"):
         run(tiny_math_run(folder, BY_TEXT, "runner.max_steps=50", "runner.save_interval=-1"))
+
+
+def test_a_run_that_cannot_go_on_keeps_its_configuration(disk: Callable[[int], Path]) -> None:
+    folder = disk(4000)
+    options = (BY_TEXT, "runner.eval_at_end=false", "runner.resume_dir=auto")
+    run(tiny_math_run(folder, *options, "runner.max_steps=1"))
+    path = run_dir(folder) / "config.yaml"
+    before = path.read_text()
+    with (folder / "filler").open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, shutil.disk_usage(folder).free)
+    longer = f"runner.about={'x' * 50_000}"
+    with pytest.raises(UserError, match=r"No space left on device; make room, then go on with runner.resume_dir=/"):
+        run(tiny_math_run(folder, *options, "runner.max_steps=2", longer))
+    assert path.read_text() == before
