@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from embodied_rl.checkpoints.resume import config_of_checkpoint, read_config
+from embodied_rl.checkpoints.resume import DAMAGED, config_of_checkpoint, read_config
 from embodied_rl.checkpoints.store import find_checkpoint
 from embodied_rl.config import CONFIG_MODULE, GROUPS
 from embodied_rl.errors import CheckpointError, ConfigError, UserError, first_line, suggestion
@@ -27,6 +27,7 @@ from embodied_rl.models.weights.shipped import register_resolvers
 from embodied_rl.params import at, unknown_key
 from embodied_rl.runtime.placement import separate_overrides
 from embodied_rl.schema import Config
+from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.validation import NO_EVAL_ENV, build_config, foreign_section
 
 FREE_FORM = (
@@ -113,11 +114,16 @@ def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
     newer than the run have their defaults.
 
     Raises:
+        CheckpointError: the file is damaged.
         ConfigError: naming every problem found.
         UserError: an override is no ``key=value``.
     """
-    saved: Any = OmegaConf.to_container(OmegaConf.load(path))
-    config = OmegaConf.create(_with_defaults(saved))
+    saved = read_config(path)
+    task = at(saved, "runner.task_type")
+    if not isinstance(task, str) or task not in TASKS:
+        got = f"runner.task_type: got {task!r}, expected one of {', '.join(TASKS)}"
+        raise CheckpointError(f"{path}: {got}; {DAMAGED}")
+    config = OmegaConf.create(_with_defaults(saved, task))
     OmegaConf.update(config, "runner.resume_dir", str(resume_dir))
     for text in overrides:
         given = _parse([text])
@@ -127,9 +133,9 @@ def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
     return from_hydra(config, value_keys(overrides))
 
 
-def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(saved: dict[str, Any], task: str) -> dict[str, Any]:
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        composed = compose("train", overrides=[f"task={saved['runner']['task_type']}"])
+        composed = compose("train", overrides=[f"task={task}"])
     defaults: Any = OmegaConf.to_container(composed)
     if saved.get("eval_env"):
         defaults["eval_env"] = defaults["env"]

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from embodied_rl.checkpoints.resume import read_config
+from embodied_rl.commands.checkpoint_folder import run_findings
 from embodied_rl.commands.status import main
+from embodied_rl.composition import stored
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.evaluation.eval_file import read_evaluation
@@ -44,6 +46,38 @@ def test_files_that_are_nested_too_deeply(deep: Path) -> None:
     (deep.parent / "config.yaml").write_text("{}")
     with pytest.raises(UserError, match=r"has no run\.json"):
         main([str(deep.parent)])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "got NoneType, expected a run's configuration"),
+        ("runner:\n", "runner.task_type: got None, expected one of collect, "),
+        ("runner: {task_type: [juggling]}", r"runner.task_type: got \['juggling'\], expected one of collect, "),
+    ],
+)
+def test_a_run_whose_configuration_is_damaged(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match=rf"config\.yaml: {said}.*; restore it, or remove it and resume the run"):
+        stored(path, [], resume_dir=tmp_path)
+
+
+def test_a_run_without_its_damaged_configuration_goes_on(tmp_path: Path) -> None:
+    """As the message says."""
+    quick = ("cluster=serial", "runner.eval_at_end=false", "runner.resume_dir=auto")
+    config = tiny_run(tmp_path, *quick, "runner.max_steps=1")
+    run(config)
+    path = only_run(config) / "config.yaml"
+    before = path.read_text()
+    path.write_text("")
+    assert [finding.what for finding in run_findings(path.parent) if finding.status == "problem"] == ["run"]
+    with pytest.raises(CheckpointError, match="restore it, or remove it and resume the run with the same settings"):
+        run(tiny_run(tmp_path, *quick, "runner.max_steps=2"))
+    path.unlink()
+    assert [finding.what for finding in run_findings(path.parent) if finding.status == "warning"] == ["run"]
+    run(tiny_run(tmp_path, *quick, "runner.max_steps=2"))
+    assert path.read_text() == before.replace("max_steps: 1", "max_steps: 2")
 
 
 def test_episodes_replaced_by_another_table(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from embodied_rl.schema import Config
 
 CONFIG_FILE: Final = "config.yaml"
 ABSENT: Final = "(no such key)"
+DAMAGED: Final = "restore it, or remove it and resume the run with the same settings, which writes it again"
+"""What to do where that file is damaged."""
 _OF_THE_CALL: Final = ("runner.about", "runner.resume_dir", "runner.recover", "runner.max_recoveries")
 """Keys that say how a run is started, not what it does."""
 _OTHER_CRITIC: Final = "it would be another critic than the one whose weights and moments were saved"
@@ -118,9 +120,9 @@ def read_config(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())
         json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()  # all of it can be printed
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+        raise CheckpointError(f"{path}: cannot be read ({error}); {DAMAGED}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: got {type(content).__name__}, expected a run's configuration")
+        raise CheckpointError(f"{path}: got {type(content).__name__}, expected a run's configuration; {DAMAGED}")
     return content
 
 

@@ -29,13 +29,7 @@ def is_run(folder: Path) -> bool:
 
 def run_findings(run: Path) -> Iterator[Finding]:
     """Checks of a run directory and its newest checkpoint."""
-    try:
-        config = read_config(run / CONFIG_FILE)
-        model, runner = config.get("model") or {}, config.get("runner") or {}
-        text = f"{runner.get('task_type')}, model {model.get('model_type')}, runner.max_steps {runner.get('max_steps')}"
-        yield ok("run", text)
-    except CheckpointError as error:
-        yield warning("run", str(error), "the run can be resumed all the same; its settings cannot be compared")
+    yield _settings(run / CONFIG_FILE)
     directory = run / "checkpoints"
     yield from _unfinished(directory)
     whole = complete_checkpoints(directory)
@@ -44,6 +38,19 @@ def run_findings(run: Path) -> Iterator[Finding]:
         return
     yield ok("checkpoints", f"{len(whole)} whole: {listed([path.name for path in whole])}")
     yield from checkpoint_findings(whole[-1])
+
+
+def _settings(path: Path) -> Finding:
+    if not path.exists():
+        advice = "the run can be resumed all the same; its settings cannot be compared"
+        return warning("run", f"no {CONFIG_FILE}", advice)
+    try:
+        config = read_config(path)
+    except CheckpointError as error:
+        return problem("run", str(error))
+    model, runner = config.get("model") or {}, config.get("runner") or {}
+    text = f"{runner.get('task_type')}, model {model.get('model_type')}, runner.max_steps {runner.get('max_steps')}"
+    return ok("run", text)
 
 
 def checkpoint_findings(checkpoint: Path) -> Iterator[Finding]:
