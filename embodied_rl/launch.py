@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import errno
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -32,6 +33,7 @@ from embodied_rl.monitoring.console import LOG_FILE, RunConsole
 from embodied_rl.monitoring.metrics import MetricLogger
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.monitoring.status import StatusWriter
+from embodied_rl.params import argument
 from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.registry import load_class
 from embodied_rl.report.before_after import show_gain
@@ -302,7 +304,8 @@ def _save_at_end(word: str, saver: CheckpointSaver, wiring: Wiring[Any], actor: 
         outcome = f"no checkpoint of step {saver.finished}: {str(error).strip() or type(error).__name__}"
     console.print(f"{word}: {outcome}", markup=False, highlight=False, soft_wrap=True)
     if complete_checkpoints(saver.run_dir / "checkpoints") and "optimizer" in saver.config.save_contents:
-        console.print(f"go on with: runner.resume_dir={saver.run_dir}", markup=False, highlight=False, soft_wrap=True)
+        resumed = shlex.quote(argument("runner.resume_dir", str(saver.run_dir)))
+        console.print(f"go on with: {resumed}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -314,8 +317,8 @@ def _unwritable(run_dir: Path) -> Iterator[None]:
         where = str(error.filename2 or error.filename or run_dir)  # the second: what a hidden neighbour is to become
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
-                f"{where}: {error.strerror}; make room, then go on with runner.resume_dir={run_dir}: "
-                "the checkpoints in it are whole"
+                f"{where}: {error.strerror}; make room, then go on with "
+                f"{shlex.quote(argument('runner.resume_dir', str(run_dir)))}: the checkpoints in it are whole"
             ) from error
         if error.errno in _REFUSALS and Path(where).is_relative_to(run_dir):
             raise UserError(f"{where}: {error.strerror}; the run writes it: move away what is there") from error

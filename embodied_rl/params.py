@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -122,6 +123,20 @@ def unknown_key(key: str, choices: Iterable[str]) -> str:
 
 def _lower_first(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def argument(key: str, value: object) -> str:
+    """``key=value`` as Hydra reads it on the command line, in quotes where it needs them; the shell's are not there."""
+    if not isinstance(value, str):
+        return f"{key}={json.dumps(value)}"
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Quote, QuotedString
+    from hydra.errors import HydraException
+
+    with contextlib.suppress(HydraException):
+        if OverridesParser.create().parse_override(f"{key}={value}").value() == value:
+            return f"{key}={value}"
+    return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
 
 
 def at(content: Any, key: str) -> Any:

@@ -13,6 +13,7 @@ from embodied_rl.commands.terminal import Finding, ok, problem, until_problem, w
 from embodied_rl.commands.weights_folder import read_header
 from embodied_rl.errors import CheckpointError, listed
 from embodied_rl.files import parse_json
+from embodied_rl.params import argument
 
 _RECORD: Final = "policy.json"
 _ACTOR: Final = "actor"
@@ -82,9 +83,9 @@ def checkpoint_findings(checkpoint: Path) -> Iterator[Finding]:
         else:
             yield ok("base", f"model.path was {base}")
     yield ok("written with", ", ".join(f"{name} {version}" for name, version in record["versions"].items()))
-    at = shlex.quote(str(checkpoint))
-    yield ok("use it with", f"runner.resume_dir={at} (to go on or evaluate), runner.init_from={at}")
-    yield ok("make a folder", f"python train.py export {at} <folder>")
+    resumed, begun = (shlex.quote(argument(f"runner.{key}", str(checkpoint))) for key in ("resume_dir", "init_from"))
+    yield ok("use it with", f"{resumed} (to go on or evaluate), {begun}")
+    yield ok("make a folder", f"python train.py export {shlex.quote(str(checkpoint))} <folder>")
 
 
 def _contents(actor: Path) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ however many ranks wrote the shards.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import zlib
@@ -25,7 +24,7 @@ from embodied_rl.evaluation import views
 from embodied_rl.files import parse_json
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
 from embodied_rl.models.weights.loading import Loading
-from embodied_rl.params import flat
+from embodied_rl.params import argument, flat
 
 if TYPE_CHECKING:
     from embodied_rl.checkpoints.policy_record import PolicyRecord
@@ -136,17 +135,16 @@ def use_of(folder: Path) -> str:
     content: Mapping[str, Any] = parse_json((folder / EXPORT_FILE).read_text())
     name, base = content["model_type"], content["base"]
     words = [f"model={name}" if name in MODELS else f"model.model_type={name}"]
-    words += [f"model.path={folder}"] if base is None else [f"model.path={base}", f"model.lora.path={folder}"]
+    paths = {"path": str(folder)} if base is None else {"path": base, "lora.path": str(folder)}
+    words += [argument(f"model.{key}", path) for key, path in paths.items()]
     if name not in LANGUAGE_MODELS:
         words.append(f"model.num_action_chunks={content['num_action_chunks']}")
     plain = _without_fresh(content["params"])
-    words += [f"model.params.{key}={_as_override(value)}" for key, value in plain.items()]
+    words += [argument(f"model.params.{key}", value) for key, value in plain.items()]
     model = content.get("record", {}).get("model", {})
     if base is not None:  # else the folder holds them
-        words += [f"model.{key}={model[key]}" for key in ("revision", "tokenizer_path") if model.get(key)]
-        words += [
-            f"model.{key}={_as_override(value)}" for key, value in flat(model.get("hf_overrides", {}), "hf_overrides")
-        ]
+        words += [argument(f"model.{key}", model[key]) for key in ("revision", "tokenizer_path") if model.get(key)]
+        words += [argument(f"model.{key}", value) for key, value in flat(model.get("hf_overrides", {}), "hf_overrides")]
     if model.get("trust_remote_code"):
         words.append("model.trust_remote_code=true")
     return shlex.join(words)
@@ -192,13 +190,6 @@ def refuse_language(model_type: str, what: Path) -> None:
     """Raise UserError for a language model, which takes no actions."""
     if model_type in LANGUAGE_MODELS:
         raise UserError(f"{what}: is of a language model, which takes no actions; use it with transformers, exported")
-
-
-def _as_override(value: object) -> str:
-    """As Hydra reads it, without quotes where it needs none."""
-    if isinstance(value, str) and re.fullmatch(r"[a-z][\w./-]*", value) and value not in ("null", "true", "false"):
-        return value
-    return json.dumps(value)
 
 
 def _check_adapters(record: PolicyRecord, checkpoint: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ import rich
 from embodied_rl.commands.terminal import CommandParser, new_folder, refuse_existing
 from embodied_rl.errors import UserError
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class
+from embodied_rl.params import argument
 
 USAGE: Final = "python train.py make-tiny model=<name> <folder>"
 HELP: Final = """
@@ -33,7 +35,8 @@ def main(arguments: Sequence[str]) -> None:
         parser.error("missing: model=<name>")
     make_tiny(given.model, given.output)
     task = "task=math " if given.model in LANGUAGE_MODELS else ""
-    hint = f"use it with: {task}model={given.model} model.path={given.output}"
+    path = shlex.quote(argument("model.path", str(given.output)))
+    hint = f"use it with: {task}model={given.model} {path}"
     rich.get_console().print(hint, highlight=False, soft_wrap=True, markup=False)
 
 

@@ -19,6 +19,7 @@ from embodied_rl.errors import listed
 from embodied_rl.extras import installed_version
 from embodied_rl.files import parse_json
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS
+from embodied_rl.params import argument
 
 CONFIG_FILE: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -148,7 +149,7 @@ def _adapters(folder: Path) -> Iterator[Finding]:
         yield ok("use it with", use_of(folder))
     else:
         base = config.get("base_model_name_or_path") or "<base>"
-        arguments = shlex.join([f"model.path={base}", f"model.lora.path={folder}"])
+        arguments = shlex.join([argument("model.path", base), argument("model.lora.path", str(folder))])
         yield ok("use it with", f"model=... {arguments}")
     header = read_header(folder / "adapter_model.safetensors")
     layers = {name.removeprefix("base_model.model.").split(".lora_")[0] for name in header if ".lora_" in name}
@@ -291,7 +292,7 @@ def _command(folder: Path, config: Mapping[str, Any], layout: Layout) -> Finding
         return ok("use it with", use_of(folder))
     model, *others = layout.models
     task = "task=math " if model in LANGUAGE_MODELS else "env=... "
-    text = f"python train.py {task}model={model} {shlex.quote(f'model.path={folder}')}"
+    text = f"python train.py {task}model={model} {shlex.quote(argument('model.path', str(folder)))}"
     if "spec" in config:
         text += f" model.num_action_chunks={config['spec']['num_action_chunks']}"
     return ok("use it with", text, f"or model={', model='.join(others)}" if others else "")

@@ -18,6 +18,7 @@ from embodied_rl.evaluation.comparison import Recipe, check_comparable, compare
 from embodied_rl.evaluation.eval_file import SavedEvaluation, evaluations_of, read_evaluation
 from embodied_rl.monitoring.peak_memory import memory_metrics
 from embodied_rl.monitoring.work import Flops, Work, perf_metrics
+from embodied_rl.params import argument
 from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.workers.actor import UpdateReport
 
@@ -161,12 +162,13 @@ def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iter
         yield f"watch:      {videos}"
     python = "python train.py" if Path("train.py").is_file() else "embodied-rl"
     if command is not None:
-        own = shlex.join([text for text in command if not text.startswith(_RESUMING)])
-        evaluated = shlex.quote(f"runner.resume_dir={checkpoints[best]}")
-        yield f"evaluate:   {python} {own} {evaluated} runner.only_eval=true"
-        if "optimizer" in config.runner.save_contents:
-            resumed = shlex.quote(f"runner.resume_dir={run_dir}")
-            yield f"go on:      {python} {own} {resumed} runner.max_steps={2 * config.runner.max_steps}"
+        own = [text for text in command if not text.startswith(_RESUMING)]
+        alone = [text for text in own if not text.startswith("runner.init_from=")]
+        evaluated = shlex.join([*alone, argument("runner.resume_dir", str(checkpoints[best])), "runner.only_eval=true"])
+        yield f"evaluate:   {python} {evaluated}"
+        if "optimizer" in config.runner.save_contents:  # with runner.init_from, of which a reference policy is made
+            steps = f"runner.max_steps={2 * config.runner.max_steps}"
+            yield f"go on:      {python} {shlex.join([*own, argument('runner.resume_dir', str(run_dir)), steps])}"
     yield f"export:     {python} export {shlex.quote(str(checkpoints[best]))} <folder>"
 
 
@@ -186,7 +188,7 @@ def checkpoints_of(run_dir: Path) -> dict[int, Path]:
     return {int(path.name.rpartition("_")[2]): path for path in complete_checkpoints(run_dir / "checkpoints")}
 
 
-_RESUMING: Final = ("runner.resume_dir=", "runner.max_steps=", "runner.only_eval=", "runner.init_from=")
+_RESUMING: Final = ("runner.resume_dir=", "runner.max_steps=", "runner.only_eval=")
 
 
 def _evaluations(run_dir: Path) -> dict[int, SavedEvaluation]:

@@ -13,7 +13,7 @@ import pytest
 from embodied_rl.launch import carry_out, run
 from embodied_rl.tasks.planning import plan_of
 from embodied_rl.tasks.reporting import end_of
-from tests.configs import tiny_math_run, tiny_run
+from tests.configs import config_of, tiny_math_run, tiny_run
 from tests.test_end_to_end import only_run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -47,6 +47,24 @@ def test_a_run_ends_with_what_comes_next(tmp_path: Path) -> None:
         "runner.max_steps=4",
     ]
     assert "runner.only_eval=true" in lines[-3] and "runner.resume_dir=auto" not in lines[-3]
+
+
+def test_a_run_goes_on_with_its_reference(tmp_path: Path) -> None:
+    """Of ``algorithm.kl_beta``, which is made of the weights that the run began with."""
+    config = tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false")
+    run(config)
+    *_, evaluate, go_on, _ = end_of(only_run(config), config, ["env=dummy", "runner.init_from=results/imitation"])
+    assert "runner.init_from=results/imitation" in shlex.split(go_on)
+    assert "runner.init_from" not in evaluate
+
+
+def test_folders_of_any_name_are_understood(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false")
+    run(config)
+    directory = only_run(config).rename(tmp_path / "my runs (1), b=it's")
+    *_, evaluate, go_on, _ = end_of(directory, config, ["env=dummy"])
+    for line, expected in ((evaluate, directory / "checkpoints/global_step_1"), (go_on, directory)):
+        assert config_of(*shlex.split(line.partition("train.py")[2])).runner.resume_dir == str(expected)
 
 
 def test_the_best_of_the_evaluated_checkpoints_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 
 from embodied_rl.checkpoints.policy_record import PolicyRecord
@@ -163,6 +165,17 @@ def test_an_export_says_how_its_base_is_loaded(tmp_path: Path) -> None:
         "model.hf_overrides.rope_parameters.factor=2.0",
         "model.trust_remote_code=true",
     ]
+
+
+@pytest.mark.parametrize("base", [None, "the base (1)"])
+def test_folders_of_any_name_are_understood(tmp_path: Path, base: str | None) -> None:
+    folder = tmp_path / "my models (1)"
+    folder.mkdir()
+    content = {"model_type": "causal_lm", "base": base, "params": {"unnorm_key": "nan"}, "record": {"model": {}}}
+    (folder / "export.json").write_text(json.dumps(content))
+    found = OverridesParser.create().parse_overrides(shlex.split(use_of(folder))[1:])
+    paths = {"model.path": str(folder)} if base is None else {"model.path": base, "model.lora.path": str(folder)}
+    assert {one.key_or_group: one.value() for one in found} == {**paths, "model.params.unnorm_key": "nan"}
 
 
 def test_overrides_of_two_sections() -> None:
