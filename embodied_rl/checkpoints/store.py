@@ -110,12 +110,12 @@ def find_initial(config: Config) -> Path | None:
 def begin(directory: Path) -> Path:
     """A clean hidden directory to write the checkpoint to that :func:`publish` will call ``directory``.
 
-    What killed runs left behind is removed.
+    What killed runs left behind is removed; what another process still writes stays.
     """
     while _held:  # of a checkpoint that is complete, or was given up
         os.close(_held.pop())
     for leftover in directory.parent.glob(_HIDDEN):
-        shutil.rmtree(leftover)
+        _remove_unless_held(leftover, lockless=True)  # this run's own, as it trains alone in its directory
     scratch = hidden_neighbour(directory, "writing")
     scratch.mkdir(parents=True)
     _held.append(os.open(scratch, os.O_RDONLY))
@@ -125,21 +125,33 @@ def begin(directory: Path) -> Path:
 
 
 def remove_torn(experiment_dir: Path) -> list[Path]:
-    """Delete what killed runs of an experiment left of checkpoints that they were writing; returns what it was.
-
-    A folder that a run still writes is locked, and the system lifts the lock when the process dies.
-    """
+    """Delete what killed runs of an experiment left of checkpoints that they were writing; returns what it was."""
     removed: list[Path] = []
     for path in experiment_dir.glob(f"*/checkpoints/{_HIDDEN}"):
         with contextlib.suppress(OSError):
-            folder = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
+            if _remove_unless_held(path, lockless=False):
                 removed.append(path)
-            finally:
-                os.close(folder)
     return removed
+
+
+def _remove_unless_held(path: Path, *, lockless: bool) -> bool:
+    """Delete a hidden folder, unless a run still writes it; returns whether it did. Such a folder is locked, and the
+    system lifts the lock when the process dies.
+
+    Args:
+        lockless: delete it also where the file system has no locks, and nobody knows.
+    """
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError) or not lockless:
+                return False
+        shutil.rmtree(path)
+    finally:
+        os.close(folder)
+    return True
 
 
 def seal(scratch: Path, state: RunState) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +20,7 @@ from embodied_rl.checkpoints.store import (
     find_checkpoint,
     publish,
     read_state,
+    remove_torn,
     resolve,
     seal,
 )
@@ -138,6 +142,32 @@ def test_leftovers_of_killed_runs_are_removed_by_the_next_save(tmp_path: Path) -
     (tmp_path / "checkpoints/.global_step_1.removed").mkdir()
     store(tmp_path, 4)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["global_step_1", "global_step_4"]
+
+
+def test_what_another_process_still_writes_stays(tmp_path: Path) -> None:
+    written = tmp_path / "checkpoints/.global_step_2.writing"
+    written.mkdir(parents=True)
+    folder = os.open(written, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    store(tmp_path, 4)
+    assert written.is_dir()
+    os.close(folder)
+    store(tmp_path, 5)
+    assert not written.exists(), "once it has died"
+
+
+def test_leftovers_go_where_the_file_system_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS, which has none of folders: else no run could save the step again at which another was killed."""
+    killed = tmp_path / "run/checkpoints/.global_step_4.writing"
+    killed.mkdir(parents=True)
+
+    def without(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert remove_torn(tmp_path) == [], "another run may be writing it"
+    store(tmp_path / "run", 4)
+    assert steps(tmp_path / "run") == [4]
 
 
 @pytest.mark.parametrize(
