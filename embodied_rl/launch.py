@@ -26,7 +26,7 @@ from embodied_rl.checkpoints.store import (
     verify,
 )
 from embodied_rl.errors import UserError
-from embodied_rl.files import write_text
+from embodied_rl.files import locked, write_text
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.monitoring.console import LOG_FILE, RunConsole
@@ -57,6 +57,7 @@ from embodied_rl.tasks.trial import try_checkpoints
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
+_LOCK: Final = ".lock"
 _REFUSALS: Final = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -88,20 +89,21 @@ def carry_out(
         console.print(f"removed a half-written checkpoint: {torn}", highlight=False, soft_wrap=True)
     if config.runner.about is not None:
         console.print(config.runner.about, markup=False, highlight=False, soft_wrap=True)
-    run_dir = _prepare(plan, console)
-    with (
-        _unwritable(run_dir),
-        console.logging_to(run_dir / LOG_FILE),
-        _unwritable(run_dir),
-        terminable(),
-        recorded(run_dir, command, console, page=config.runner.report),
-    ):
-        hooks.started(run_dir)
-        trained = _keep_going(plan, run_dir, console, hooks)
-        if trained:
-            show_gain(run_dir, console)
-            for line in end_of(run_dir, config, command):
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+    with contextlib.ExitStack() as alone:
+        run_dir = _prepare(plan, console, alone)
+        with (
+            _unwritable(run_dir),
+            console.logging_to(run_dir / LOG_FILE),
+            _unwritable(run_dir),
+            terminable(),
+            recorded(run_dir, command, console, page=config.runner.report),
+        ):
+            hooks.started(run_dir)
+            trained = _keep_going(plan, run_dir, console, hooks)
+            if trained:
+                show_gain(run_dir, console)
+                for line in end_of(run_dir, config, command):
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
     return run_dir
 
 
@@ -225,11 +227,11 @@ def connect(config: Config, backend: Backend) -> tuple[WorkerGroup, ...]:
     return wiring_of(plan_of(config), backend).connect()
 
 
-def _prepare(plan: RunPlan[Any], console: Console) -> Path:
-    """Check that the run can begin where it is to, and make its directory.
+def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) -> Path:
+    """Check that the run can begin where it is to, and make its directory, which it holds until ``alone`` is closed.
 
     Raises:
-        UserError: it has no step left to do.
+        UserError: it has no step left to do, or another process trains in its directory.
         CheckpointError: a checkpoint is damaged, or the run cannot go on from it with this configuration.
     """
     config, start = plan.config, plan.start
@@ -239,13 +241,18 @@ def _prepare(plan: RunPlan[Any], console: Console) -> Path:
             f"runner.max_steps={config.runner.max_steps}: {resumed} has {start.step} steps already; "
             "raise runner.max_steps to go on, or evaluate it with runner.only_eval=true"
         )
+    run_dir = _directory_of(resumed) if resumed and not only_eval else None
+    if run_dir is not None:  # before the checks, as the other process writes what they read
+        alone.enter_context(_held(run_dir))
     changes = resume.compare(resumed, config) if resumed and not only_eval else []
     resume.check(resumed or Path(), changes or [])
     for checkpoint in filter(None, (resumed, start.initial)):
         console.print(f"comparing with its checksums: {checkpoint}", highlight=False, soft_wrap=True)
         verify(checkpoint)
     try_checkpoints(plan)
-    run_dir = _run_directory(config, resumed)
+    if run_dir is None:
+        run_dir = _new_directory(config)
+        alone.enter_context(_held(run_dir))
     with _unwritable(run_dir):
         write_text(run_dir / resume.CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
@@ -273,10 +280,30 @@ def _prepare(plan: RunPlan[Any], console: Console) -> Path:
     return run_dir
 
 
-def _run_directory(config: Config, resumed: Path | None) -> Path:
-    """A new directory, or, to go on training, the one the checkpoint is in."""
-    if resumed and not config.runner.only_eval and resumed.parent.name == "checkpoints":
-        return resumed.parent.parent
+def _directory_of(checkpoint: Path) -> Path | None:
+    """The run directory that a checkpoint is in; None where it is somewhere else."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
+
+
+@contextlib.contextmanager
+def _held(run_dir: Path) -> Iterator[None]:
+    """Let no other process train in a run directory, for as long as the block or this process lasts: workers do not
+    inherit the lock.
+
+    Raises:
+        UserError: another process does.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(run_dir / _LOCK, wait=False))
+        except BlockingIOError:
+            raise UserError(f"{run_dir}: another process trains in it; wait until it has ended, or stop it") from None
+        except OSError:  # a file system without locks; what cannot be written is told of where it is missed
+            pass
+        yield
+
+
+def _new_directory(config: Config) -> Path:
     base = experiment_dir(config) / f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
     suffix = "-eval" if config.runner.only_eval else ""
     for number in range(1000):
