@@ -128,6 +128,22 @@ def test_a_run_that_was_resumed_replaces_workers_too(
     assert disturbed == undisturbed(tmp_path, *options)
 
 
+def test_a_run_that_was_resumed_with_other_settings_keeps_its_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its envs begin behind the episodes that the run has had, and so do those that take their place."""
+    options = (*AUTO_RESET, "runner.save_interval=1", "runner.eval_at_end=false")
+    resumed = (*options, "runner.resume_dir=auto", "++env.init_params.step_size=0.4")
+    monkeypatch.setenv("ACCIDENT", f"kill,0,{tmp_path / 'happened'}")
+    for name in ("disturbed", "undisturbed"):
+        outcome(tmp_path, name, *options, "runner.max_steps=1", "cluster=serial")
+    monkeypatch.setenv("ACCIDENT", f"kill,10,{tmp_path / 'happened'}")
+    disturbed = outcome(tmp_path, "disturbed", *resumed)
+    assert (tmp_path / "happened").exists()
+    assert "every env starts a new episode, as other settings make other ones" in capsys.readouterr().out
+    assert disturbed == undisturbed(tmp_path, *resumed)
+
+
 @pytest.mark.parametrize(
     "options",
     [

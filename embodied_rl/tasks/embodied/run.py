@@ -165,6 +165,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         """The call for the envs to be ready for the next rollout, if that was made."""
         self._open_episodes: list[OpenEpisode] = []
         """With auto-reset: where the finished training steps left the envs."""
+        self._first_episode = 0
+        """With auto-reset: the number of the episodes that envs begin with, where no training step has left them."""
         self._unreported: list[EpisodeRecord] = []
         """Episodes that ended and are in no metric yet."""
         self._chunks = 0.0
@@ -247,9 +249,10 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         self._unreported = [] if report else ended
         return ended if report else []
 
-    def open_episodes(self) -> Sequence[OpenEpisode]:
-        """With auto-reset: where the last finished training step left the envs."""
-        return self._open_episodes
+    def open_episodes(self) -> tuple[Sequence[OpenEpisode], int]:
+        """With auto-reset: where the last finished training step left the envs; and where none has, the number of the
+        episodes that they begin with."""
+        return self._open_episodes, self._first_episode
 
     def save_state(self, directory: Path) -> None:
         """What the policy learned from; with auto-reset the episodes under way, with sampling by success that of each
@@ -285,7 +288,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             self.say(
                 f"every env starts a new episode, as other settings make other ones: {'; '.join(changed)}", "yellow"
             )
-            self._resume([], first_episode=1 + max(episode.number for episode in state.episodes))
+            self._first_episode = 1 + max(episode.number for episode in state.episodes)
+            self._resume([], first_episode=self._first_episode)
             return
         resumed = self._resume(state.episodes, first_episode=0)
         astray = sum(len(env_ids) for env_ids in resumed)
@@ -426,7 +430,7 @@ class EnvRecovery:
     been, and what the actor has of it already it does not take twice.
 
     Args:
-        open_episodes: with auto-reset: where the last finished rollout left the envs.
+        open_episodes: as :meth:`EmbodiedRunner.open_episodes`.
     """
 
     def __init__(
@@ -435,7 +439,7 @@ class EnvRecovery:
         wiring: Wiring[EmbodiedConfig],
         env: WorkerGroup,
         rollout: WorkerGroup,
-        open_episodes: Callable[[], Sequence[OpenEpisode]],
+        open_episodes: Callable[[], tuple[Sequence[OpenEpisode], int]],
         context: RunContext,
     ) -> None:
         self._wiring, self._env, self._rollout = wiring, env, rollout
@@ -513,7 +517,8 @@ class EnvRecovery:
         config = self._wiring.config
         new = self._env.replace(EnvWorker.setup, train=not config.runner.only_eval)
         if new and config.env.train.auto_reset and not config.runner.only_eval:
-            self._env.call(EnvWorker.resume, list(self._open_episodes()), first_episode=0).wait()
+            episodes, first = self._open_episodes()
+            self._env.call(EnvWorker.resume, list(episodes), first_episode=first).wait()
         return new
 
 
