@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.demonstrations.plan import plan
 from embodied_rl.demonstrations.play import play
 from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
-from embodied_rl.errors import ConfigError
+from embodied_rl.errors import CheckpointError, ConfigError
 from embodied_rl.launch import run
 from embodied_rl.schema import CollectConfig, DaggerConfig
 from embodied_rl.workers import collector
@@ -191,6 +192,54 @@ def test_from_an_earlier_checkpoint_later_rounds_are_played_again(
     assert [path.parents[2].name for path in after if after[path] == before[path]] == ["round_001"]
     assert all(torch.equal(tensor, weights[name]) for name, tensor in whole[1].items())
     assert metrics[-1] == whole[0][-1]
+
+
+def elsewhere(config: DaggerConfig, step: int, folder: Path) -> Path:
+    """A copy of a run's checkpoint, in ``folder``."""
+    name = f"global_step_{step}"
+    return Path(shutil.copytree(only_run(config) / "checkpoints" / name, folder / name))
+
+
+def test_a_round_may_be_due_right_after_a_checkpoint_from_elsewhere(tmp_path: Path, few: Path) -> None:
+    config = dagger(tmp_path / "a", few)
+    whole = finished(config)
+    copied = elsewhere(config, 3, tmp_path)
+    again = dagger(tmp_path / "b", few, f"runner.resume_dir={copied}")
+    metrics, weights = finished(again)
+    assert metrics == whole[0][3:] and [line["dagger/round"] for line in metrics if "dagger/round" in line] == [1, 2]
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in whole[1].items())
+    assert (only_run(again) / "checkpoints/global_step_3").exists(), "the new run goes on by itself"
+
+
+def test_a_checkpoint_without_the_rounds_before_it_is_refused(tmp_path: Path, few: Path) -> None:
+    config = dagger(tmp_path / "a", few)
+    whole = finished(config)
+    copied = elsewhere(config, 6, tmp_path)
+    words = (
+        rf"global_step_6: expected the rounds .* in {re.escape(str(tmp_path / 'b'))}.*/dagger, which lacks round_001\. "
+        r".* as <folder>/checkpoints/global_step_6 .* as <folder>/dagger; .* a checkpoint of step 3 or earlier"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        run(dagger(tmp_path / "b", few, f"runner.resume_dir={copied}"))
+    copied = elsewhere(config, 6, tmp_path / "moved/checkpoints")
+    shutil.copytree(only_run(config) / "dagger", tmp_path / "moved/dagger")
+    run(dagger(tmp_path / "c", few, f"runner.resume_dir={copied}"))
+    weights = saved_weights(tmp_path / "moved/checkpoints/global_step_9")
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in whole[1].items())
+
+
+def test_a_round_that_kept_nothing_is_not_missed(tmp_path: Path, few: Path) -> None:
+    """The expert has no time to succeed in any."""
+    short = ("dagger.takeover_after=[1,1]", "dagger.max_episode_steps=2", "dagger.rounds=1", "dagger.max_attempts=1")
+    config = dagger(tmp_path, few, *short)
+    run(config)
+    [line] = [line for line in metrics_of(only_run(config)) if "dagger/round" in line]
+    assert line["dagger/new_frames"] == 0
+    middle = f"runner.resume_dir={only_run(config) / 'checkpoints/global_step_6'}"
+    run(dagger(tmp_path, few, *short, middle))
+    shutil.rmtree(only_run(config) / "dagger/round_001")
+    with pytest.raises(CheckpointError, match="which lacks round_001"):
+        run(dagger(tmp_path, few, *short, middle))
 
 
 def test_the_expert_alone_with_beta_1(tmp_path: Path, few: Path) -> None:

@@ -33,6 +33,11 @@ class Collection:
         """Whether anything is published."""
         return (self.root / metadata.INFO).exists()
 
+    @property
+    def played(self) -> bool:
+        """Whether :meth:`publish` was called, also where nothing was to be kept."""
+        return (self.root / _PROVENANCE).exists()
+
     def published(self) -> list[EpisodeFacts]:
         """The episodes that the data set has."""
         if not self.exists:
@@ -65,6 +70,7 @@ class Collection:
         new = [episode for episode in waiting if episode.facts.name not in there]
         if new:
             writer.append(self.root, new, self.shapes, robot_type=self.robot_type)
+        if new or not self.played:
             self._note_provenance(new, len(published), run_dir, weights)
         for episode in waiting:
             shutil.rmtree(episode.folder)

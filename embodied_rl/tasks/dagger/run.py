@@ -26,6 +26,7 @@ from embodied_rl.checkpoints.store import checkpoint_dir
 from embodied_rl.demonstrations.collection import Collection
 from embodied_rl.demonstrations.lerobot.episode import count_staged
 from embodied_rl.demonstrations.plan import Job, plan
+from embodied_rl.errors import CheckpointError, listed
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import DaggerConfig
@@ -61,24 +62,44 @@ class DaggerRunner(EmbodiedSftRunner):
         return super().train_step(step) | metrics
 
     def restore(self, checkpoint: Path) -> None:
-        """Read the rounds before the checkpoint again, and forget later ones: other weights may come to play them."""
+        """Read the rounds before the checkpoint again, and forget later ones: other weights may come to play them.
+
+        Raises:
+            CheckpointError: rounds before it are not in the run directory.
+        """
         super().restore(checkpoint)
         section = self.config.dagger
+        before = min((self.first_step - 1) // section.interval, section.rounds)
+        collections = [self._collection(number) for number in range(1, before + 1)]
+        if missing := [collection.root for collection in collections if not collection.played]:
+            raise self._lacks(checkpoint, missing)
         due = self.first_step // section.interval
         for folder in sorted((self.run_dir / FOLDER).glob("round_*")):
             if int(folder.name.removeprefix("round_")) > due:
                 self.say(f"{folder}: of a later step than {checkpoint.name}, it will be played again", "yellow")
                 shutil.rmtree(folder)
-        before = min((self.first_step - 1) // section.interval, section.rounds)
-        self._add([self._collection(number) for number in range(1, before + 1)])
+        self._add(collections)
+
+    def _lacks(self, checkpoint: Path, missing: list[Path]) -> CheckpointError:
+        """The error for a checkpoint without rounds that it was trained on."""
+        section, first = self.config.dagger, int(missing[0].name.removeprefix("round_"))
+        return CheckpointError(
+            f"{checkpoint}: expected the rounds that were played before it, with dagger.interval={section.interval} "
+            f"and rounds={section.rounds}, in {self.run_dir / FOLDER}, which lacks "
+            f"{listed(path.name for path in missing)}. Resume it in the directory of its run; or copy it as "
+            f"<folder>/checkpoints/{checkpoint.name} and that run's {FOLDER} as <folder>/{FOLDER}; or set these keys "
+            f"as they were; or resume a checkpoint of step {first * section.interval} or earlier, which plays them"
+        )
 
     def _round(self, number: int) -> dict[str, float]:
         """Let the model play until the expert takes over, and add what that does to the demonstrations."""
         began, section = time.perf_counter(), self.config.dagger
         with self.progress.phase(f"dagger, round {number}"):
-            if self.saver.saved != self.saver.finished:
-                self.saver.save()
             self.saver.wait()
+            # A run that resumes a checkpoint from elsewhere has none of its own yet.
+            if self.saver.saved != self.saver.finished or not self._weights.exists():
+                self.saver.save()
+                self.saver.wait()
             collection = self._collection(number)
             jobs = plan(
                 self.spaces.tasks,
@@ -88,7 +109,7 @@ class DaggerRunner(EmbodiedSftRunner):
                 alone=section.beta**number,
             )
             self._play(jobs, collection.root)
-            collection.publish(self.run_dir, str(checkpoint_dir(self.run_dir, self.saver.finished)))
+            collection.publish(self.run_dir, str(self._weights))
             known, kept = collection.known(), collection.published()
             self._add([collection])
         succeeded = sum(facts.success for facts in known)
@@ -115,10 +136,14 @@ class DaggerRunner(EmbodiedSftRunner):
 
         self.backend.on_progress(follow)
         try:
-            weights = checkpoint_dir(self.run_dir, self.saver.finished)
-            self.collector.call(CollectWorker.play, jobs, folder, weights).wait()
+            self.collector.call(CollectWorker.play, jobs, folder, self._weights).wait()
         finally:
             self.backend.on_progress(self.progress.hear)
+
+    @property
+    def _weights(self) -> Path:
+        """The checkpoint that plays."""
+        return checkpoint_dir(self.run_dir, self.saver.finished)
 
     def _collection(self, number: int) -> Collection:
         root = self.run_dir / FOLDER / f"round_{number:03d}"
