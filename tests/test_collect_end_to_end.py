@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from numpy.typing import NDArray
 
 from embodied_rl import launch
 from embodied_rl.cli import config_of
@@ -17,6 +20,7 @@ from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.demonstrations.plan import CONFIG
 from embodied_rl.demonstrations.play import play
+from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import CollectConfig
@@ -141,6 +145,26 @@ def test_another_attempt_follows_a_failure(tmp_path: Path) -> None:
     assert max(r["attempt"] for r in records) > 0
 
 
+class Judged(DummyEnv):
+    """No goal: it is the way that counts."""
+
+    success_return = 0.9
+
+    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+        return replace(super().step(slots, actions), success=np.zeros(len(slots), dtype=np.bool_))
+
+
+def test_an_episode_may_succeed_by_its_return(tmp_path: Path) -> None:
+    judged = (f"env.env_type={__name__}:Judged", f"collect.expert={DummyExpert.__module__}:DummyExpert")
+    few = ("collect.max_episode_steps=7", "collect.max_attempts=1", "collect.keep_failures=true")
+    launch.run(config(tmp_path, *judged, *few, "collect.episodes_per_task=4"))
+    source = DataSet.open(tmp_path / "data")
+    level, records = source.rows("next.reward")[:, 0], source.episodes()
+    reached = [bool(level[r["dataset_to_index"] - 1] >= 0.9) for r in records]
+    assert [r["success"] for r in records] == reached and 0 < sum(reached) < len(reached)
+    assert not source.column("next.success").any(), "which says where the goal holds"
+
+
 def test_nothing_worth_keeping_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of 24 attempts left anything to keep: none succeeded"):
         launch.run(config(tmp_path, "collect.max_episode_steps=2"))
@@ -177,6 +201,8 @@ def test_what_makes_no_sense_is_refused_before_it_starts(tmp_path: Path) -> None
         config(tmp_path, "collect.policy=model")
     with pytest.raises(ConfigError, match=r"runner.resume_dir: got 'auto', but a collection resumes from collect.path"):
         config(tmp_path, "runner.resume_dir=auto")
+    with pytest.raises(ConfigError, match=r"env.use_rel_reward: this run would not read it.*no success_return"):
+        config(tmp_path, "env.use_rel_reward=false")
     with pytest.raises(ConfigError, match=r"actor.seed: this run would not read it"):
         config(tmp_path, "actor.seed=3")
     with pytest.raises(ConfigError, match=r"collect.temperature: this run would not read it.*the expert plays"):

@@ -177,6 +177,8 @@ def conflicts(config: CollectConfig) -> Iterator[str]:
     decisive: list[str] = [*_DECISIVE]
     if collect.scripted:
         decisive.append("collect.expert_noise")
+    if "success_return" in config.env.init_params:
+        decisive.append("env.use_rel_reward")
     if collect.learner_plays:
         decisive += ["model", "runner.init_from"]
     if collect.learner_plays or not collect.scripted:

@@ -112,6 +112,20 @@ def play(
     )
 
 
+def succeeded(sim: SimEnv, steps: Steps, *, use_rel_reward: bool) -> bool:
+    """Whether an episode of :func:`play` is a success, as in :class:`ChunkedEnv`: the goal holds at its end, or its
+    return is at least the simulator's ``success_return``.
+
+    Args:
+        use_rel_reward: the return sums up changes of the simulator's level instead of the level.
+    """
+    least: float | None = getattr(sim, "success_return", None)
+    if steps.success[-1] or least is None:
+        return bool(steps.success[-1])
+    rewards = np.diff(steps.rewards, prepend=np.float32(0)) if use_rel_reward else steps.rewards
+    return bool(np.cumsum(rewards, dtype=np.float64)[-1] >= least)
+
+
 def spread_states(env: SimEnv, task_ids: Sequence[int] | None, episodes_per_task: int) -> list[int]:
     """Initial states to measure an expert on, task by task, spread evenly over those of each task.
 

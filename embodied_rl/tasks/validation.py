@@ -414,9 +414,13 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
             "critic",
             "env.train",
             "env.eval",
-            "env.use_rel_reward",
             "env.reward_coef",
         )
+    ),
+    (
+        "env.use_rel_reward",
+        lambda c: isinstance(c, CollectConfig) and "success_return" not in c.env.init_params,
+        "it collects demonstrations, and no success_return asks what they return",
     ),
     *(
         (f"runner.{name}", _collects, "it collects demonstrations and trains nothing")

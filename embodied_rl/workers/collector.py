@@ -10,7 +10,7 @@ from embodied_rl.demonstrations.expert import make_expert
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, stage
 from embodied_rl.demonstrations.lerobot.metadata import Shapes
 from embodied_rl.demonstrations.plan import Attempt, Job, section_name, share
-from embodied_rl.demonstrations.play import ExpertPlayer, Noise, Player, play
+from embodied_rl.demonstrations.play import ExpertPlayer, Noise, Player, play, succeeded
 from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.reset_states import task_ranges
@@ -109,7 +109,8 @@ class CollectWorker(Worker):
             max_steps=section.max_episode_steps,
             on_step=self._report_step,
         )
-        steps, success = played.since(attempt.takeover), bool(played.success[-1])
+        steps = played.since(attempt.takeover)
+        success = succeeded(sim, played, use_rel_reward=self._env.use_rel_reward)
         facts = EpisodeFacts(
             task_id=attempt.task_id,
             demonstration=attempt.demonstration,

@@ -4,22 +4,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied_rl.demonstrations.play import Noise, play
+from embodied_rl.demonstrations.play import Noise, play, succeeded
 from embodied_rl.envs.base import SimObs
+from tests.envs.test_chunked import chunked, numbered_actions
 from tests.fakes import Script, ScriptedSim
 
 
 class Counting:
     """Acts 0.1, 0.2, ... and remembers what it saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: str = "task 1") -> None:
         self.seen: list[float] = []
+        self._told = told
 
     def start(self, generator: np.random.Generator) -> None:
         self.seen = []
 
     def act(self, obs: SimObs, instruction: str) -> NDArray[np.float32]:
-        assert instruction == "task 1"
+        assert instruction == self._told
         self.seen.append(float(obs.state[0, 2]))
         return np.full(2, 0.1 * len(self.seen), np.float32)
 
@@ -46,6 +48,33 @@ def test_the_horizon_ends_it_too() -> None:
     sim = ScriptedSim(1, SCRIPTS)
     steps = play(sim, 1, Counting(), generator=np.random.default_rng(0), max_steps=2)
     assert steps.success.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("threshold", [None, -2.5, -3.0, -6.5, -7.0])
+@pytest.mark.parametrize("state", [0, 1, 2], ids=["to the horizon", "ended by the simulator", "to the goal"])
+def test_success_is_what_the_envs_of_training_take_for_it(relative: bool, threshold: float | None, state: int) -> None:
+    paid = [-1.0, -2.0, -4.0], [-1.0, -2.0], [-9.0]
+    ends = [[False] * 3, [False, True], [False]]
+    scripts = [
+        Script(
+            rewards=np.cumsum(rewards).tolist() if relative else rewards,
+            success=[len(rewards) == 1] * len(rewards),
+            terminated=end,
+        )
+        for rewards, end in zip(paid, ends, strict=True)
+    ]
+    sims = [ScriptedSim(1, scripts) for _ in range(2)]
+    for sim in sims:
+        sim.success_return = threshold  # type: ignore[attr-defined]
+    env = chunked(sims[0], 1, 3, max_episode_steps=3, use_rel_reward=relative, ignore_terminations=False)
+    env.reset([state])
+    env.chunk_step(numbered_actions(1, 3))
+    [record] = env.drain_episodes()
+    player = Counting(f"task {state}")
+    steps = play(sims[1], state, player, generator=np.random.default_rng(0), max_steps=3)
+    assert succeeded(sims[1], steps, use_rel_reward=relative) == record.success
+    assert steps.success.tolist() == [state == 2] * len(paid[state]), "the goal's own, which ends an episode"
 
 
 def test_noise_is_executed_and_not_recorded() -> None:
