@@ -165,6 +165,18 @@ def test_an_episode_may_succeed_by_its_return(tmp_path: Path) -> None:
     assert not source.column("next.success").any(), "which says where the goal holds"
 
 
+def test_without_noise_no_episode_is_recorded_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = ("collect.expert_noise=false", "collect.max_episode_steps=7", "collect.keep_failures=true")
+    few = ("env.task_ids=[0]", "env.init_params.states_per_task=32", "collect.max_attempts=4")
+    for episodes in (2, 6):
+        launch.run(config(tmp_path, *same, *few, f"collect.episodes_per_task={episodes}"))
+    records = DataSet.open(tmp_path / "data").episodes()
+    states, found = [r["reset_state_id"] for r in records], sum(r["success"] for r in records)
+    assert len(set(states)) == len(states) > found + 2 and 0 < found < 6
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"task 0 has {found} of 6 demonstrations; raise collect.max_attempts for more, as far as there are" in said
+
+
 def test_nothing_worth_keeping_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of 24 attempts left anything to keep: none succeeded"):
         launch.run(config(tmp_path, "collect.max_episode_steps=2"))

@@ -57,6 +57,10 @@ class Collection:
         """(task, demonstration, attempt) -> success, of those."""
         return {(facts.task_id, facts.demonstration, facts.attempt): facts.success for facts in self.known()}
 
+    def states(self) -> set[int]:
+        """The initial states of those."""
+        return {facts.reset_state_id for facts in self.known()}
+
     def publish(self, run_dir: Path, weights: str | None) -> int:
         """Put the staged episodes into the data set, and forget them; returns how many it has then.
 

@@ -1,12 +1,13 @@
 """The episodes that a collection plays, and the record of it in the data set's folder. No torch, no pyarrow.
 
-An episode depends on the configuration and on its position in the plan (task, demonstration, attempt), on nothing else:
-any number of workers gives the same data, and a collection that was stopped resumes as if it had not been.
+An episode depends on the configuration and on its position in the plan (task, demonstration, attempt), on nothing else;
+without noise, where it would be the same again from the same state, also on what the data set had before. So any number
+of workers gives the same data, and a collection that was stopped resumes as if it had not been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,10 @@ _DECISIVE: Final = (
 """Keys (or sections) that an episode depends on, whoever plays."""
 
 
+Key = tuple[int, int, int]
+"""(task, demonstration, attempt)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """An episode to play."""
@@ -69,8 +74,9 @@ class Job:
 def plan(
     tasks: Mapping[int, range],
     section: PlaySection,
-    outcomes: Mapping[tuple[int, int, int], bool],
+    outcomes: Mapping[Key, bool],
     *,
+    played: Collection[int] = (),
     first: int = 0,
     alone: float = 0.0,
 ) -> list[Job]:
@@ -80,19 +86,19 @@ def plan(
         tasks: task id -> its initial states.
         first: number of each task's first demonstration.
         alone: share of the episodes in which nobody plays before a takeover.
-        outcomes: (task, demonstration, attempt) -> success of attempts that need not be played again.
+        outcomes: success of attempts that need not be played again.
+        played: their initial states.
 
     Raises:
         UserError: a task has too few initial states.
     """
     jobs = []
     for task_id, states in tasks.items():
-        usable = _usable(task_id, states, section)
+        starts = _starts(task_id, _usable(task_id, states, section), section, outcomes, played, first)
         for demonstration in range(first, first + section.episodes_per_task):
-            attempts = tuple(_attempts(task_id, usable, demonstration, section, alone))
-            known = [outcomes.get((task_id, demonstration, a.number)) for a in attempts]
-            left = tuple(a for a, outcome in zip(attempts, known, strict=True) if outcome is None)
-            if left and True not in known:
+            keys = [(task_id, demonstration, number) for number in range(section.max_attempts)]
+            left = tuple(_attempt(key, starts[key], section, alone) for key in keys if key in starts)
+            if left and not any(outcomes.get(key) for key in keys):
                 jobs.append(Job(task_id=task_id, attempts=left))
     return jobs
 
@@ -115,16 +121,31 @@ def _usable(task_id: int, states: range, section: PlaySection) -> range:
     return usable
 
 
-def _attempts(task_id: int, usable: range, demonstration: int, section: PlaySection, alone: float) -> Iterator[Attempt]:
-    """Each from another initial state, as long as there are any."""
-    for number in range(section.max_attempts):
-        attempt = Attempt(
-            task_id=task_id,
-            demonstration=demonstration,
-            number=number,
-            reset_state_id=usable[(demonstration + number * section.episodes_per_task) % len(usable)],
-        )
-        yield replace(attempt, takeover=_takeover(attempt, section, alone))
+def _starts(
+    task_id: int,
+    usable: range,
+    section: PlaySection,
+    outcomes: Mapping[Key, bool],
+    played: Collection[int],
+    first: int,
+) -> dict[Key, int]:
+    """The initial state of each attempt without an outcome. When states run out they are used again, or, where an
+    episode would be the same again, further attempts have none.
+
+    Attempts that a success makes needless have one, too, so that the others keep theirs whichever were played before.
+    """
+    size = section.episodes_per_task
+    rows = [(task_id, first + d, number) for number in range(section.max_attempts) for d in range(size)]
+    wanted = [key for key in rows if key not in outcomes]
+    if section.varies:
+        return {(task, d, number): usable[(d + number * size) % len(usable)] for task, d, number in wanted}
+    return dict(zip(wanted, (state for state in usable if state not in played), strict=False))
+
+
+def _attempt(key: Key, reset_state_id: int, section: PlaySection, alone: float) -> Attempt:
+    task_id, demonstration, number = key
+    attempt = Attempt(task_id=task_id, demonstration=demonstration, number=number, reset_state_id=reset_state_id)
+    return replace(attempt, takeover=_takeover(attempt, section, alone))
 
 
 def _takeover(attempt: Attempt, section: PlaySection, alone: float) -> int:

@@ -48,6 +48,52 @@ def test_states_are_used_again_when_they_run_out(collect: CollectSection) -> Non
         plan(TASKS, replace(collect, skip_states=10), {})
 
 
+def carried_out(
+    section: CollectSection, good: set[int], played: dict[tuple[int, int, int], int], *, stop: int = 1000
+) -> dict[tuple[int, int, int], int]:
+    """(task, demonstration, attempt) -> its initial state: of what was ``played``, and of at most ``stop`` episodes
+    more, the last jobs' first, as quick workers might. Those from ``good`` states succeed."""
+    found, left = dict(played), stop
+    outcomes = {key: state in good for key, state in found.items()}
+    for job in reversed(plan({0: range(10)}, section, outcomes, played=played.values())):
+        for attempt in job.attempts:
+            if left == 0:
+                return found
+            left -= 1
+            found[0, attempt.demonstration, attempt.number] = attempt.reset_state_id
+            if attempt.reset_state_id in good:
+                break
+    return found
+
+
+def test_without_noise_no_state_is_played_twice(collect: CollectSection) -> None:
+    exact = replace(collect, expert_noise=False, noise=0.0, max_attempts=3)
+    assert states(plan({0: TASKS[0]}, exact, {})) == [[4, 7], [5, 8], [6, 9]]
+    before = carried_out(exact, good={4, 6}, played={})
+    assert sorted(before.values()) == [4, 5, 6, 8], "two attempts at the second"
+    more = replace(exact, episodes_per_task=6)
+    jobs = plan({0: TASKS[0]}, more, {key: state in {4, 6} for key, state in before.items()}, played=before.values())
+    assert [(job.attempts[0].demonstration, states([job])) for job in jobs] == [(3, [[7]]), (4, [[9]])]
+
+
+@given(
+    good=st.sets(st.integers(4, 9)),
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(sorted),
+    stops=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+)
+def test_nor_after_more_were_asked_for_wherever_it_was_stopped(
+    collect: CollectSection, good: set[int], sizes: list[int], stops: list[int]
+) -> None:
+    whole: dict[tuple[int, int, int], int] = {}
+    parts: dict[tuple[int, int, int], int] = {}
+    for size, stop in zip(sizes, stops, strict=False):
+        section = replace(collect, expert_noise=False, noise=0.0, max_attempts=4, episodes_per_task=size)
+        whole = carried_out(section, good, whole)
+        parts = carried_out(section, good, carried_out(section, good, parts, stop=stop))
+    assert whole == parts
+    assert len(set(whole.values())) == len(whole)
+
+
 @given(count=st.integers(0, 40), workers=st.integers(1, 7))
 def test_shares_are_everything_once_and_alike(count: int, workers: int) -> None:
     jobs = [Job(task_id=i, attempts=()) for i in range(count)]

@@ -61,7 +61,8 @@ class CollectRunner:
                     f"collect.path: another run is collecting to {self.root}; wait for it, or give another folder"
                 ) from None
             write_text(self.root / CONFIG, yaml.safe_dump(asdict(self.config), sort_keys=False))
-            jobs = plan(self.spaces.tasks, self.config.collect, self.collection.outcomes())
+            before = self.collection
+            jobs = plan(self.spaces.tasks, self.config.collect, before.outcomes(), played=before.states())
             try:
                 self._play(jobs)
             except (KeyboardInterrupt, SystemExit):
@@ -119,14 +120,13 @@ class CollectRunner:
             for facts in known
         ]
         self.context.console.print(SuccessReport(success_table(records), title=f"attempts, {self.config.env.name}"))
-        wanted = self.config.collect.episodes_per_task
+        collect, hint = self.config.collect, "raise collect.max_attempts for more"
+        if not collect.varies:
+            hint += ", as far as there are initial states: without noise each is for one attempt"
         for task_id in self.spaces.tasks:
             got = sum(facts.success for facts in published if facts.task_id == task_id)
-            if got < wanted:
-                self.context.say(
-                    f"task {task_id} has {got} of {wanted} demonstrations; raise collect.max_attempts for more",
-                    "yellow",
-                )
+            if got < (wanted := collect.episodes_per_task):
+                self.context.say(f"task {task_id} has {got} of {wanted} demonstrations; {hint}", "yellow")
         size = sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file() and not _hidden(path))
         frames = sum(facts.length for facts in published)
         self.context.say(f"data set: {self.root}, {len(published)} episodes, {frames} frames, {size / 2**20:.1f} MiB")
