@@ -19,7 +19,8 @@ from embodied_rl.envs.open_episodes import EnvState, read
 from embodied_rl.launch import run
 from embodied_rl.runtime.signals import Terminated
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.tasks.embodied.run import reportable, settings_of
+from embodied_rl.tasks.embodied.run import reportable
+from embodied_rl.tasks.embodied.settings import settings_of
 from embodied_rl.workers.env import EnvWorker
 from tests.configs import tiny_run
 from tests.test_end_to_end import metrics_of, only_run

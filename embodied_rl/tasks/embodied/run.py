@@ -30,13 +30,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +40,14 @@ from embodied_rl.algorithms.catalog import LEARNERS
 from embodied_rl.contracts import EpisodeRecord, Spaces
 from embodied_rl.envs.open_episodes import EnvState, OpenEpisode, read, write
 from embodied_rl.envs.task_sampling import TaskSuccess
-from embodied_rl.errors import listed
 from embodied_rl.evaluation.success import SuccessTable, success_table
 from embodied_rl.monitoring.builtin import logged_before
 from embodied_rl.monitoring.performance import Waits
 from embodied_rl.monitoring.trend import ENV_STEPS
-from embodied_rl.plan import Channels, RunPlan
-from embodied_rl.runtime.memory import GIB
-from embodied_rl.runtime.worker import GroupSpec, Handle, UserFailure, Worker, WorkerError, WorkerGroup, WorkersLost
+from embodied_rl.plan import RunPlan
+from embodied_rl.runtime.worker import GroupSpec, Handle, Worker, WorkerGroup, WorkersLost
 from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.tasks.embodied.recovery import EnvRecovery, RolloutCalls, recovers
 from embodied_rl.tasks.embodied.reporting import (
     EvalReporter,
     Rollout,
@@ -62,69 +57,14 @@ from embodied_rl.tasks.embodied.reporting import (
     waits,
     warning,
 )
+from embodied_rl.tasks.embodied.settings import changes, settings_of
 from embodied_rl.tasks.embodied.views import PolicyViews
 from embodied_rl.tasks.loop import TrainingLoop
 from embodied_rl.tasks.reporting import eval_name, longest, video_folder
-from embodied_rl.tasks.rules import replaces_env_workers
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker, EvalReport
 from embodied_rl.workers.rollout import Mode, RolloutWorker
-
-_WITHOUT_EFFECT = ("name", "reward_coef", "use_rel_reward", "eval", "max_restarts", "worker_timeout", "max_memory_gb")
-"""Keys of ``env`` that change no course of an episode."""
-
-
-_FAILED = " failed:\n"
-"""What the loss of a worker that raised an exception says."""
-_DEATHS = 3
-"""So often env workers may die or hang in the same way in one rollout."""
-
-
-class RolloutCalls:
-    """A rollout under way, made again where env workers are lost in it.
-
-    Args:
-        begin: starts it: calls of the rollout workers and of the env workers.
-        first: what must be over before.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[], tuple[Handle, Handle]],
-        recovery: EnvRecovery | None,
-        first: Handle | None = None,
-    ) -> None:
-        self._begin, self._recovery = begin, recovery
-        self._calls: tuple[Handle, Handle] | WorkersLost
-        self._start(first)
-
-    def _start(self, first: Handle | None = None) -> None:
-        try:
-            if first is not None:
-                first.wait()
-            if self._recovery is not None:
-                self._recovery.recycle()
-            self._calls = self._begin()
-        except WorkersLost as lost:
-            self._calls = lost
-
-    def wait(self) -> Rollout:
-        while True:
-            try:
-                if isinstance(self._calls, WorkersLost):
-                    raise self._calls
-                served, interacted = self._calls
-                rollout = Rollout(envs=interacted.wait(), policies=served.wait())
-            except WorkersLost as lost:
-                if self._recovery is None:
-                    raise
-                self._recovery.recover(lost)
-                self._start()
-            else:
-                if self._recovery is not None:
-                    self._recovery.succeeded()
-                return rollout
 
 
 class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
@@ -417,116 +357,6 @@ def _success(reports: Sequence[EvalReport]) -> SuccessTable:
     return success_table(episode for report in reports for episode in report.episodes)
 
 
-def recovers(config: EmbodiedConfig) -> bool:
-    """Whether the run replaces env workers that it loses."""
-    return config.env.max_restarts > 0 and replaces_env_workers(config)
-
-
-class EnvRecovery:
-    """Replaces env workers that died, failed or hung, so that the rollout they were lost in can be made again.
-
-    What an env worker holds between rollouts is a function of the configuration, the seed and the step, and with
-    auto-reset of the episodes under way. So is what the policy draws: the rollout made again is the one that would have
-    been, and what the actor has of it already it does not take twice.
-
-    Args:
-        open_episodes: as :meth:`EmbodiedRunner.open_episodes`.
-    """
-
-    def __init__(
-        self,
-        *,
-        wiring: Wiring[EmbodiedConfig],
-        env: WorkerGroup,
-        rollout: WorkerGroup,
-        open_episodes: Callable[[], tuple[Sequence[OpenEpisode], int]],
-        context: RunContext,
-    ) -> None:
-        self._wiring, self._env, self._rollout = wiring, env, rollout
-        self._open_episodes, self._say, self._progress = open_episodes, context.say, context.progress
-        self.restarts = 0
-        """Workers replaced so far that were lost."""
-        self.recycled = 0
-        """Workers replaced so far that held too much memory."""
-        self._retired: Sequence[str] = ()
-        """Names of those before the last rollout."""
-        self._before: Counter[str] = Counter()
-        """How workers were lost in the same rollout before, and how often."""
-
-    def succeeded(self) -> None:
-        """A rollout is complete."""
-        self._before.clear()
-
-    def recover(self, lost: WorkersLost) -> None:
-        """Bring all env and rollout workers to where the rollout began.
-
-        Raises:
-            WorkerError: too many are lost, or some are lost again in the same way in the same rollout.
-        """
-        while True:
-            try:
-                self._recover(lost)
-            except WorkersLost as another:
-                lost = another
-            else:
-                return
-
-    def _recover(self, lost: WorkersLost) -> None:
-        config, how = self._wiring.config, str(lost)
-        reason = _reason(how)
-        # A bug comes again; a signal may have come from outside.
-        again = self._before[reason] >= (1 if _FAILED in how else _DEATHS)
-        if self.restarts >= config.env.max_restarts or again:
-            why = "again, in the same rollout" if again else f"after {self.restarts} restarts (env.max_restarts)"
-            raise WorkerError(f"{how}\n({why})") from None
-        self._before[reason] += 1
-        self._say(f"{how}\nreplaced; its rollout is made again", "yellow")
-        lanes = self._wiring.plan.lanes.all()
-        channels = [Channels.need(self._wiring.channels.turns), Channels.need(self._wiring.channels.answers)]
-        for channel in channels:
-            self._wiring.backend.abandon(channel, lanes)
-        self._env.settle()
-        self._rollout.settle()
-        for channel in channels:
-            channel.reset(lanes)
-        self.restarts = self._progress.restarts = self.restarts + self._replace()
-
-    def recycle(self) -> None:
-        """Between rollouts: replace the workers that hold more than ``env.max_memory_gb``.
-
-        Raises:
-            UserFailure: one holds more after a single rollout.
-        """
-        limit = self._wiring.config.env.max_memory_gb
-        if limit is None:
-            return
-        held = self._env.retire(int(limit * GIB))
-        names = [words.partition(" ")[0] for words in held]
-        if again := set(names) & set(self._retired):
-            raise UserFailure(
-                f"env.max_memory_gb: got {limit:g}, but {listed(held)}, and {listed(sorted(again))} did so after a "
-                "single rollout; expected more than the simulators of a worker need"
-            )
-        self._retired = names
-        if held:
-            self._say(f"{'; '.join(held)}, more than env.max_memory_gb={limit:g}: replaced", "yellow")
-            self.recycled += self._replace()
-
-    def _replace(self) -> int:
-        """Start env workers in the place of those that are gone; returns their number."""
-        config = self._wiring.config
-        new = self._env.replace(EnvWorker.setup, train=not config.runner.only_eval)
-        if new and config.env.train.auto_reset and not config.runner.only_eval:
-            episodes, first = self._open_episodes()
-            self._env.call(EnvWorker.resume, list(episodes), first_episode=first).wait()
-        return new
-
-
-def _reason(how: str) -> str:
-    """What two losses have in common that have one cause: not process ids, nor seconds."""
-    return re.sub(r"\d+", "", how)
-
-
 def show_workers(plan: RunPlan[Any]) -> str:
     """Number of workers of each component, in words."""
     counts = [f"{plan.world_size(component)} {component}" for component in ("env", "rollout", "actor")]
@@ -540,25 +370,3 @@ def reportable(ended: Sequence[EpisodeRecord], num_envs: int) -> bool:
     metrics are made of the episodes of so many rollouts that every env is among them, with its failures.
     """
     return len({episode.env_id for episode in ended}) == num_envs
-
-
-def settings_of(config: EmbodiedConfig) -> dict[str, Any]:
-    """The keys, with values as JSON gives them back, that an env's course is a function of, beside its actions."""
-    env = {key: value for key, value in asdict(config.env).items() if key not in _WITHOUT_EFFECT}
-    train = {key: value for key, value in env.pop("train").items() if key not in ("video_cfg", "enable_offload")}
-    settings = {
-        **{f"env.{key}": value for key, value in env.items()},
-        **{f"env.train.{key}": value for key, value in train.items()},
-        "algorithm.group_size": config.algorithm.group_size,
-        "model.num_action_chunks": config.model.num_action_chunks,
-    }
-    settings.pop("env.train.max_steps_per_rollout_epoch")
-    if not train["stagger"]:  # as in checkpoints that are older than the key
-        settings.pop("env.train.stagger")
-    return json.loads(json.dumps(settings))
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """``key: before -> now`` for each that differs."""
-    keys = [key for key in {**now, **before} if before.get(key) != now.get(key)]
-    return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]
