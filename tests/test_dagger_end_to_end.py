@@ -95,7 +95,7 @@ def test_a_round_holds_what_the_expert_does_where_the_model_leads(tmp_path: Path
         policy = model_policy(config.model, env, root / f"checkpoints/global_step_{3 * number}", 0).eval()
         read = Demonstrations(root / f"dagger/round_{number:03d}", chunk=1)
         obs, actions, _ = read.sample(range(read.num_frames))
-        frame = 0
+        frame, levels = 0, []
         assert len({attempt.takeover for job in jobs for attempt in job.attempts}) > 1
         for attempt in [job.attempts[0] for job in jobs]:
             assert attempt.reset_state_id % 64 in (20 + 2 * (number - 1), 21 + 2 * (number - 1))
@@ -104,6 +104,8 @@ def test_a_round_holds_what_the_expert_does_where_the_model_leads(tmp_path: Path
                 env.step([0], action[None]).success[0] for action in chosen(policy, env, attempt.takeover, attempt)
             )
             expert.reset(0)
+            if not succeeded:
+                levels.append(env._start_distance[0] - env._distance(np.array([0]))[0])
             while not succeeded:
                 seen, action = env.observe([0]), expert.act(0, None)
                 assert obs.state[frame].tolist() == seen.state[0].tolist()
@@ -111,6 +113,9 @@ def test_a_round_holds_what_the_expert_does_where_the_model_leads(tmp_path: Path
                 frame += 1
                 succeeded = env.step([0], action[None]).success[0]
         assert frame == read.num_frames > 0
+        records = DataSet.open(root / f"dagger/round_{number:03d}").episodes()
+        assert [record["start_level"] for record in records] == pytest.approx(levels)
+        assert max(map(abs, levels)) > 0.1
     logged = [line for line in metrics_of(root) if "dagger/round" in line]
     assert [(line["dagger/round"], line["dagger/success"]) for line in logged] == [(1.0, 1.0), (2.0, 1.0)]
     base = Demonstrations(few, chunk=1).num_frames

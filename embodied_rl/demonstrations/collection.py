@@ -9,15 +9,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from embodied_rl.demonstrations.lerobot import metadata, writer
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, StagedEpisode, staged
 from embodied_rl.demonstrations.lerobot.metadata import Shapes
-from embodied_rl.demonstrations.lerobot.reader import DataSet
+from embodied_rl.demonstrations.lerobot.reader import DataSet, damaged
+from embodied_rl.demonstrations.plan import CONFIG
 from embodied_rl.extras import versions
 from embodied_rl.files import parse_json, write_json
+from embodied_rl.params import at
 
 _PROVENANCE: Final = "meta/provenance.json"
 _PACKAGES: Final = ("torch", "numpy", "av", "mujoco", "robosuite", "mani-skill", "transformers")
+
+
+def may_lack_starts(root: Path) -> bool:
+    """Whether the first steps of a data set's episodes may be missing, as takeovers leave them out.
+
+    Raises:
+        UserError: its configuration is damaged.
+    """
+    config = root / CONFIG
+    if not config.is_file():
+        return (root / _PROVENANCE).exists()  # then it is dagger's, since task=collect writes both
+    try:
+        return at(yaml.safe_load(config.read_text()), "collect.takeover_after") is not None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise damaged(config, error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

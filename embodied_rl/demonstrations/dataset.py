@@ -88,13 +88,6 @@ class Demonstrations:
         """[num_frames]: the data set's frames that these are."""
         return self._frames
 
-    def episodes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """[num_frames] both: the first of the frames that are of each one's episode, and the one after the last."""
-        number = np.arange(self.num_frames)
-        ends = number + self._ends - self._frames
-        starts = np.searchsorted(ends, ends, side="left")
-        return starts, ends
-
     def __len__(self) -> int:
         return self.num_frames
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from embodied_rl.contracts import EnvObs
+from embodied_rl.demonstrations.collection import may_lack_starts
 from embodied_rl.demonstrations.dataset import Demonstrations
 from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress
+from embodied_rl.demonstrations.lerobot.writer import START_LEVEL
 from embodied_rl.errors import UserError
 from embodied_rl.schema import EnvConfig
 
@@ -21,7 +23,8 @@ class DemonstratedOutcomes:
 
     The rewards are ``next.reward``, the simulator's level after each step, shaped as ``env`` says. An episode ends
     where the goal is first reached (``next.success``), unless ``env.train.ignore_terminations``; of one that does not,
-    nobody recorded what follows its last frame, so chunks that would need to know are left out. So are failures.
+    nobody recorded what follows its last frame, so chunks that would need to know are left out. So are failures, and
+    first frames of takeovers whose set does not tell the level before them, where a change of it is the reward.
 
     Args:
         path: the data set's folder.
@@ -48,11 +51,17 @@ class DemonstratedOutcomes:
         source.require("next.success", "where episodes end")
         level = source.rows("next.reward")[rows, 0]
         success = source.column("next.success")[rows].astype(bool)
-        starts, ends = self._frames.episodes()
-        rewards, lasts, terminal = level.copy(), ends.copy(), np.zeros(len(rows), dtype=bool)
-        for start, end in {(int(a), int(b)) for a, b in zip(starts, ends, strict=True)}:
+        rewards, lasts = level.copy(), np.zeros(len(rows), dtype=np.int64)
+        terminal, paid = np.zeros(len(rows), dtype=bool), np.ones(len(rows), dtype=bool)
+        cut, end = may_lack_starts(source.root), 0
+        for record in source.used_episodes():
+            start, end = end, end + record["length"]
+            lasts[start:end] = end
             if env.use_rel_reward:
                 rewards[start + 1 : end] -= level[start : end - 1]
+                before = record.get(START_LEVEL)
+                paid[start] = before is not None or not cut
+                rewards[start] -= before or 0.0
             reached = np.flatnonzero(success[start:end])
             if len(reached) and not env.train.ignore_terminations:
                 lasts[start:end] = start + reached[0] + 1
@@ -60,7 +69,7 @@ class DemonstratedOutcomes:
         numbers = np.arange(len(rows))
         self._rewards, self._ends, self._chunk = torch.from_numpy(rewards * np.float32(env.reward_coef)), lasts, chunk
         self._terminal = terminal
-        self._begins = numbers[np.where(terminal, numbers < lasts, numbers + chunk < lasts)]
+        self._begins = numbers[paid & np.where(terminal, numbers < lasts, numbers + chunk < lasts)]
         if not len(self._begins):
             raise UserError(
                 f"{path}: no chunk of {chunk} actions has a known outcome: no episode reaches the goal (next.success) "

@@ -14,13 +14,21 @@ from embodied_rl.envs.dummy import DummyEnv, DummyParams
 
 
 def record(
-    root: Path, reset_state_ids: Sequence[int], *, image_size: int = 0, step_size: float = 0.15, max_steps: int = 32
+    root: Path,
+    reset_state_ids: Sequence[int],
+    *,
+    image_size: int = 0,
+    step_size: float = 0.15,
+    max_steps: int = 32,
+    first: int = 0,
 ) -> Path:
-    """An episode from each of the initial states, one after the other; images, if any, exactly as seen."""
+    """An episode from each of the initial states, one after the other; images, if any, exactly as seen. Steps before
+    number ``first`` are not recorded, as those before a takeover."""
     params = DummyParams(image_size=image_size, step_size=step_size)
     env = DummyEnv(1, params, seed=0)
     for number, reset_state_id in enumerate(reset_state_ids):
-        steps = play(env, params, reset_state_id, max_steps)
+        steps = play(env, params, reset_state_id, max_steps).since(first)
+        assert steps is not None
         task = env.task(reset_state_id)
         facts = EpisodeFacts(
             task_id=task.task_id,

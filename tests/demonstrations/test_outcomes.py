@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -66,6 +68,51 @@ def test_without_terminations_only_what_is_followed_is_known(shown: tuple[str, l
     assert valid.all() and not terminated.any()
     with pytest.raises(UserError, match="no chunk of 99 actions has a known outcome"):
         opened(path, going_on, 99)
+
+
+def rewards_of(found: DemonstratedOutcomes) -> list[float]:
+    return found.sample(torch.arange(len(found)))[2][:, 0].tolist()
+
+
+def without_start_levels(root: Path) -> None:
+    """As data sets were once."""
+    [path] = root.glob("meta/episodes/*/*.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["start_level"]), path)
+
+
+def test_after_a_takeover_what_came_before_is_not_paid(tmp_path: Path, shown: tuple[str, list[int]]) -> None:
+    path, lengths = shown
+    cut = record(tmp_path, [0, 3, 5], first=2)
+    ends = np.cumsum(lengths)
+    paid = rewards_of(opened(path, env(), 1))
+    kept = [paid[row] for end, n in zip(ends, lengths, strict=True) for row in range(end - n + 2, end)]
+    assert rewards_of(opened(str(cut), env(), 1)) == kept
+    level = DataSet.open(cut).rows("next.reward")[:, 0]
+    assert rewards_of(opened(str(cut), replace(env(), use_rel_reward=False), 1)) == (2.0 * level).tolist()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "whole"),
+    [
+        ("meta/collection.yaml", "collect: {takeover_after: [2, 2]}", False),
+        ("meta/collection.yaml", "collect: {takeover_after: null}", True),
+        ("meta/provenance.json", "[]", False),  # of dagger: collect writes both
+        ("meta/notes.txt", "of anybody", True),
+    ],
+)
+def test_of_sets_without_start_levels_a_takeovers_first_step_is_left_out(
+    tmp_path: Path, file: str, content: str, whole: bool
+) -> None:
+    """Where it may be one: what it was paid for is not known."""
+    record(tmp_path, [0, 3, 5], first=2)
+    paid: list[float | None] = [*rewards_of(opened(str(tmp_path), env(), 1))]
+    without_start_levels(tmp_path)
+    (tmp_path / file).write_text(content)
+    levels = rewards_of(opened(str(tmp_path), replace(env(), use_rel_reward=False), 1))
+    for episode in DataSet.open(tmp_path).episodes():
+        first = episode["dataset_from_index"]
+        paid[first] = levels[first] if whole else None
+    assert rewards_of(opened(str(tmp_path), env(), 1)) == [reward for reward in paid if reward is not None]
 
 
 def test_levels_are_rewards_where_the_env_gives_them(shown: tuple[str, list[int]]) -> None:

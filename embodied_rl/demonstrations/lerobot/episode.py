@@ -67,6 +67,8 @@ class Steps:
     """[T], the simulator's reward level after the step."""
     success: NDArray[np.bool_]
     """[T], the goal holds after the step."""
+    start_level: float = 0.0
+    """The simulator's reward level before the first step."""
 
     def since(self, first: int) -> Steps | None:
         """The steps from number ``first`` on; None where there are none."""
@@ -78,6 +80,7 @@ class Steps:
             actions=self.actions[first:],
             rewards=self.rewards[first:],
             success=self.success[first:],
+            start_level=float(self.rewards[first - 1]) if first else self.start_level,
         )
 
 
@@ -94,6 +97,11 @@ class StagedEpisode:
         """``state``, ``actions``, ``rewards`` and ``success``, as in :class:`Steps`."""
         with np.load(self.folder / _STEPS) as stored:
             return {name: stored[name] for name in ("state", "actions", "rewards", "success")}
+
+    def start_level(self) -> float | None:
+        """As in :class:`Steps`; None: an earlier version staged it, and nobody knows."""
+        with np.load(self.folder / _STEPS) as stored:
+            return float(stored["start_level"]) if "start_level" in stored else None
 
     def histogram(self, camera: str) -> NDArray[np.int64]:
         """[3,256] of the camera's images."""
@@ -124,6 +132,7 @@ def stage(root: Path, facts: EpisodeFacts, steps: Steps | None, *, fps: float, v
                 "actions": steps.actions,
                 "rewards": steps.rewards,
                 "success": steps.success,
+                "start_level": steps.start_level,
             }
             arrays |= {f"histogram/{camera}": metadata.histogram(images) for camera, images in steps.images.items()}
             np.savez(scratch / _STEPS, **arrays)

@@ -75,6 +75,19 @@ def test_later_episodes_are_added_behind(tmp_path: Path) -> None:
     assert got == pytest.approx([level(e, t) for e, n in ((0, 3), (1, 2), (2, 4)) for t in range(n)], abs=2)
 
 
+def test_files_of_one_data_set_have_the_same_columns(tmp_path: Path) -> None:
+    """Also where the first are from before a column was there: lerobot refuses others."""
+    data_set(tmp_path, [3])
+    [first] = tmp_path.glob("meta/episodes/*/*.parquet")
+    table = pq.read_table(first)
+    assert table["start_level"].to_pylist() == [0.0]
+    pq.write_table(table.drop_columns(["start_level"]), first)
+    put(tmp_path, 2, 4)
+    writer.append(tmp_path, staged(tmp_path)[1:], shapes(), robot_type="test")
+    schemas = [pq.read_schema(path) for path in sorted(tmp_path.glob("meta/episodes/*/*.parquet"))]
+    assert schemas[0].names == schemas[1].names
+
+
 def test_what_a_killed_writer_left_is_no_part_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_set(tmp_path, [3])
     shutil.rmtree(tmp_path / STAGING)
