@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import platform
@@ -85,6 +86,12 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a file or folder to ``<why>_<name>``, with a number where that is taken; returns its new path."""
+    names = (path.with_name(f"{why}_{path.name}{f'_{n}' if n else ''}") for n in itertools.count())
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def write_text(path: Path, content: str) -> None:

@@ -26,6 +26,7 @@ from embodied_rl.checkpoints.store import (
     verify,
 )
 from embodied_rl.errors import UserError
+from embodied_rl.evaluation.eval_file import set_later_aside
 from embodied_rl.files import locked, write_text
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
@@ -49,7 +50,7 @@ from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.planning import node_groups_of, placement_of, plan_of
 from embodied_rl.tasks.recovery import Recovery, aside
-from embodied_rl.tasks.reporting import end_of
+from embodied_rl.tasks.reporting import end_of, video_folder
 from embodied_rl.tasks.rules import AUTO
 from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.tasks.table import TASKS
@@ -262,22 +263,35 @@ def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) 
         console.print(resume.table(changes))
     elif changes is None:
         console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
-    later = later_checkpoints(resumed) if resumed and not only_eval else []
-    if config.runner.recover == "auto":
-
-        def say(text: str) -> None:
-            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-        later = [path for path in later if newest_whole([path], aside(say))]
-    if resumed and later:
-        console.print(
-            f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
-            "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
-        )
+    if resumed and not only_eval:
+        with _unwritable(run_dir):
+            _leave_later_steps(config, resumed, start.step, run_dir, console)
     return run_dir
+
+
+def _leave_later_steps(config: Config, resumed: Path, step: int, run_dir: Path, console: Console) -> None:
+    """Say what a run has of later steps than it goes on from. Their evaluations are of weights that it no longer has,
+    and are set aside."""
+
+    def say(text: str) -> None:
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    later = later_checkpoints(resumed)
+    if config.runner.recover == "auto":
+        later = [path for path in later if newest_whole([path], aside(say))]
+    if later:
+        say(
+            f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
+            "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here"
+        )
+    evaluations = set_later_aside(run_dir, step)
+    if isinstance(config, EmbodiedConfig):
+        set_later_aside(video_folder(config, run_dir), step)
+    if evaluations:
+        say(
+            f"{', '.join(path.name for path in evaluations)}: evaluations after later steps than {resumed.name}, which "
+            "no longer count: renamed to former_..."
+        )
 
 
 def _directory_of(checkpoint: Path) -> Path | None:

@@ -17,6 +17,7 @@ from embodied_rl.contracts import Trajectory
 from embodied_rl.errors import UserError
 from embodied_rl.launch import connect, make_backend, run
 from embodied_rl.schema import Config
+from embodied_rl.tasks.reporting import end_of, video_folder
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from embodied_rl.workers.rollout import RolloutWorker
@@ -132,6 +133,27 @@ def test_going_back_to_an_earlier_checkpoint_says_what_auto_would_take(
     assert "global_step_2, global_step_3: of later steps than global_step_1" in said
     run(tiny_run(tmp_path, *options, "runner.max_steps=4", "runner.resume_dir=auto"))
     assert "of later steps" not in capsys.readouterr().out
+
+
+def test_going_back_to_an_earlier_checkpoint_sets_later_evaluations_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are of weights that the run no longer has; the checkpoint's own counts."""
+    options = ("cluster=serial", "runner.save_interval=1", "runner.max_keep=null", "runner.val_before_train=false")
+    filmed = ("env.eval.video_cfg.save_video=true", "runner.val_check_interval=1")
+    config = tiny_run(tmp_path, *options, *filmed, "runner.max_steps=3")
+    run(config)
+    directory = only_run(config)
+    earlier = f"runner.resume_dir={directory / 'checkpoints/global_step_1'}"
+    capsys.readouterr()
+    config = tiny_run(tmp_path, *options, earlier, "runner.max_steps=2", "runner.eval_at_end=false")
+    run(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "eval_step_000002, eval_step_000003: evaluations after later steps than global_step_1" in said
+    assert next(iter(end_of(directory, config, None))).endswith("% after 1 steps")
+    kept = ["eval_step_000001", "former_eval_step_000002", "former_eval_step_000003"]
+    for folder in (directory, video_folder(config, directory)):
+        assert sorted(path.name for path in folder.glob("*eval_step_*")) == kept
 
 
 def test_an_evaluation_names_the_checkpoint_of_its_own_weights(tmp_path: Path) -> None:

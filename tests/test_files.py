@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.files import Scratch, atomic, write_json, write_text
+from embodied_rl.files import Scratch, atomic, set_aside, write_json, write_text
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -44,6 +44,15 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, shared: 
         interrupted()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    for content in ("first", "second", "third"):
+        path.write_text(content)
+        set_aside(path, "former")
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"former_notes": "first", "former_notes_1": "second", "former_notes_2": "third"}
 
 
 def test_json_has_no_word_for_nan(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -212,12 +211,6 @@ def newest_whole(
         else:
             return checkpoint
     return None
-
-
-def set_aside(checkpoint: Path) -> Path:
-    """Give a damaged checkpoint a name by which no run resumes it; returns its new path."""
-    names = (checkpoint.with_name(f"damaged_{checkpoint.name}{f'_{n}' if n else ''}") for n in itertools.count())
-    return checkpoint.rename(next(path for path in names if not path.exists()))
 
 
 def resolve(resume_dir: str, experiment_dir: Path, *, key: str = "runner.resume_dir") -> Path | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from embodied_rl.errors import UserError
-from embodied_rl.files import parse_json
+from embodied_rl.files import parse_json, set_aside
 
 FILE_NAME: Final = "eval.json"
 SCHEMA_VERSION: Final = 2
@@ -171,8 +171,18 @@ def find_evaluation(argument: str) -> Path:
 
 def evaluations_of(run: Path) -> dict[int, Path]:
     """Step -> the file of its evaluation."""
-    return {
-        int(match[1]): path
-        for path in run.glob(f"eval_step_*/{FILE_NAME}")
-        if (match := re.fullmatch(r"eval_step_(\d+)", path.parent.name))
-    }
+    return {step: file for step, folder in _folders(run).items() if (file := folder / FILE_NAME).exists()}
+
+
+def set_later_aside(directory: Path, step: int) -> list[Path]:
+    """Rename the folders of evaluations after later steps, or of their videos, so that they no longer count; returns
+    what they were."""
+    later = [folder for number, folder in sorted(_folders(directory).items()) if number > step]
+    for folder in later:
+        set_aside(folder, "former")
+    return later
+
+
+def _folders(directory: Path) -> dict[int, Path]:
+    found = ((re.fullmatch(r"eval_step_(\d+)", path.name), path) for path in directory.glob("eval_step_*"))
+    return {int(match[1]): path for match, path in found if match}

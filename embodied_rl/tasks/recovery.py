@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from embodied_rl.checkpoints.store import complete_checkpoints, later_checkpoints, newest_whole, set_aside
+from embodied_rl.checkpoints.store import complete_checkpoints, later_checkpoints, newest_whole
 from embodied_rl.errors import CheckpointError
+from embodied_rl.files import set_aside
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import WorkerError
 from embodied_rl.tasks.planning import start_at
@@ -68,8 +69,8 @@ class Recovery:
 
 
 def aside(say: Callable[[str], None]) -> Callable[[Path, CheckpointError], None]:
-    """For :func:`newest_whole`: set damaged checkpoints aside, and say so."""
-    return lambda checkpoint, damage: say(f"{damage}\nset aside as {set_aside(checkpoint).name}")
+    """For :func:`newest_whole`: give damaged checkpoints a name by which no run resumes them, and say so."""
+    return lambda checkpoint, damage: say(f"{damage}\nset aside as {set_aside(checkpoint, 'damaged').name}")
 
 
 def _identity(checkpoint: Path) -> tuple[int, int]:
