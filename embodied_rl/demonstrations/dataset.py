@@ -88,6 +88,11 @@ class Demonstrations:
         """[num_frames]: the data set's frames that these are."""
         return self._frames
 
+    @property
+    def first_frames(self) -> NDArray[np.int64]:
+        """[num_episodes]: the frame with which each episode begins."""
+        return np.flatnonzero(np.diff(self._episode, prepend=-1))
+
     def __len__(self) -> int:
         return self.num_frames
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from embodied_rl.contracts import Delivery, EnvObs
@@ -141,8 +140,7 @@ class ImitationWorker(RolloutWorker):
 
 def _views(part: Demonstrations) -> Views:
     """Of a data set's cameras, spread over its episodes."""
-    starts = spread(np.unique(part.episodes()[0]))
-    obs, _, _ = part.sample(torch.from_numpy(starts))
+    obs, _, _ = part.sample(torch.from_numpy(spread(part.first_frames)))
     return Views.of({camera: images.numpy() for camera, images in obs.images.items()})
 
 
