@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -70,35 +71,42 @@ class HfBackend(GenerationBackend):
         report: Callable[[int, int], None],
         interrupt: Callable[[], bool] | None = None,
     ) -> list[list[Completion]]:
-        at_once = max(1, self._max_batch_size // sampling.n)
+        n, total = sampling.n, len(prompts) * sampling.n
+        at_once = max(1, self._max_batch_size // n)
+        parts = [range(first, min(first + self._max_batch_size, n)) for first in range(0, n, self._max_batch_size)]
         # Prompts of like length together: less padding.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        found: dict[int, list[Completion]] = {}
-        for start in range(0, len(order), at_once):
+        found: dict[int, list[Completion]] = {index: [] for index in order}
+        done = 0
+        for start, part in itertools.product(range(0, len(order), at_once), parts):
             indices = order[start : start + at_once]
-            done, total = start * sampling.n, len(prompts) * sampling.n
             batch = self._decode(
                 [prompts[i] for i in indices],
+                part,
                 sampling,
                 [seeds[i] for i in indices],
-                lambda ended, done=done, total=total: report(done + ended, total),
+                lambda ended, done=done: report(done + ended, total),
                 interrupt or (lambda: False),
             )
-            found |= {index: batch[i * sampling.n : (i + 1) * sampling.n] for i, index in enumerate(indices)}
+            done += len(batch)
+            for row, index in enumerate(indices):
+                found[index] += batch[row * len(part) : (row + 1) * len(part)]
         return [found[index] for index in range(len(prompts))]
 
     def _decode(
         self,
         prompts: Sequence[Sequence[int]],
+        part: range,
         sampling: Sampling,
         seeds: Sequence[int],
         report: Callable[[int], None],
         interrupt: Callable[[], bool],
     ) -> list[Completion]:
-        """``n`` completions of the first prompt, then of the second, ..."""
-        n, length = sampling.n, sampling.max_new_tokens
+        """Of the first prompt's ``sampling.n`` completions those with these numbers, then of the second's, ..."""
+        n, length = len(part), sampling.max_new_tokens
         stops = torch.tensor(sorted(self.stop_token_ids), device=self._device)
-        uniforms = torch.cat([draw_uniforms(seed, n, length) for seed in seeds]).to(self._device)
+        drawn = [draw_uniforms(seed, sampling.n, length)[part.start : part.stop] for seed in seeds]
+        uniforms = torch.cat(drawn).to(self._device)
         found = _Found(len(prompts) * n, length, StopStrings(self.tokenizer, sampling.stop), self._device)
 
         ids, mask = _left_padded(prompts, self._device)

@@ -71,12 +71,21 @@ def test_greedy_takes_the_most_likely_token_of_the_plain_model() -> None:
         text.append(token)
 
 
-def test_prompts_batches_and_their_order_do_not_matter() -> None:
+def test_prompts_batches_and_their_order_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = backend()
     together = generate(engine, sampling())
     assert [len(group) for group in together] == [4] * 4
-    for size in (1, 8, 12):
-        again = generate(backend(size), sampling())
+    for size in (1, 3, 8, 12):
+        smaller, rows = backend(size), []
+        forward = smaller._forward
+
+        def seen(ids: torch.Tensor, *others: Any, forward: Any = forward, rows: list[int] = rows) -> torch.Tensor:
+            rows.append(len(ids))
+            return forward(ids, *others)
+
+        monkeypatch.setattr(smaller, "_forward", seen)
+        again = generate(smaller, sampling())
+        assert max(rows) == size
         assert [[c.token_ids for c in g] for g in again] == [[c.token_ids for c in g] for g in together]
     for prompt, seed, group in reversed(list(zip(PROMPTS, SEEDS, together, strict=True))):
         [alone] = generate(engine, sampling(), [prompt], [seed])
