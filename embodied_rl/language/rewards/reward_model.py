@@ -90,7 +90,10 @@ class RewardModel:
     @torch.inference_mode()
     def score(self, items: Sequence[Item], report: Callable[[int, int], None] = lambda done, of: None) -> list[float]:
         """One logit for each; ``report`` is called with (items that have theirs, all) after each pass."""
-        texts = [item.prompt + item.completion for item in items]
+        # What a chat template begins with, the tokenizer would write again.
+        begins = self._tokenizer("").input_ids[:1] == [self._tokenizer.bos_token_id]
+        first = self._tokenizer.bos_token if begins else ""
+        texts = [item.prompt.removeprefix(first) + item.completion for item in items]
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # of like length together: less padding
         scores = [0.0] * len(texts)
         for start in range(0, len(order), self._params.batch_size):

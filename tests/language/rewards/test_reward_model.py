@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.language.rewards.scoring import Item, Scorer
 from embodied_rl.models.causal_lm import character_tokenizer
+from embodied_rl.models.flow.lerobot_folder import tiny_tokenizer
 from tests.configs import small_math
 from tests.language.rewards.test_scoring import config
 
@@ -61,6 +62,23 @@ def test_the_score_is_the_classifiers(model: Path, batch_size: int) -> None:
     expected = [by_hand(model, prompt + completion) for prompt, completion in TEXTS]
     assert len({round(value, 4) for value in expected}) == 4
     assert scores(model, batch_size=batch_size) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_conversation_begins_once(tmp_path: Path) -> None:
+    """Its template writes the token that the tokenizer puts before a plain text."""
+    tokenizer: Any = tiny_tokenizer("<bos>", "<eos>", "<pad>")
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_labels": 1}
+    sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "num_attention_heads": 2}
+    settings = LlamaConfig(**sizes)
+    network: Any = LlamaForSequenceClassification(settings).eval()
+    for part in (network, tokenizer):
+        part.save_pretrained(tmp_path)
+    ids = tokenizer("put it there").input_ids
+    assert ids.count(tokenizer.bos_token_id) == 1 == ids.index(tokenizer.bos_token_id) + 1
+    with torch.no_grad():
+        expected = float(network.model(torch.tensor([ids])).last_hidden_state[0, -1] @ network.score.weight[0])
+    texts = [("<bos>put it ", "there"), ("put it ", "there")]
+    assert scores(tmp_path, texts) == pytest.approx([expected, expected], abs=1e-5)
 
 
 def test_a_long_text_loses_its_beginning(model: Path) -> None:
