@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied_rl.cli import config_of
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
 from embodied_rl.models.causal_lm import CausalLMPolicy
@@ -90,6 +91,16 @@ def test_a_start_that_does_not_exist_is_one_message(tmp_path: Path) -> None:
         run(tiny_math_run(tmp_path, "runner.init_from=/nowhere"))
     with pytest.raises(CheckpointError, match=f"runner.init_from={tmp_path}: holds no whole checkpoint"):
         run(tiny_math_run(tmp_path, f"runner.init_from={tmp_path}"))
+
+
+def test_a_demonstration_that_the_tokenizer_does_not_know_is_one_message(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+0=", "answer": n, "shown": f"Σ={n}"} for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = (f"data.params.train_data_paths=[{tmp_path / 'train.jsonl'}]", "data.params.demonstration_key=shown")
+    keys = ("reward.function=last_number", "cluster=serial", f"runner.output_dir={tmp_path}", "data.eval_size=1")
+    config = config_of("task=sft", "data=files", *data, *keys, "data.rollout_batch_size=4", "runner.report=false")
+    with pytest.raises(UserError, match=r"'\d\+0=' has characters that the model's tokenizer does not know: 'Σ=\d'"):
+        run(config)
 
 
 def test_a_demonstration_that_is_too_long_is_one_message(tmp_path: Path) -> None:

@@ -391,7 +391,16 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("runner.save_contents", lambda c: not c.runner.saves, "it saves nothing"),
     *(
         (key, lambda c: _imitates(c), "demonstrations are made by no policy")
-        for key in ("runner.weight_sync_interval", "rollout.max_staleness", "rollout.interruptible")
+        for key in (
+            *("runner.weight_sync_interval", "rollout.max_staleness", "rollout.interruptible"),
+            *("rollout.top_p", "rollout.top_k", "rollout.repetition_penalty"),
+            *("reward.mask_truncated", "reward.overlong_buffer_length", "reward.overlong_penalty_factor"),
+        )
+    ),
+    (
+        "reward.overlong_penalty_factor",
+        lambda c: isinstance(c, MathConfig) and c.reward.overlong_buffer_length == 0,
+        "reward.overlong_buffer_length is 0",
     ),
     ("env.eval", lambda c: getattr(c, "eval_env", None) is not None, "eval_env is evaluated"),
     ("eval_env.train", lambda c: True, "it trains in env"),

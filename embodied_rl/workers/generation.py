@@ -234,6 +234,11 @@ class GenerationWorker(Worker):
         if text is None:
             raise UserError(f"the prompt {prompt.text[:80]!r} has no demonstration, and task=sft imitates one")
         ids = tokenizer(text, add_special_tokens=False).input_ids
+        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+            raise UserError(
+                f"the demonstration of {prompt.text[:80]!r} has characters that the model's tokenizer does not know: "
+                f"{text[:80]!r}; use another model, or with model=tiny_lm set model.params.architecture.characters"
+            )
         # Of several, the tokenizer's own ends a turn of its chat template.
         end = tokenizer.eos_token_id
         ids = [*ids, end if isinstance(end, int) else min(self._backend.stop_token_ids)]

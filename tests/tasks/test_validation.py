@@ -323,6 +323,20 @@ def test_a_key_that_the_run_would_not_read_is_refused(override: str) -> None:
     assert problem.startswith(f"{override.split('=')[0].lstrip('+')}: this run would not read it, since ")
 
 
+@pytest.mark.parametrize(
+    ("task", "override"),
+    [
+        *(("sft", f"rollout.{option}") for option in ("top_p=0.5", "top_k=3", "repetition_penalty=1.3")),
+        ("sft", "reward.mask_truncated=true"),
+        ("sft", "reward.overlong_buffer_length=8"),
+        ("math", "reward.overlong_penalty_factor=0.5"),
+    ],
+)
+def test_what_no_completion_of_training_is_drawn_or_scored_by_is_refused(task: str, override: str) -> None:
+    [problem] = problems(f"task={task}", override)
+    assert problem.startswith(f"{override.split('=')[0]}: this run would not read it, since ")
+
+
 @pytest.mark.parametrize("override", ["actor.optim.value_lr=0.1", "algorithm.value_loss_coef=0.3"])
 def test_a_critic_of_its_own_leaves_a_value_heads_keys_unread(override: str) -> None:
     [problem] = problems("algorithm=ppo", "critic.enable=true", override)
