@@ -9,17 +9,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from embodied_rl.contracts import ActionChunk, EnvObs, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
 from embodied_rl.envs import render_device
-from embodied_rl.envs.base import SimEnv, adapter_class
-from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.envs.reset_states import (
     after_evaluation,
@@ -34,9 +30,10 @@ from embodied_rl.evaluation.views import Views
 from embodied_rl.models.weights.host import release_memory
 from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
 from embodied_rl.monitoring.timers import PhaseTimer
-from embodied_rl.plan import Channels, Lane, RunPlan
+from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
-from embodied_rl.schema import EmbodiedConfig, EnvConfig, EnvEvalConfig, EnvTrainConfig, VideoConfig
+from embodied_rl.schema import EmbodiedConfig, VideoConfig
+from embodied_rl.workers.env_stage import Stage, build_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,63 +63,6 @@ class EvalReport(EnvReport):
     """Camera -> (height, width) of the policy's images."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Stage:
-    """One lane's envs, and where its rollout stands."""
-
-    lane: Lane
-    env_ids: range
-    env: ChunkedEnv
-    build: Callable[[], SimEnv]
-    released: bool = False
-    """What the simulator holds was given back."""
-    kept: Sequence[OpenEpisode] = ()
-    """Of a simulator that was closed for that: the episodes that go on."""
-    recorder: VideoRecorder | None = None
-    group_ids: Tensor | None = None
-    """None: the rollout is not recorded."""
-    running: bool = False
-    next_reset_state: NextResetState | None = None
-    """With auto-reset."""
-    policy_version: int = -1
-    """Of the last answer."""
-    ready: tuple[list[int | None], EnvObs] | None = None
-    """Initial states that the envs stand in, since :meth:`EnvWorker.prepare`, and what is seen there."""
-
-    def release(self) -> None:
-        """Give back what the simulator holds, until :meth:`acquire`."""
-        if self.released:
-            return
-        self.released = True
-        if release := getattr(self.env.sim, "release", None):
-            release()
-            return
-        self.kept = self.env.open_episodes() if self.next_reset_state is not None and self.env.started else ()
-        self.env.close()
-        del self.env.sim
-
-    def acquire(self, *, report: Callable[[int, int], None], play: bool = True) -> list[int]:
-        """Go on where :meth:`release` was called.
-
-        Args:
-            play: False: the envs are about to be told where to go on.
-
-        Returns:
-            As :meth:`ChunkedEnv.resume`.
-        """
-        if not self.released:
-            return []
-        self.released, self.env.recorder = False, None
-        if hasattr(self.env, "sim"):
-            return []
-        self.env.sim = self.build()
-        kept, self.kept = self.kept, ()
-        if not kept or not play:
-            return []
-        assert self.next_reset_state is not None
-        return self.env.resume(kept, self.next_reset_state, report_progress=report)
-
-
 class EnvWorker(Worker):
     """Owns ``stages`` groups of envs; while the policy infers for one, the simulators step another.
 
@@ -140,8 +80,8 @@ class EnvWorker(Worker):
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._peak_memory = PeakMemory("cpu")  # simulators that render on an accelerator hold no tensors there
         self._env_steps = 0
-        self._train: list[_Stage] = []
-        self._eval: list[_Stage] = []
+        self._train: list[Stage] = []
+        self._eval: list[Stage] = []
         self._reset_states: Callable[[int, int, int], NDArray[np.int64]]
         """(step, rollout epoch, episode) -> the initial states of all training envs."""
         self._task_weights: tuple[tuple[int, float], ...] | None = None
@@ -174,11 +114,11 @@ class EnvWorker(Worker):
         self._release(self._eval)
         return spaces
 
-    def _tasks_of(self, stages: Sequence[_Stage]) -> dict[int, range]:
+    def _tasks_of(self, stages: Sequence[Stage]) -> dict[int, range]:
         """Tasks of evaluations -> their initial states."""
         return task_ranges(stages[0].env.sim, self._eval_config.task_ids)
 
-    def _release(self, stages: Sequence[_Stage]) -> None:
+    def _release(self, stages: Sequence[Stage]) -> None:
         """Give back what simulators hold, if the configuration wants that of these."""
         cfg = self._config.train if stages is self._train else self._eval_config.eval
         if not cfg.enable_offload or not stages:
@@ -192,11 +132,11 @@ class EnvWorker(Worker):
             if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc alone
                 trim(0)
 
-    def _acquire(self, stages: Sequence[_Stage], *, play: bool = True) -> None:
+    def _acquire(self, stages: Sequence[Stage], *, play: bool = True) -> None:
         """Take it again.
 
         Args:
-            play: as of :meth:`_Stage.acquire`.
+            play: as of :meth:`Stage.acquire`.
         """
         astray: list[int] = []
         with self._timer.phase("acquire"):
@@ -289,7 +229,7 @@ class EnvWorker(Worker):
         if task_weights is not None:
             self._task_weights = tuple(task_weights.items())
 
-    def _give_up(self, stages: Sequence[_Stage]) -> EnvReport:
+    def _give_up(self, stages: Sequence[Stage]) -> EnvReport:
         for stage in stages:
             stage.env.drain_episodes()
             stage.recorder = stage.env.recorder = None
@@ -397,7 +337,7 @@ class EnvWorker(Worker):
 
     async def _roll(
         self,
-        stages: Sequence[_Stage],
+        stages: Sequence[Stage],
         starts: Sequence[Sequence[int | None] | None],
         num_chunks: int,
         *,
@@ -439,7 +379,7 @@ class EnvWorker(Worker):
                 await self._turns.put(result, key=stage.lane)
             report(chunk_index + 1)
 
-    def _first_obs(self, stage: _Stage, states: Sequence[int | None] | None) -> EnvObs:
+    def _first_obs(self, stage: Stage, states: Sequence[int | None] | None) -> EnvObs:
         ready, stage.ready = stage.ready, None
         if states is None:
             return stage.env.current_obs()
@@ -458,7 +398,7 @@ class EnvWorker(Worker):
         """With auto-reset: the initial state of an env's episode."""
         return int(self._reset_states(0, 0, number)[env_id])
 
-    async def _answer(self, stage: _Stage) -> ActionChunk:
+    async def _answer(self, stage: Stage) -> ActionChunk:
         with self._timer.phase("wait"):
             chunk: ActionChunk | Abandoned = await self._answers.get(key=stage.lane)
         if isinstance(chunk, Abandoned):
@@ -473,13 +413,16 @@ class EnvWorker(Worker):
         for stage in range(self._lanes.stages):
             await self._turns.put(RolloutEnd(final=True), key=(self.context.rank, stage))
 
-    def _build_train(self) -> list[_Stage]:
+    def _build_train(self) -> list[Stage]:
         cfg = self._config.train
         lengths = first_lengths(cfg.total_num_envs, group_size=self._group_size, longest=cfg.max_episode_steps)
-        self._train = self._build(
+        self._train = build_stages(
             self._config,
             self._params,
             cfg,
+            lanes=self._lanes,
+            rank=self.context.rank,
+            chunk=self._chunk,
             auto_reset=cfg.auto_reset,
             first_lengths=lengths if cfg.stagger else None,
         )
@@ -516,48 +459,22 @@ class EnvWorker(Worker):
                 stage.next_reset_state = self._episode_start
         return self._train
 
-    def _build_eval(self) -> list[_Stage]:
+    def _build_eval(self) -> list[Stage]:
         """Build the envs of evaluations, once: at the first, so that a run without one pays nothing, unless they are
         others than those of training and must be compared with these."""
         if not self._eval:
-            self._eval = self._build(self._eval_config, self._eval_params, self._eval_config.eval)
+            self._eval = build_stages(
+                self._eval_config,
+                self._eval_params,
+                self._eval_config.eval,
+                lanes=self._lanes,
+                rank=self.context.rank,
+                chunk=self._chunk,
+            )
         return self._eval
 
-    def _build(
-        self,
-        config: EnvConfig,
-        params: Any,
-        cfg: EnvTrainConfig | EnvEvalConfig,
-        *,
-        auto_reset: bool = False,
-        first_lengths: Sequence[int] | None = None,
-    ) -> list[_Stage]:
-        """
-        Args:
-            first_lengths: by env id, as ``ChunkedEnv`` takes them.
-        """
-        adapter = adapter_class(config.env_type)
-        stages = []
-        for stage in range(self._lanes.stages):
-            lane = (self.context.rank, stage)
-            env_ids = self._lanes.env_ids(lane, cfg.total_num_envs)
-            build = functools.partial(adapter, len(env_ids), params, config.seed)  # every adapter's signature
-            env = ChunkedEnv(
-                build(),
-                env_ids=env_ids,
-                num_action_chunks=self._chunk,
-                max_episode_steps=cfg.max_episode_steps,
-                auto_reset=auto_reset,
-                ignore_terminations=cfg.ignore_terminations,
-                use_rel_reward=config.use_rel_reward,
-                reward_coef=config.reward_coef,
-                first_lengths=None if first_lengths is None else [first_lengths[i] for i in env_ids],
-            )
-            stages.append(_Stage(lane=lane, env_ids=env_ids, env=env, build=build))
-        return stages
-
     def _recorder(
-        self, cfg: VideoConfig, stage: _Stage, group_size: int, only: Collection[int] | None = None
+        self, cfg: VideoConfig, stage: Stage, group_size: int, only: Collection[int] | None = None
     ) -> VideoRecorder | None:
         if not cfg.save_video:
             return None
@@ -586,7 +503,7 @@ class EnvWorker(Worker):
             recorder.clear()
         return shown
 
-    def _report(self, stages: Sequence[_Stage], videos: list[Path]) -> EnvReport:
+    def _report(self, stages: Sequence[Stage], videos: list[Path]) -> EnvReport:
         episodes = [episode for stage in stages for episode in stage.env.drain_episodes()]
         return EnvReport(
             episodes=episodes,
@@ -601,7 +518,7 @@ class EnvWorker(Worker):
         return env_steps
 
 
-def _spaces(stages: Sequence[_Stage]) -> Spaces:
+def _spaces(stages: Sequence[Stage]) -> Spaces:
     sim = stages[0].env.sim
     return Spaces(
         action_dim=sim.action_dim,
