@@ -18,6 +18,7 @@ from rich.console import Console
 
 from embodied_rl.checkpoints import resume
 from embodied_rl.checkpoints.store import (
+    STATE_FILE,
     complete_checkpoints,
     experiment_dir,
     later_checkpoints,
@@ -25,7 +26,7 @@ from embodied_rl.checkpoints.store import (
     remove_torn,
     verify,
 )
-from embodied_rl.errors import UserError
+from embodied_rl.errors import UserError, listed
 from embodied_rl.evaluation.eval_file import set_later_aside
 from embodied_rl.files import locked, write_text
 from embodied_rl.models.weights.shipped import provide
@@ -257,6 +258,8 @@ def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) 
     with _unwritable(run_dir):
         write_text(run_dir / resume.CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
+    if config.runner.resume_dir == "auto" and resumed is None:
+        console.print(_begins_anew(experiment_dir(config)), style="yellow", highlight=False, soft_wrap=True)
     if loaded := resumed or start.initial:
         console.print(f"weights of: {loaded}", highlight=False, soft_wrap=True)
     if changes:
@@ -267,6 +270,13 @@ def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) 
         with _unwritable(run_dir):
             _leave_later_steps(config, resumed, start.step, run_dir, console)
     return run_dir
+
+
+def _begins_anew(runs: Path) -> str:
+    """What ``resume_dir=auto`` means where no run has a whole checkpoint."""
+    torn = sorted(path.relative_to(runs) for path in runs.glob("*/checkpoints/global_step_*"))
+    said = f"; {listed(map(str, torn), 3)} without {STATE_FILE}: not whole, so not taken" if torn else ""
+    return f"runner.resume_dir=auto: no whole checkpoint in {runs}, so the run begins at step 0{said}"
 
 
 def _leave_later_steps(config: Config, resumed: Path, step: int, run_dir: Path, console: Console) -> None:

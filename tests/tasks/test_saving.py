@@ -74,6 +74,19 @@ def test_saving_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert steps(only_run(config)) == [2, 4, 5]
 
 
+def test_auto_says_where_nothing_can_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (*QUICK, "runner.max_steps=1", "runner.resume_dir=auto")
+    config = tiny_run(tmp_path, *options)
+    run(config)
+    anew = f"runner.resume_dir=auto: no whole checkpoint in {only_run(config).parent}, so the run begins at step 0"
+    assert capsys.readouterr().out.splitlines().count(anew) == 1
+    (only_run(config) / "checkpoints/global_step_1/state.json").unlink()
+    torn = only_run(config).name
+    run(config)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{anew}; {torn}/checkpoints/global_step_1 without state.json: not whole, so not taken" in lines
+
+
 def test_contents(tmp_path: Path) -> None:
     options = ("runner.max_steps=1", "runner.save_contents=[model]")
     run(tiny_run(tmp_path, *QUICK, *options))
