@@ -97,7 +97,8 @@ class ActorConfig(Section):
     A longer sample goes alone. null: off."""
     skip_zero_advantages: bool
     """Leave samples out of the update's passes whose loss has no gradient, since all their advantages are 0 and no
-    entropy, value or divergence is asked for. The gradient is the same; diagnostics are then of the others."""
+    entropy, value or divergence is asked for. The gradient is the same; diagnostics are then of the others.
+    Not with ``algorithm.early_stop_imp_ratio``, which asks for the ratio of all."""
     recompute_logprobs: bool
     """Compute the rollout's log-probabilities again before the update, use those, and log how far they are off.
     Where both compute alike it changes nothing but rounding."""

@@ -99,7 +99,7 @@ class Updater:
         parameters: dict[str, Tensor] = {name: p for name, p in self._policy.named_parameters() if p.requires_grad}
         self._trainable = list(parameters.values())
         self.without_gradient = parameters if total else {}
-        self._teaching = self._objective.has_gradient(batch, context) if self._actor.skip_zero_advantages else None
+        self._teaching = self._objective.has_gradient(batch, context) if self._skips else None
         norms: list[float] = []
         stopped = False
         seed, epochs = self._actor.seed, algorithm.update_epoch
@@ -118,7 +118,7 @@ class Updater:
             "optimizer_steps": float(len(finite)),
             "samples": float(len(all_ids)),
         }
-        if self._actor.skip_zero_advantages:
+        if self._skips:
             left_out, seen = self._sum(torch.tensor([self._left_out, self._seen], dtype=torch.float64)).tolist()
             metrics["samples_skipped"] = left_out / seen if seen else 0.0
         if self._micro_batch.fitting is not None:
@@ -128,6 +128,11 @@ class Updater:
         if algorithm.early_stop_imp_ratio is not None:
             metrics["early_stopped"] = float(stopped)
         return metrics
+
+    @property
+    def _skips(self) -> bool:
+        """Samples without a gradient are left out. An early stop asks for the ratio of all."""
+        return self._actor.skip_zero_advantages and self._algorithm.early_stop_imp_ratio is None
 
     def _minibatch_count(self, samples: int) -> int:
         if self._algorithm.n_minibatches is not None:
