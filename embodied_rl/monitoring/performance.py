@@ -111,7 +111,7 @@ def _taken(own: float, first: Load, last: Load) -> float:
         own: the run's CPU seconds.
     """
     idle = last.idle - first.idle
-    others = (last.at - first.at) * last.cores - idle - own
+    others = (last.at - first.at) * last.allowed - idle - own
     return max(others - idle, 0.0) / last.usable
 
 

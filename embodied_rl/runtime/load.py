@@ -27,23 +27,27 @@ class Load(NamedTuple):
     memory: int
     """Bytes in use."""
     idle: float = 0.0
-    """Seconds that they had nothing to do, together."""
+    """Seconds that those ``allowed`` had nothing to do, together."""
     usable: float = 1.0
-    """Cores that the run may use."""
+    """Cores that the run may use: those ``allowed``, or fewer by a quota."""
     workers: Mapping[str, float] = {}
     """Process of the run -> CPU seconds so far, of what it has started, too."""
+    allowed: int = 1
+    """Cores that the run's processes may be on; whoever is on others is not in their way."""
 
     @staticmethod
     def here(workers: Mapping[str, float] | None = None) -> Load:
         times, memory = psutil.cpu_times(), psutil.virtual_memory()
+        own = [times for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in os.sched_getaffinity(0)]
         busy = times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
         return Load(
             at=time.monotonic(),
             busy=busy,
             cores=psutil.cpu_count() or 1,
             memory=memory.total - memory.available,
-            idle=times.idle + getattr(times, "iowait", 0.0),
+            idle=sum(core.idle + getattr(core, "iowait", 0.0) for core in own),
             usable=usable_cores(),
+            allowed=len(own),
             workers=workers or {},
         )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
+import psutil
 import pytest
 
 from embodied_rl.monitoring.performance import Part, StepWatch, performance, spread
@@ -117,14 +119,37 @@ def test_others_take_only_what_somebody_wanted(idle: float, taken: float) -> Non
     """Two seconds of four cores, of which the run may use two; it worked for two."""
     looks = iter(
         [
-            [Load(10.0, 0.0, 4, 0, 100.0, 2.0, {"EnvGroup[0]": 1.0})],
-            [Load(12.0, 0.0, 4, 0, 100.0 + idle, 2.0, {"EnvGroup[0]": 3.0})],
+            [Load(10.0, 0.0, 4, 0, 100.0, 2.0, {"EnvGroup[0]": 1.0}, allowed=4)],
+            [Load(12.0, 0.0, 4, 0, 100.0 + idle, 2.0, {"EnvGroup[0]": 3.0}, allowed=4)],
         ]
     )
     watch = StepWatch(lambda: next(looks), iter([0.0, 2.0]).__next__)
     watch.begin()
     watch.end("rollout")
     assert watch.parts[0].others == taken
+
+
+def test_others_on_cores_that_the_run_may_not_use_take_nothing() -> None:
+    """Of 64 cores 8 are the run's, half of them idle for ten seconds; neighbours have all others."""
+    looks = iter(
+        [
+            [Load(0.0, 0.0, 64, 0, 0.0, 8.0, {"EnvGroup[0]": 0.0}, allowed=8)],
+            [Load(10.0, 600.0, 64, 0, 40.0, 8.0, {"EnvGroup[0]": 40.0}, allowed=8)],
+        ]
+    )
+    watch = StepWatch(lambda: next(looks), iter([0.0, 10.0]).__next__)
+    watch.begin()
+    watch.end("rollout")
+    assert watch.parts[0].others == 0.0
+
+
+def test_idle_cores_are_those_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = psutil.cpu_times()
+    each = [times._replace(idle=float(10**core), iowait=0.5) for core in range(4)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu=False: each if percpu else times)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3})
+    found = Load.here()
+    assert (found.idle, found.allowed) == (10.5 + 1000.5, 2)
 
 
 def test_a_task_without_simulators_names_its_own_pauses() -> None:
