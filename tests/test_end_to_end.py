@@ -167,6 +167,19 @@ def test_an_evaluation_names_the_checkpoint_of_its_own_weights(tmp_path: Path) -
     assert [(m["policy_version"], m["checkpoint"]) for m in found] == [(1, "global_step_1"), (2, None)]
 
 
+def test_every_episode_that_is_to_be_filmed_is(tmp_path: Path) -> None:
+    """Also where more stand side by side than an overview has tiles."""
+    lanes = ("cluster=serial", "cluster.component_placement.env=0", "rollout.pipeline_stage_num=1")
+    count = ("env.eval.total_num_envs=20", "env.eval.episodes_per_task=10", "env.eval.max_episode_steps=4")
+    filmed = ("env.eval.video_cfg.save_video=true", "env.eval.video_cfg.max_videos=null", "runner.only_eval=true")
+    config = tiny_run(tmp_path, *lanes, *count, *filmed)
+    run(config)
+    [file] = (tmp_path / "results").rglob("eval.json")
+    episodes = json.loads(file.read_text())["episodes"]
+    assert len(episodes) == 40
+    assert len({(e["video"]["file"], e["video"]["tile"]) for e in episodes}) == 40
+
+
 def test_evaluation_only_gives_the_same_table_twice(tmp_path: Path) -> None:
     run(tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1"))
     options = ("runner.only_eval=true", "runner.resume_dir=auto", "env.eval.video_cfg.save_video=true")

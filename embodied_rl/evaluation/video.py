@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # contracts import torch; data sets are checked without it
 
 MIN_TILE_SIZE = 96
 """Below this a caption does not fit."""
+MAX_TILES = 16
+"""Of a video where nobody chose its envs: an overview."""
 _SPOOL_BYTES = 64 * 2**20
 _JPEG = {"quality": 92, "subsampling": 0}
 ENCODER = {"crf": "20", "preset": "veryfast"}
@@ -64,7 +66,7 @@ class VideoRecorder:
         group_size: int = 1,
         tile_size: int = 256,
         info_on_video: bool = True,
-        max_tiles: int = 16,
+        max_tiles: int = MAX_TILES,
         only: Collection[int] | None = None,
     ) -> None:
         for name, value, least in (("group_size", group_size, 1), ("tile_size", tile_size, MIN_TILE_SIZE),

@@ -25,7 +25,7 @@ from embodied_rl.envs.reset_states import (
     train_reset_states,
 )
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.video import VideoRecorder, filmed_states, video_name
+from embodied_rl.evaluation.video import MAX_TILES, VideoRecorder, filmed_states, video_name
 from embodied_rl.evaluation.views import Views
 from embodied_rl.models.weights.host import release_memory
 from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
@@ -479,7 +479,11 @@ class EnvWorker(Worker):
         if not cfg.save_video:
             return None
         return VideoRecorder(
-            fps=stage.env.sim.control_hz, group_size=group_size, info_on_video=cfg.info_on_video, only=only
+            fps=stage.env.sim.control_hz,
+            group_size=group_size,
+            info_on_video=cfg.info_on_video,
+            only=only,
+            max_tiles=max(MAX_TILES, len(only or ())),  # what was chosen is filmed
         )
 
     def _film(
