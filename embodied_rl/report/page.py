@@ -43,7 +43,7 @@ _SIGNALS: Final[Mapping[str, str]] = {
     "actor/explained_variance": "variance that values explain",
     "actor/entropy": "entropy",
     "actor/approx_kl": "KL from the policy that acted",
-    "actor/kl_loss": "KL from the reference",
+    "actor/reference_kl": "KL from the reference",
     "actor/clip_fraction_high": "ratios clipped above, share",
     "actor/clip_fraction_low": "ratios clipped below, share",
     "actor/grad_norm": "gradient norm",

@@ -12,7 +12,10 @@ from embodied_rl.report.data import EVAL_S, STEP_S, Run
 
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "rollout": ("time/rollout",),
-    "update": ("time/advantage", "time/scoring", "time/update"),
+    "update": (
+        *("time/load", "time/advantage", "time/scoring", "time/values"),
+        *("time/critic", "time/update", "time/buffer", "time/offload"),
+    ),
     "weight sync": ("time/sync",),
 }
 """Part of a training step -> the metrics that it is the sum of."""
@@ -28,7 +31,12 @@ _WITHIN: Final[Mapping[str, str]] = {
     "time/reward": "scoring answers",
     "time/advantage": "advantages",
     "time/scoring": "log-probabilities anew",
+    "time/values": "a critic's values",
+    "time/critic": "a critic's gradients and optimiser",
     "time/update": "gradients and optimiser",
+    "time/load": "weights to the accelerator",
+    "time/offload": "weights back to the host",
+    "time/buffer": "filling the replay buffer",
 }
 _GAPS: Final[Mapping[str, str]] = {
     "gap/answers": "envs wait for actions",

@@ -60,6 +60,14 @@ def test_time_by_hand(tmp_path: Path) -> None:
     assert found.by_step["update"] == (3.0, 4.0, 3.0, 3.0)
 
 
+def test_a_critic_is_part_of_the_update(tmp_path: Path) -> None:
+    rows = [row | {"time/values": 0.25, "time/critic": 0.125} for row in ROWS[1:3]]
+    found = spent(read_run(make_run(tmp_path / "run", rows=rows)))
+    assert found is not None
+    assert {part: seconds for part, seconds, _ in found.parts}["update"] == 3.0 + 4.0 + 2 * 0.375
+    assert dict(found.within)["a critic's gradients and optimiser"] == 0.25
+
+
 def test_pauses_by_hand(tmp_path: Path) -> None:
     gaps = ({"gap/update": 4.0, "gap/answers": 1.0, "gap/rest": 0.0}, {"gap/update": 2.0, "gap/answers": 3.0})
     rows = [row | {"perf/ideal_s": 5.0} | gap for row, gap in zip(ROWS[1:3], gaps, strict=True)]

@@ -52,6 +52,13 @@ def test_page_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_somebody_writes_every_metric_that_is_drawn() -> None:
+    package = Path(page.__file__).parents[1]
+    texts = [path.read_text() for path in package.rglob("*.py") if path.parent.name not in ("report", "monitoring")]
+    for name in (name.rpartition("/")[2] for name in page._SIGNALS if not name.startswith("perf/")):
+        assert any(f'"{name}"' in text or f'/{name}"' in text for text in texts), name
+
+
 def test_page_holds_nothing_from_elsewhere(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     main([str(run)])
