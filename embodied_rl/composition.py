@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied_rl.checkpoints.resume import DAMAGED, config_of_checkpoint, read_config
@@ -26,7 +27,7 @@ from embodied_rl.errors import CheckpointError, ConfigError, UserError, first_li
 from embodied_rl.models.weights.shipped import register_resolvers
 from embodied_rl.params import at, unknown_key
 from embodied_rl.runtime.placement import separate_overrides
-from embodied_rl.schema import Config
+from embodied_rl.schema import Config, EnvConfig
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.validation import NO_EVAL_ENV, build_config, foreign_section
 
@@ -88,6 +89,34 @@ def config_of(*overrides: str) -> Config:
     with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
         composed = compose("train", overrides=[*given, *folders])
     return from_hydra(composed, value_keys(given))
+
+
+def env_of(preset: str, init_params: Mapping[str, Any]) -> EnvConfig:
+    """The checked section ``env`` of ``env=<preset>`` with the simulator's options as they are: texts go neither
+    through Hydra's grammar nor through OmegaConf's interpolation.
+
+    Raises:
+        ConfigError: naming every problem found.
+    """
+    # A preset's own name may be made of options, and these are put in last.
+    given = ["task=embodied", f"env={preset}", f"env.name={preset}"]
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        composed = compose("train", overrides=given)
+    with open_dict(composed):
+        for name in init_params:
+            composed.env.init_params.pop(name, None)
+    raw = _plain(composed)
+    raw["env"]["init_params"] |= {name: _as_json(f"env.init_params.{name}", init_params[name]) for name in init_params}
+    config: Any = build_config(raw)
+    return config.env
+
+
+def _as_json(key: str, value: Any) -> Any:
+    """A value of Python's in JSON's types; a path is a text, and what numpy has its numbers."""
+    try:
+        return json.loads(json.dumps(value, default=lambda v: v.tolist() if hasattr(v, "tolist") else os.fspath(v)))
+    except (TypeError, ValueError):
+        raise ConfigError([f"{key}: got {value!r}, expected numbers, texts, lists and dicts of them"]) from None
 
 
 def checked(arguments: Sequence[str]) -> Config:
@@ -189,13 +218,21 @@ def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: naming every problem found.
     """
+    return build_config(_plain(composed), overridden)
+
+
+def _plain(composed: DictConfig) -> Any:
+    """A composed configuration as dicts and lists, resolved.
+
+    Raises:
+        ConfigError: a key has no value, or one that cannot be resolved.
+    """
     try:
-        raw: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError([f"{error.full_key}: missing; set it with {error.full_key}=..."]) from None
     except OmegaConfBaseException as error:
         raise ConfigError([f"{getattr(error, 'full_key', None) or 'configuration'}: {first_line(error)}"]) from None
-    return build_config(raw, overridden)
 
 
 def choices(arguments: Sequence[str] = ()) -> dict[str, list[str]]:

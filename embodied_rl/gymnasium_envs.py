@@ -25,14 +25,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from embodied_rl.composition import config_of
+from embodied_rl.composition import env_of
 from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.contracts import ChunkResult, EnvObs
 from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.reset_states import task_ranges
-from embodied_rl.params import parse_params, shown
-from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.params import parse_params
 
 NAMESPACE = "embodied_rl"
 RESET_STATE = "reset_state_id"
@@ -45,22 +44,20 @@ class _Play:
     def __init__(
         self, preset: str, num_envs: int, task_id: int | None, init_params: Mapping[str, Any], *, auto_reset: bool
     ) -> None:
-        overrides = [f"++env.init_params.{name}={shown(value)}" for name, value in init_params.items()]
-        config = config_of("task=embodied", f"env={preset}", *overrides)
-        assert isinstance(config, EmbodiedConfig)
-        adapter = adapter_class(config.env.env_type)
-        params = parse_params(adapter.Params, config.env.init_params, "env.init_params")
-        self.max_episode_steps = config.env.eval.max_episode_steps
-        self.sim: SimEnv = adapter(num_envs, params, config.env.seed)  # type: ignore[call-arg]  # every adapter's signature
+        env = env_of(preset, init_params)
+        adapter = adapter_class(env.env_type)
+        params = parse_params(adapter.Params, env.init_params, "env.init_params")
+        self.max_episode_steps = env.eval.max_episode_steps
+        self.sim: SimEnv = adapter(num_envs, params, env.seed)  # type: ignore[call-arg]  # every adapter's signature
         self.env = ChunkedEnv(
             self.sim,
             env_ids=range(num_envs),
             num_action_chunks=1,
             max_episode_steps=self.max_episode_steps,
             auto_reset=auto_reset,
-            ignore_terminations=config.env.eval.ignore_terminations,
-            use_rel_reward=config.env.use_rel_reward,
-            reward_coef=config.env.reward_coef,
+            ignore_terminations=env.eval.ignore_terminations,
+            use_rel_reward=env.use_rel_reward,
+            reward_coef=env.reward_coef,
         )
         self._states = list(task_ranges(self.sim, None if task_id is None else [task_id]).values())
         choices: tuple[int, ...] = getattr(self.sim, "action_choices", ())

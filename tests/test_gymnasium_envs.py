@@ -12,6 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 import embodied_rl.gymnasium_envs as ours
+from embodied_rl.envs.base import adapter_class
 from embodied_rl.errors import UserError
 from embodied_rl.gymnasium_envs import PlatformEnv, PlatformVectorEnv
 
@@ -168,6 +169,66 @@ def test_wrong_options_are_refused() -> None:
         make(image_siz=3)
     with pytest.raises(UserError, match=r"task_ids: got \[7\]"):
         make(task_id=7)
+
+
+def given(env_type: str, monkeypatch: pytest.MonkeyPatch, preset: str, **options: Any) -> Any:
+    """The ``Params`` that an adapter gets, without its simulator."""
+    found: list[Any] = []
+
+    def stop(self: object, num_slots: int, params: Any, seed: int) -> None:
+        found.append(params)
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(adapter_class(env_type), "__init__", stop)
+    for kind in (PlatformEnv, PlatformVectorEnv):
+        with pytest.raises(RuntimeError, match="far enough"):
+            kind(preset, **options)
+    assert found[0] == found[1]
+    return found[0]
+
+
+TEXTS = (
+    "push bob's cube, then wait!",
+    "the cube (red) = {it}: [a]",
+    "schiebe den Würfel",
+    "null",
+    "1",
+    " lead",
+    "",
+    "${oc.env:HOME} \\${x}",
+    "???",
+    'it\'s "so" \\',
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_reach_the_adapter_as_they_are(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = given("maniskill", monkeypatch, "maniskill", env_id="LiftPegUpright-v1", instruction=text)
+    assert (params.env_id, params.instruction) == ("LiftPegUpright-v1", text)
+
+
+def test_other_values_do_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = {"ClipReward": {"min_reward": -1, "a name": ["x, y", None]}}
+    params = given("gymnasium", monkeypatch, "gymnasium", wrappers=("FlattenObservation", wrapper))
+    assert params.wrappers == ("FlattenObservation", wrapper)
+    sizes = {"camera_width": np.int64(24), "camera_height": np.array(16)}
+    params = given("gymnasium", monkeypatch, "gymnasium", id="Pendulum-v1", success_key=None, **sizes)
+    assert (params.id, params.success_key, params.camera_width, params.camera_height) == ("Pendulum-v1", None, 24, 16)
+
+
+def test_values_that_no_option_can_have_are_refused() -> None:
+    with pytest.raises(UserError, match=r"env\.init_params\.wrappers: got \(<class .*>,\), expected numbers, texts"):
+        PlatformEnv("gymnasium", wrappers=(gymnasium.Wrapper,))
+
+
+def test_options_that_a_preset_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"env\.init_params\.assets: missing"):
+        make("put_on_plate")
+    folder = tmp_path / "my assets=(2), jürgen's"
+    params = given("put_on_plate", monkeypatch, "put_on_plate", assets=folder, objects="test")
+    assert (params.assets, params.objects, params.camera_height) == (str(folder), "test", 224)
+    params = given("metaworld", monkeypatch, "metaworld", task=["push", "reach"])
+    assert list(params.task) == ["push", "reach"]
 
 
 @pytest.mark.slow
