@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from operator import index
 from typing import Any
 
 import gymnasium
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from embodied_rl.composition import env_of
 from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.contracts import ChunkResult, EnvObs
-from embodied_rl.envs.base import SimEnv, adapter_class
+from embodied_rl.envs.base import SimEnv, adapter_class, check_reset_state
 from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
 from embodied_rl.envs.reset_states import task_ranges
 from embodied_rl.params import parse_params
@@ -47,7 +48,7 @@ class _Play:
         env = env_of(preset, init_params)
         adapter = adapter_class(env.env_type)
         params = parse_params(adapter.Params, env.init_params, "env.init_params")
-        self.max_episode_steps = env.eval.max_episode_steps
+        self.num_envs, self.max_episode_steps = num_envs, env.eval.max_episode_steps
         self.sim: SimEnv = adapter(num_envs, params, env.seed)  # type: ignore[call-arg]  # every adapter's signature
         self.env = ChunkedEnv(
             self.sim,
@@ -80,6 +81,14 @@ class _Play:
                 return states[number]
             number -= len(states)
         raise AssertionError(number)
+
+    def named(self, options: Mapping[str, Any] | None) -> list[int | None]:
+        """The initial state of each slot that ``reset``'s options name; None: to be drawn."""
+        states = _each(RESET_STATE, (options or {}).get(RESET_STATE), self.num_envs)
+        for state in states:
+            if state is not None:
+                check_reset_state(self.sim, state)
+        return states
 
     def step(self, actions: Any) -> ChunkResult:
         """One step of every slot; ``actions`` is [N,A], or [N] of one choice each."""
@@ -121,9 +130,9 @@ class PlatformEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode from a drawn initial state, or from ``options["reset_state_id"]``."""
+        [state] = self._play.named(options)
         super().reset(seed=seed)
-        state = (options or {}).get(RESET_STATE)
-        state = self._play.draw(self.np_random) if state is None else int(state)
+        state = self._play.draw(self.np_random) if state is None else state
         obs = self._play.env.reset([state])
         return self._play.shown(obs, 0), self._play.start_info(state)
 
@@ -175,15 +184,18 @@ class PlatformVectorEnv(VectorEnv[Any, Any, Any]):
         """Initial states of the present episodes."""
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | NDArray[np.integer] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in every env; ``options`` has nothing to say."""
-        del options
-        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
-        for i, own in enumerate(seeds):
-            if own is not None:
-                self._generators[i] = np_random(own)[0]
-        starts = [self._next(i, 0) for i in range(self.num_envs)]
+        """Start an episode in every env, from drawn initial states or from ``options["reset_state_id"]``, a number for
+        all or one for each; where that is None it is drawn."""
+        named, seeds = self._play.named(options), _each("seed", seed, self.num_envs, apart=1)
+        generators = [None if own is None else np_random(own)[0] for own in seeds]
+        self._generators = [new or old for new, old in zip(generators, self._generators, strict=True)]
+        starts = [self._next(i, 0) if state is None else state for i, state in enumerate(named)]
+        self._starts[:] = starts
         following: NextResetState = self._next
         obs, infos = self._play.env.reset(starts, following), {}
         for i, state in enumerate(starts):
@@ -222,6 +234,28 @@ class PlatformVectorEnv(VectorEnv[Any, Any, Any]):
         del episode
         self._starts[env_id] = self._play.draw(self._generators[env_id])
         return self._starts[env_id]
+
+
+def _each(name: str, given: Any, count: int, *, apart: int = 0) -> list[int | None]:
+    """A number for each of ``count`` envs.
+
+    Args:
+        name: what it is, for the message.
+        given: a number for each, or one for all, from which each next env's is ``apart``; None: no number.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        one = np.ndim(given) == 0
+        numbers = [None if number is None else index(number) for number in ([given] * count if one else given)]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != count:
+        raise ValueError(
+            f"{name}: got {given!r}, expected an integer" + (f", or a list of {count}" if count > 1 else "")
+        )
+    return [None if number is None else number + apart * i * one for i, number in enumerate(numbers)]
 
 
 def register() -> None:

@@ -42,7 +42,13 @@ class Sb3VecEnv(VecEnv):
     def reset(self) -> Any:
         seeded = any(seed is not None for seed in self._seeds)
         seeds: Any = self._seeds if seeded else None  # gymnasium's annotation knows one number alone
-        obs, infos = self._envs.reset(seed=seeds, options=self._options[0] or None)
+        options = self._options[0]
+        if any(own != options for own in self._options):
+            raise UserError(
+                f"Sb3VecEnv.set_options: got {self._options}, expected one dict for all envs; a number for each of the "
+                "project's envs is {'reset_state_id': [7, 8]}"
+            )
+        obs, infos = self._envs.reset(seed=seeds, options=options or None)
         self.reset_infos = [_of(infos, i) for i in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()

@@ -92,6 +92,34 @@ def test_an_initial_state_by_its_number() -> None:
     assert info["reset_state_id"] == 70
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
+    for wrong in (100_000, -1, 7.5, "7", [70, 71]):
+        with pytest.raises(ValueError, match=r"^reset_state_id: got .*, expected (0 to 255|an integer)$"):
+            env.reset(options={"reset_state_id": wrong})
+
+
+@pytest.mark.parametrize("named", [70, np.int64(70), [70, 200], (70, 200), np.array([70, 200]), [None, 200]])
+def test_initial_states_of_a_vector_by_their_numbers(named: Any) -> None:
+    """One for all or one each; None is drawn, as are the episodes that follow."""
+    envs, single = make_vec(num_envs=2), make()
+    obs, infos = envs.reset(seed=3, options={"reset_state_id": named})
+    for i, number in enumerate(named if np.ndim(named) else [named, named]):
+        first, info = single.reset(seed=3 + i, options={"reset_state_id": number})
+        assert infos["reset_state_id"][i] == info["reset_state_id"]
+        assert number in (None, info["reset_state_id"])
+        assert np.array_equal(obs[i], first)
+    _, _, _, truncated, infos = [envs.step(np.zeros((2, 2), np.float32)) for _ in range(32)][-1]
+    assert truncated.all()
+    assert infos["reset_state_id"][1] == single.reset()[1]["reset_state_id"]
+
+
+@pytest.mark.parametrize("wrong", [100_000, [70], [70, 71, 72], [70, 256], [70, -1], 7.5, [7, "8"], "70", [[70, 71]]])
+def test_wrong_numbers_leave_a_vector_as_it_is(wrong: Any) -> None:
+    envs, untouched = make_vec(num_envs=2), make_vec(num_envs=2)
+    for each in (envs, untouched):
+        each.reset(seed=5)
+    with pytest.raises(ValueError, match=r"^reset_state_id: got .*, expected (0 to 255|an integer, or a list of 2)$"):
+        envs.reset(seed=6, options={"reset_state_id": wrong})
+    assert envs.reset()[1]["reset_state_id"].tolist() == untouched.reset()[1]["reset_state_id"].tolist()
 
 
 def test_env_i_of_a_vector_plays_what_one_env_of_its_seed_plays() -> None:
@@ -127,6 +155,23 @@ def test_env_i_of_a_vector_plays_what_one_env_of_its_seed_plays() -> None:
                 assert infos["success"][i] == info["success"]
             alone.append((one, info))
     assert ended > succeeded > 3
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), np.array(3), [3, 4], (3, 4), np.array([3, 4]), [np.int32(3), None]])
+def test_seeds_in_every_form(seed: Any) -> None:
+    envs, singles = make_vec(num_envs=2), [make(), make()]
+    envs.reset(seed=[8, 4])
+    singles[1].reset(seed=4)
+    wanted = [singles[0].reset(seed=3), singles[1].reset(seed=None if np.ndim(seed) and seed[1] is None else 4)]
+    obs, infos = envs.reset(seed=seed)
+    assert infos["reset_state_id"].tolist() == [info["reset_state_id"] for _, info in wanted]
+    assert np.array_equal(obs, [first for first, _ in wanted])
+
+
+@pytest.mark.parametrize("seed", [[3], [3, 4, 5], [], 3.5, "3", [3, "4"], [[3, 4]], np.array([3.0, 4.0])])
+def test_wrong_seeds_are_refused(seed: Any) -> None:
+    with pytest.raises(ValueError, match=r"^seed: got .*, expected an integer, or a list of 2$"):
+        make_vec(num_envs=2).reset(seed=seed)
 
 
 def test_make_vec_of_choices() -> None:

@@ -89,6 +89,16 @@ def test_frames_and_attributes() -> None:
     envs.close()
 
 
+def test_options_are_one_dict_for_all_envs() -> None:
+    envs = vector(num_envs=2)
+    envs.set_options({"reset_state_id": [70, 71]})
+    envs.reset()
+    assert [info["reset_state_id"] for info in envs.reset_infos] == [70, 71]
+    envs.set_options([{"reset_state_id": 70}, {"reset_state_id": 71}])
+    with pytest.raises(UserError, match=r"set_options: got .*, expected one dict for all envs"):
+        envs.reset()
+
+
 def test_vectors_of_gymnasiums() -> None:
     with pytest.raises(UserError, match="expected SAME_STEP"):
         Sb3VecEnv(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
