@@ -45,7 +45,9 @@ class _Play:
     def __init__(
         self, preset: str, num_envs: int, task_id: int | None, init_params: Mapping[str, Any], *, auto_reset: bool
     ) -> None:
-        env = env_of(preset, init_params)
+        # gymnasium.make has a parameter of its own that is called id.
+        names = {"env_id": "id"} if preset == "envpool" else {}
+        env = env_of(preset, {names.get(name, name): value for name, value in init_params.items()})
         adapter = adapter_class(env.env_type)
         params = parse_params(adapter.Params, env.init_params, "env.init_params")
         self.num_envs, self.max_episode_steps = num_envs, env.eval.max_episode_steps
@@ -114,7 +116,7 @@ class PlatformEnv(gymnasium.Env[Any, Any]):
         preset: the choice of ``env``, such as libero_spatial.
         task_id: this task alone; None: all, drawn at each reset.
         render_mode: rgb_array, or None.
-        init_params: the adapter's own options (``env.init_params``).
+        init_params: the adapter's own options (``env.init_params``); EnvPool's ``id`` is ``env_id``, too.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium's

@@ -261,6 +261,17 @@ def test_other_values_do_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (params.id, params.success_key, params.camera_width, params.camera_height) == ("Pendulum-v1", None, 24, 16)
 
 
+def test_an_env_of_envpools_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``id`` is the first parameter of ``make`` and ``make_vec`` themselves."""
+    assert given("envpool", monkeypatch, "envpool", env_id="Pendulum-v1").id == "Pendulum-v1"
+    assert given("envpool", monkeypatch, "envpool", id="Pendulum-v1").id == "Pendulum-v1"
+    for made in (make, make_vec):
+        with pytest.raises(RuntimeError, match="far enough"):
+            made("envpool", env_id="Pendulum-v1")
+    with pytest.raises(UserError, match=r"env\.init_params\.env_id: no such key"):
+        make("dummy", env_id="Pendulum-v1")
+
+
 def test_values_that_no_option_can_have_are_refused() -> None:
     with pytest.raises(UserError, match=r"env\.init_params\.wrappers: got \(<class .*>,\), expected numbers, texts"):
         PlatformEnv("gymnasium", wrappers=(gymnasium.Wrapper,))
