@@ -159,6 +159,11 @@ def require_cameras(model_type: str, spec: PolicySpec) -> None:
         )
 
 
+def camera_layers(layers: Mapping[str, nn.Module]) -> nn.ModuleDict:
+    """Layers of each camera, in their order; to torch a dot in a name would be a module in a module."""
+    return nn.ModuleDict({camera.replace(".", "/"): layer for camera, layer in layers.items()})
+
+
 def camera_images(model_type: str, spec: PolicySpec, obs: EnvObs, camera: str) -> Tensor:
     """[N,H,W,3] uint8 of a camera.
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import PolicySpec, camera_images, require_cameras
+from embodied_rl.models.base import PolicySpec, camera_images, camera_layers, require_cameras
 from embodied_rl.models.mlp import MlpParams, MlpPolicy, orthogonal
 from embodied_rl.models.normalization import RunningNormalizer
 
@@ -53,7 +53,7 @@ class CnnPolicy(MlpPolicy):
                     f"model_type 'cnn': the camera {camera} has {height}x{width} pixels, and the convolutions need at "
                     f"least {SMALLEST} along each axis; let the env draw larger images (env.init_params)"
                 )
-        self.cameras = nn.ModuleDict(
+        self.cameras = camera_layers(
             {camera: _convolutions(shape, params.image_features) for camera, shape in spec.image_shapes.items()}
         )
         normalizes = params.normalize_observations and spec.state_dim > 0
@@ -61,12 +61,12 @@ class CnnPolicy(MlpPolicy):
         return spec.state_dim + params.image_features * len(spec.image_shapes)
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
-        images = {f"images/{camera}": camera_images("cnn", self.spec, obs, camera) for camera in self.cameras}
+        images = {f"images/{camera}": camera_images("cnn", self.spec, obs, camera) for camera in self.spec.image_shapes}
         return super()._inputs(obs) | images  # uint8: a quarter of float32, and the actor scales them again
 
     def _features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         seen = [super()._features(inputs)]
-        for camera, layers in self.cameras.items():
+        for camera, layers in zip(self.spec.image_shapes, self.cameras.values(), strict=True):
             images = inputs[f"images/{camera}"].to(self._device)
             dtype = next(layers.parameters()).dtype
             seen.append(layers(images.movedim(-1, -3).to(dtype) / 255.0))

@@ -37,6 +37,7 @@ from embodied_rl.models.base import (
     PolicyOutput,
     PolicySpec,
     camera_images,
+    camera_layers,
     require_cameras,
     require_values,
 )
@@ -114,7 +115,7 @@ class TinyVlaPolicy(Policy):
         self.words = nn.Embedding(WORD_BUCKETS, WORD_SIZE, padding_idx=PADDING)
         self.word_projection = nn.Linear(WORD_SIZE, width)
         self.word_positions = nn.Parameter(0.02 * torch.randn(params.max_words, width))
-        self.cameras = nn.ModuleDict(
+        self.cameras = camera_layers(
             {name: _ImageStem(shape, width) for name, shape in sorted(spec.image_shapes.items())}
         )
         self.proprio = (
@@ -218,7 +219,8 @@ class TinyVlaPolicy(Policy):
         said = words != PADDING
         # Not linear before the mean, or the order of words would be lost in it.
         sentence = (functional.gelu(text) * said.unsqueeze(-1)).sum(1) / said.sum(1, keepdim=True)
-        tokens = [stem(inputs[f"images/{camera}"].to(device), sentence, dtype) for camera, stem in self.cameras.items()]
+        stems = zip(sorted(self.spec.image_shapes), self.cameras.values(), strict=True)
+        tokens = [stem(inputs[f"images/{camera}"].to(device), sentence, dtype) for camera, stem in stems]
         start = sum(token.shape[1] for token in tokens)
         tokens.append(text)
         if self.proprio is not None:

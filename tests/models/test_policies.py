@@ -72,6 +72,22 @@ def act(policy: Policy, obs: EnvObs, *, seed: int = 0, greedy: bool = False, tem
     return policy.act(obs, greedy=greedy, temperature=temperature, generator=torch.Generator().manual_seed(seed))
 
 
+def test_cameras_have_any_names(model_type: str) -> None:
+    """Such as LeRobot's, in which torch would take the dots for submodules. Sorted they stand in the same order."""
+    names = {"agentview": "observation.images.top", "wrist": "robot/wrist.left"}
+    policy, obs = make(model_type), observe(model_type)
+    spec = dataclasses.replace(
+        policy.spec, image_shapes={names[name]: size for name, size in policy.spec.image_shapes.items()}
+    )
+    renamed = build_policy(model_type, spec, SIZES[model_type])
+    renamed.load_state_dict(dict(zip(renamed.state_dict(), policy.state_dict().values(), strict=True)))
+    decided = act(renamed, dataclasses.replace(obs, images={names[name]: image for name, image in obs.images.items()}))
+    expected = act(policy, obs)
+    assert torch.equal(decided.actions, expected.actions)
+    again, first = (p(d.replay_inputs, temperature=1.0) for p, d in ((renamed, decided), (policy, expected)))
+    assert torch.equal(again.logprobs, first.logprobs)
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 1.6, 0.5])
 def test_evaluate_agrees_with_act(model_type: str, temperature: float, greedy: bool) -> None:
