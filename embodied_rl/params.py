@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final, get_type_hints
@@ -127,16 +128,25 @@ def _lower_first(text: str) -> str:
 
 def argument(key: str, value: object) -> str:
     """``key=value`` as Hydra reads it on the command line, in quotes where it needs them; the shell's are not there."""
-    if not isinstance(value, str):
-        return f"{key}={json.dumps(value)}"
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import Quote, QuotedString
     from hydra.errors import HydraException
 
     with contextlib.suppress(HydraException):
-        if OverridesParser.create().parse_override(f"{key}={value}").value() == value:
+        if isinstance(value, str) and OverridesParser.create().parse_override(f"{key}={value}").value() == value:
             return f"{key}={value}"
-    return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+    return f"{key}={_literal(value)}"
+
+
+def _literal(value: object) -> str:
+    """A value in Hydra's grammar, whose keys take backslashes instead of quotes."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    if isinstance(value, Mapping):
+        escaped = {re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", name): _literal(below) for name, below in value.items()}
+        return "{" + ", ".join(f"{name}: {text}" for name, text in escaped.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return QuotedString(value, Quote.double).with_quotes() if isinstance(value, str) else json.dumps(value)
 
 
 def at(content: Any, key: str) -> Any:

@@ -139,8 +139,9 @@ def use_of(folder: Path) -> str:
     words += [argument(f"model.{key}", path) for key, path in paths.items()]
     if name not in LANGUAGE_MODELS:
         words.append(f"model.num_action_chunks={content['num_action_chunks']}")
-    plain = _without_fresh(content["params"])
-    words += [argument(f"model.params.{key}", value) for key, value in plain.items()]
+    # An architecture is of a fresh model; the folder has its own.
+    params = {key: value for key, value in content["params"].items() if (name, key) != ("causal_lm", "architecture")}
+    words += [argument(f"model.params.{key}", value) for key, value in params.items()]
     model = content.get("record", {}).get("model", {})
     if base is not None:  # else the folder holds them
         words += [argument(f"model.{key}", model[key]) for key in ("revision", "tokenizer_path") if model.get(key)]
@@ -148,11 +149,6 @@ def use_of(folder: Path) -> str:
     if model.get("trust_remote_code"):
         words.append("model.trust_remote_code=true")
     return shlex.join(words)
-
-
-def _without_fresh(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters without nested ones, which say how a fresh model is made."""
-    return {key: value for key, value in params.items() if not isinstance(value, dict)}
 
 
 def exported_policy(folder: Path) -> Policy:
@@ -178,7 +174,7 @@ def exported_policy(folder: Path) -> Policy:
     model = record.model
     refuse_language(model.model_type, folder)
     loading = Loading() if base is None else Loading.of(model)  # the folder holds the overrides
-    policy = build_policy(model.model_type, record.spec, _without_fresh(model.params), base or str(folder), loading)
+    policy = build_policy(model.model_type, record.spec, model.params, base or str(folder), loading)
     if base is not None:
         from embodied_rl.models.weights.lora import add_adapters
 

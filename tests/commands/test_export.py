@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
@@ -24,10 +26,13 @@ from embodied_rl.launch import run
 from embodied_rl.models.base import Policy
 from embodied_rl.models.causal_lm import CausalLMPolicy
 from embodied_rl.models.registry import policy_of
+from embodied_rl.models.smolvla import SmolVlaPolicy
 from embodied_rl.models.weights.lora import merge_adapters
+from embodied_rl.params import argument
 from embodied_rl.schema import ModelConfig
 from tests.commands.checkpoints import republish, save, save_in_ranks
 from tests.configs import tiny_run
+from tests.models.flow.flow_models import decide, flow_spec, look
 from tests.models.small import MODELS, inputs, model_config, shaken
 from tests.training.ranks import Ranks
 
@@ -153,6 +158,39 @@ def test_exported_folders_are_loaded_from_python(tmp_path: Path) -> None:
     export(save(shaken(config), config, tmp_path / "language"), tmp_path / "words")
     with pytest.raises(UserError, match="is of a language model, which takes no actions"):
         er.load_policy(tmp_path / "words")
+
+
+def test_an_export_looks_through_the_cameras_of_the_run(tmp_path: Path) -> None:
+    """Of a policy that was told which is which, against what their names say."""
+    SmolVlaPolicy.write_tiny(tmp_path / "base")
+    cameras = {"image": "wrist", "image2": "agentview"}
+    params = {"cameras": cameras, "num_steps": 2}
+    config = replace(model_config("mlp"), model_type="smolvla", path=str(tmp_path / "base"), params=params)
+    checkpoint = save(policy_of(config, flow_spec()), config, tmp_path / "run")
+    export(checkpoint, tmp_path / "out")
+    use = OverridesParser.create().parse_overrides(shlex.split(use_of(tmp_path / "out")))
+    assert {one.key_or_group: one.value() for one in use} == {
+        "model": "smolvla",
+        "model.path": str(tmp_path / "out"),
+        "model.num_action_chunks": 3,
+        **{f"model.params.{name}": value for name, value in params.items()},
+    }
+    policies = [er.load_policy(folder).policy for folder in (checkpoint, tmp_path / "out")]
+    assert [policy.cameras for policy in policies] == [cameras, cameras]
+    first, again = (decide(policy, look(), greedy=True).actions for policy in policies)  # type: ignore[arg-type]
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"left eye": None, "observation.images.top": "wrist", "a=(b), [c]: {d}\\": {"e": "null"}},
+        {"f": ["ünï, 'g' \"h\"", "1", 1e-5, True, {}]},
+        ["ünï", "\\", []],
+    ],
+)
+def test_hydra_reads_the_arguments_that_are_printed(value: object) -> None:
+    assert OverridesParser.create().parse_override(argument("model.params.key", value)).value() == value
 
 
 @pytest.mark.parametrize("case", ["no folder", "no adapters", "whole modules", "another base"])
