@@ -299,8 +299,6 @@ class Delivery:
     """A worker that is ahead of others delivers for a later step before they have for this one."""
     trajectory: Trajectory | None
     """None: nothing of it is this rank's."""
-    part: tuple[int, int] | None = None
-    """(rollout epoch, first env id): which part of the step it is, where a rollout may be made twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

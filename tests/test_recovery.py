@@ -66,13 +66,40 @@ class Leaking(DummyEnv):
         super().reset(slots, reset_state_ids)
 
 
-def outcome(tmp_path: Path, name: str, *options: str) -> list[dict[str, float]]:
+class Unequal(DummyEnv):
+    """Of two workers the first is slow. The other dies as often as an environment variable says, once the first has
+    played a rollout's twelve epochs."""
+
+    _taken = 0
+
+    def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
+        self._slow = self.task(reset_state_ids[0]).task_id < 2
+        super().reset(slots, reset_state_ids)
+
+    def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
+        cls = type(self)
+        losses, folder = os.environ["LOSSES"].split(",")
+        cls._taken += 1
+        if self._slow:
+            time.sleep(0.03)
+            if cls._taken == 12 * 4:
+                (Path(folder) / "played").touch()
+        elif (had := len(list(Path(folder).glob("loss_*")))) < int(losses):
+            while not (Path(folder) / "played").exists():
+                time.sleep(0.01)
+            time.sleep(0.5)  # in which the actor gets it
+            (Path(folder) / f"loss_{had}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(slots, actions)
+
+
+def outcome(tmp_path: Path, name: str, *options: str, losses: int = 1) -> list[dict[str, float]]:
     env_type = f"env.env_type={__name__}:Accident"
     config = tiny_run(tmp_path, env_type, f"runner.experiment_name={name}", *TOGETHER, *options)
     run(config)
     metrics = metrics_of(only_run(config))
     restarts = [step.pop("env/restarts", 0.0) for step in metrics]
-    assert max(restarts) <= (name == "disturbed")
+    assert max(restarts) <= losses * (name == "disturbed")
     return metrics
 
 
@@ -113,6 +140,29 @@ def test_a_lost_worker_is_replaced(
     words = {"kill": "SIGKILL", "exit": "exit status 3", "hang": "hung: no sign of life", "raise": "ZeroDivisionError"}
     assert words[kind] in said
     assert disturbed == undisturbed(tmp_path, *options), "as if nothing had happened"
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_a_worker_is_replaced_where_another_has_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: int
+) -> None:
+    """The actor has all that it waits for before the slow worker's rollout has been made again."""
+    options = (
+        f"env.env_type={__name__}:Unequal",
+        "algorithm=ppo",
+        "algorithm.rollout_epoch=12",
+        "cluster.component_placement={env: 0-1, rollout: 0-1, actor: 0}",
+        "rollout.pipeline_stage_num=1",
+        "env.train.total_num_envs=4",
+        "env.train.max_episode_steps=4",
+        "runner.eval_at_end=false",
+        "runner.max_steps=2",
+    )
+    monkeypatch.setenv("LOSSES", f"{losses},{tmp_path}")
+    disturbed = outcome(tmp_path, "disturbed", *options, "cluster.stall_timeout=60", losses=losses)
+    assert len(list(tmp_path.glob("loss_*"))) == losses
+    monkeypatch.setenv("LOSSES", f"0,{tmp_path}")
+    assert disturbed == undisturbed(tmp_path, *options)
 
 
 @pytest.mark.parametrize("options", [(), AUTO_RESET], ids=str)

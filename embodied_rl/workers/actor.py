@@ -88,8 +88,6 @@ class ActorWorker(Worker):
         self._received: list[Trajectory] = []
         self._early: list[Delivery] = []
         """For later training steps."""
-        self._taken: set[tuple[int, tuple[int, int]]] = set()
-        """(step, part) of what has come, of the present step and later ones."""
         self._writer: checkpoints.shards.AsyncWriter | None = None
         self._written: Path | None = None
         """Directory of the newest checkpoint's contents, perhaps still being written."""
@@ -272,7 +270,6 @@ class ActorWorker(Worker):
         """
         if not more:
             self._received = []
-            self._taken = {(delivery.step, delivery.part) for delivery in self._early if delivery.part is not None}
         arrived = [delivery for delivery in self._early if delivery.step == step]
         self._early = [delivery for delivery in self._early if delivery.step != step]
         while len(arrived) < self._numbers.messages:
@@ -280,10 +277,6 @@ class ActorWorker(Worker):
             if isinstance(delivery, Abandoned):
                 self._received = []
                 return 0
-            if delivery.part is not None:
-                if delivery.step < step or (delivery.step, delivery.part) in self._taken:
-                    continue  # of a rollout that is made again, since an env worker was lost in it
-                self._taken.add((delivery.step, delivery.part))
             (arrived if delivery.step == step else self._early).append(delivery)
         self._received += [delivery.trajectory for delivery in arrived if delivery.trajectory is not None]
         return len(self._passing_groups())

@@ -74,6 +74,8 @@ class RolloutWorker(Worker):
         )
         self._actor_ranks = plan.world_size("actor")
         self._recording: dict[Lane, TrajectoryBuilder] = {}
+        self._delivered: set[tuple[int, int, int]] = set()
+        """(step, rollout epoch, first env id) of the trajectories that the actor has of the present rollout."""
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._peak_memory = PeakMemory(context.device)
         self._with_actions, self._records_unacted = plan.replays, plan.records_unacted
@@ -111,15 +113,21 @@ class RolloutWorker(Worker):
         await self._weights.receive_until(version)
         return self._weights.version
 
-    async def serve(self, *, mode: Mode, step: int, first_epoch: int = 0, at_random: bool = False) -> RolloutReport:
+    async def serve(
+        self, *, mode: Mode, step: int, first_epoch: int = 0, at_random: bool = False, again: bool = False
+    ) -> RolloutReport:
         """Answer until every lane has said that no rollout follows; send what was recorded to the actor.
 
         Args:
             mode: which temperature; also part of the sampling seed, as is ``step``.
             first_epoch: the number of the first rollout epoch, where the step has had some already.
             at_random: actions are drawn uniformly, and no policy is asked.
+            again: the rollout is made again, since an env worker was lost in it: what the actor has of it is not sent
+                once more.
         """
         self._peak_memory.begin()
+        if not again:
+            self._delivered.clear()
         if self._resident:
             with self._timer.phase("load"):
                 self._resident.load()
@@ -296,9 +304,12 @@ class RolloutWorker(Worker):
         for lane, turn in turns.items():
             if lane in self._recording and _ends(turn):
                 trajectory = self._recording.pop(lane).build()
-                place = (trajectory.rollout_epoch, int(trajectory.env_ids[0]))
+                place = (step, trajectory.rollout_epoch, int(trajectory.env_ids[0]))
+                if place in self._delivered:
+                    continue
                 for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
-                    await self._trajectories.put(Delivery(step=step, trajectory=part, part=place), key=rank)
+                    await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
+                self._delivered.add(place)
 
     def _move(self, obs: EnvObs) -> EnvObs:
         """To the policy's device; images travel as uint8, once."""

@@ -28,13 +28,13 @@ class RolloutCalls:
     """A rollout under way, made again where env workers are lost in it.
 
     Args:
-        begin: starts it: calls of the rollout workers and of the env workers.
+        begin: starts it, given whether it is made again: calls of the rollout workers and of the env workers.
         first: what must be over before.
     """
 
     def __init__(
         self,
-        begin: Callable[[], tuple[Handle, Handle]],
+        begin: Callable[[bool], tuple[Handle, Handle]],
         recovery: EnvRecovery | None,
         first: Handle | None = None,
     ) -> None:
@@ -42,13 +42,13 @@ class RolloutCalls:
         self._calls: tuple[Handle, Handle] | WorkersLost
         self._start(first)
 
-    def _start(self, first: Handle | None = None) -> None:
+    def _start(self, first: Handle | None = None, *, again: bool = False) -> None:
         try:
             if first is not None:
                 first.wait()
             if self._recovery is not None:
                 self._recovery.recycle()
-            self._calls = self._begin()
+            self._calls = self._begin(again)
         except WorkersLost as lost:
             self._calls = lost
 
@@ -63,7 +63,7 @@ class RolloutCalls:
                 if self._recovery is None:
                     raise
                 self._recovery.recover(lost)
-                self._start()
+                self._start(again=True)
             else:
                 if self._recovery is not None:
                     self._recovery.succeeded()
@@ -80,7 +80,7 @@ class EnvRecovery:
 
     What an env worker holds between rollouts is a function of the configuration, the seed and the step, and with
     auto-reset of the episodes under way. So is what the policy draws: the rollout made again is the one that would have
-    been, and what the actor has of it already it does not take twice.
+    been, and what the actor has of it already it is not sent twice.
 
     Args:
         open_episodes: as :meth:`EmbodiedRunner.open_episodes`.

@@ -121,8 +121,15 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         at_random = self.plan.replays and self._chunks < self.config.algorithm.replay.random_chunks
         prepared, self._preparing = self._preparing, None
         return RolloutCalls(
-            lambda: (
-                self.rollout.call(RolloutWorker.serve, mode="train", step=step, first_epoch=first, at_random=at_random),
+            lambda again: (
+                self.rollout.call(
+                    RolloutWorker.serve,
+                    mode="train",
+                    step=step,
+                    first_epoch=first,
+                    at_random=at_random,
+                    again=again,
+                ),
                 self.env.call(
                     EnvWorker.interact, step=step, first_epoch=first, video_dir=video_dir, task_weights=weights
                 ),
@@ -289,8 +296,8 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
     def _played(self, mode: Mode, step: int, video_dir: Path | None) -> Sequence[EvalReport]:
         """The workers' reports of an evaluation's episodes."""
         calls = RolloutCalls(
-            lambda: (
-                self.rollout.call(RolloutWorker.serve, mode=mode, step=step),
+            lambda again: (
+                self.rollout.call(RolloutWorker.serve, mode=mode, step=step, again=again),
                 self.env.call(EnvWorker.evaluate, video_dir=video_dir),
             ),
             self.recovery,
