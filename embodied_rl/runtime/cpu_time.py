@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
-from contextlib import suppress
 from typing import Final
+
+from embodied_rl.runtime.process_groups import members
 
 _EVERY_S: Final = 1.0
 """Interval to look for processes that workers have started."""
@@ -62,8 +62,5 @@ class CpuTimes:
         return dict(found)
 
     def _find_children(self) -> None:
-        for entry in os.listdir("/proc"):
-            if entry.isdigit() and (pid := int(entry)) not in self._members:
-                with suppress(OSError):  # it has ended since
-                    if (group := os.getpgid(pid)) in self._groups:
-                        self._members[pid] = self._groups[group]
+        for leader, pids in members(self._groups).items():
+            self._members |= dict.fromkeys(pids, self._groups[leader])

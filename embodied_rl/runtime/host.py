@@ -23,7 +23,7 @@ from embodied_rl.files import Scratch
 from embodied_rl.runtime import process_worker, signals
 from embodied_rl.runtime.cpu_time import CpuTimes
 from embodied_rl.runtime.load import Load
-from embodied_rl.runtime.memory import held
+from embodied_rl.runtime.memory import held_by_workers
 from embodied_rl.runtime.worker import GroupSpec, WorkerContext
 
 
@@ -59,7 +59,7 @@ class WorkerProcess(Protocol):
     def show_stack(self) -> None: ...
 
     def resident(self) -> int:
-        """Bytes of memory that it holds."""
+        """Bytes of memory that it holds, with the processes that it started."""
         ...
 
     def close(self) -> None: ...
@@ -127,7 +127,7 @@ class LocalProcess:
             os.kill(self.pid, signal.SIGUSR1)
 
     def resident(self) -> int:
-        return held(self.pid).resident
+        return held_by_workers([self.pid])[self.pid].resident
 
     def close(self) -> None:
         self._process.close()

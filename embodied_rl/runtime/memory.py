@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
+
+from embodied_rl.runtime.process_groups import members
 
 GIB: Final = 2**30
 _EVERY_S: Final = 1.0
@@ -37,7 +39,7 @@ def machine_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> MachineMe
 
 
 class Held(NamedTuple):
-    """Bytes that a process has in memory."""
+    """Bytes that a process, or several, have in memory."""
 
     resident: int
     shared: int
@@ -53,10 +55,19 @@ def held(pid: int) -> Held:
     return Held(found.rss, getattr(found, "shared", 0))
 
 
-def together(processes: Mapping[str, Held]) -> int:
-    """Bytes that processes of one machine hold: what they may share is counted once."""
-    shared = max((memory.shared for memory in processes.values()), default=0)
-    return shared + sum(memory.resident - memory.shared for memory in processes.values())
+def held_by_workers(pids: Collection[int]) -> dict[int, Held]:
+    """Process id of a worker of this machine -> its memory, with what the processes hold that it started; of one that
+    is gone none."""
+    return {
+        pid: together(map(held, group)) if held(pid).resident else Held(0, 0) for pid, group in members(pids).items()
+    }
+
+
+def together(processes: Iterable[Held]) -> Held:
+    """Of processes of one machine: what they may share is counted once."""
+    found = list(processes)
+    shared = max((memory.shared for memory in found), default=0)
+    return Held(shared + sum(memory.resident - memory.shared for memory in found), shared)
 
 
 def table(processes: Mapping[str, Held]) -> str:
@@ -80,16 +91,17 @@ class MemoryWatch:
         """What each process held when it was last seen alive, and how many bytes were free then."""
 
     def look(self, processes: Mapping[str, int]) -> str | None:
-        """A complaint where the processes, name -> id, and this one hold too much."""
+        """A complaint where the workers, name -> process id, with what they started, and this process hold too much."""
         now = time.monotonic()
         if now - self._looked < _EVERY_S:
             return None
         self._looked, available = now, psutil.virtual_memory().available
-        of_each = {name: held(pid) for name, pid in processes.items()}
+        of_workers = held_by_workers(processes.values())
+        of_each = {name: of_workers[pid] for name, pid in processes.items()}
         # One that is gone holds nothing: of interest is what it held, and what was free then.
         self._seen |= {name: (memory, available) for name, memory in of_each.items() if memory.resident}
         everyone = {**of_each, "the driver": held(os.getpid())}
-        if self._limit is None or (total := together(everyone)) <= self._limit * GIB:
+        if self._limit is None or (total := together(everyone.values()).resident) <= self._limit * GIB:
             return None
         return (
             f"the run's processes hold {total / GIB:.2f} GiB, more than cluster.memory_limit={self._limit:g}:\n"

@@ -1,21 +1,24 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
 from embodied_rl.runtime import memory
-from embodied_rl.runtime.memory import GIB, Held, MemoryWatch, held, table, together
+from embodied_rl.runtime.memory import GIB, Held, MemoryWatch, held, held_by_workers, table, together
 
 
 def test_what_processes_share_is_counted_once() -> None:
     """Two of 3 GiB that share one, and one of 1 GiB that shares half: 2 + 2 + 0.5, and 1 for what is shared."""
-    processes = {"a": Held(3, 1), "b": Held(3, 1), "c": Held(1, 0)}
-    assert together(processes) == 2 + 2 + 1 + 1
-    assert together({}) == 0
+    a, b, c = Held(3, 1), Held(3, 1), Held(1, 0)
+    assert together([a, b, c]) == Held(2 + 2 + 1 + 1, 1)
+    assert together([together([a, b]), c]) == together([a, b, c]), "some of them as one"
+    assert together([]) == Held(0, 0)
 
 
 def test_memory_of_this_process_grows_with_what_it_holds() -> None:
@@ -27,6 +30,24 @@ def test_memory_of_this_process_grows_with_what_it_holds() -> None:
     grown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert int(grown) == pytest.approx(2**27, rel=0.3)
     assert held(2**22 + 1) == Held(0, 0), "nobody"
+
+
+LARGE = "import sys; kept = b'x' * 2**28; print(flush=True); sys.stdin.read()"
+WITH_CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+def test_a_worker_counts_with_what_it_started() -> None:
+    with Popen([sys.executable, "-c", WITH_CHILD, LARGE], stdin=PIPE, stdout=PIPE, process_group=0) as worker:
+        assert worker.stdout and worker.stdout.readline()
+        assert held(worker.pid).resident < 2**27
+        found = held_by_workers([worker.pid, os.getpid()])
+        assert 2**28 <= found[worker.pid].resident < 2**29
+        assert found[os.getpid()].resident < 2**28 + held(os.getpid()).resident, "it is not counted twice"
+        limit = (held(os.getpid()).resident + 2**27) / GIB
+        complaint = MemoryWatch(limit).look({"Env[0]": worker.pid})
+        assert complaint is not None and re.search(r"Env\[0\]: 0\.[234]\d GiB", complaint)
+        worker.communicate()
+    assert held_by_workers([worker.pid]) == {worker.pid: Held(0, 0)}, "it is gone"
 
 
 def test_the_largest_comes_first() -> None:

@@ -14,8 +14,10 @@ import pytest
 
 from embodied_rl.channel.base import run_blocking
 from embodied_rl.errors import UserError
+from embodied_rl.runtime.memory import held
 from embodied_rl.runtime.process import ProcessBackend
 from embodied_rl.runtime.worker import GroupSpec, StallError, WorkerError, WorkerGroup, WorkerProgress
+from tests.runtime.conftest import alive
 from tests.runtime.workers import Answerer, Asker, Probe, Unbuildable
 
 pytestmark = [pytest.mark.cold_start, pytest.mark.usefixtures("short_grace")]
@@ -267,3 +269,16 @@ def test_a_stall_is_not_what_the_driver_takes_between_calls(
     monkeypatch.setattr(backend, "_stall_timeout", 0.5)
     time.sleep(1)
     assert group.call(Probe.add, 1).wait() == [1]
+
+
+def test_what_a_worker_has_started_counts_as_its_memory(backend: ProcessBackend) -> None:
+    group = probes(backend, 2)
+    [(*_, small), (*_, large)] = group.call(Probe.identity).wait()
+    most = held(small).resident + 2**27
+    assert group.retire(most) == []
+    children = group.call(Probe.start_large_child, 2**28, rank=1).wait()
+    assert held(large).resident < most
+    [words] = group.retire(most)
+    assert re.fullmatch(r"probe\[1\] held 0\.\d\d GiB", words)
+    assert not alive(children[1], patience=PROMPT), "it ends with its worker"
+    assert alive(small)

@@ -114,6 +114,15 @@ class Probe(Worker):
         """A program that runs for ever; returns its process id."""
         return subprocess.Popen(["sleep", str(FOR_EVER)]).pid
 
+    def start_large_child(self, size: int, rank: int) -> int | None:
+        """In that rank a program that holds so many bytes for ever; returns its process id."""
+        if self.context.rank != rank:
+            return None
+        script = f"import time; kept = b'x' * {size}; print(flush=True); time.sleep({FOR_EVER})"
+        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        assert child.stdout is not None and child.stdout.readline()
+        return child.pid
+
     def fork_child(self) -> int:
         """A copy of this process, which has all its files and pipes, that runs for ever; returns its process id."""
         child = os.fork()
