@@ -139,7 +139,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
             )
         )
         progress.recoveries = recoveries
-        stack.enter_context(StatusWriter(run_dir, progress))
+        stack.enter_context(StatusWriter(run_dir, progress, backend.pids))
         backend.on_progress(progress.hear)
         progress.describe("starting workers")
         wiring = wiring_of(plan, backend)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from embodied_rl.files import write_json
 from embodied_rl.monitoring.progress import Progress
+from embodied_rl.runtime.memory import GIB, Held, held, held_by_workers
 
 STATUS_FILE: Final = "status.json"
 _EVERY_S: Final = 2.0
@@ -22,10 +23,13 @@ class StatusWriter:
     """Writes the file as long as the block lasts, from a thread of its own: also while the run waits.
 
     What cannot be written (a full disk) is left out: a status fails no run.
+
+    Args:
+        pids: see :meth:`~embodied_rl.runtime.worker.Backend.pids`.
     """
 
-    def __init__(self, run_dir: Path, progress: Progress) -> None:
-        self._path, self._progress = run_dir / STATUS_FILE, progress
+    def __init__(self, run_dir: Path, progress: Progress, pids: Callable[[], Mapping[str, int]]) -> None:
+        self._path, self._progress, self._pids = run_dir / STATUS_FILE, progress, pids
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
 
@@ -45,12 +49,12 @@ class StatusWriter:
 
     def _write(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # the latter where the run changes what is being read
-            write_json(self._path, content(self._progress))
+            write_json(self._path, content(self._progress, self._pids()))
 
 
-def content(progress: Progress) -> dict[str, Any]:
+def content(progress: Progress, pids: Mapping[str, int]) -> dict[str, Any]:
     """What the file holds: times in seconds, memory in GiB."""
-    memory = _memory()
+    memory = held_by_workers(pids.values())
     return {
         "time": time.time(),
         "host": platform.node(),
@@ -62,24 +66,19 @@ def content(progress: Progress) -> dict[str, Any]:
         "step_seconds": progress.step_seconds,
         "restarts": progress.restarts,
         "recoveries": progress.recoveries,
-        "driver_memory": round(psutil.Process().memory_info().rss / 2**30, 2),
+        "driver_memory": _gib(held(os.getpid())),
         "workers": {
             name: {
                 "doing": worker.what,
                 "done": worker.done,
                 "total": worker.total,
-                "pid": memory.get(name, (None, None))[0],
-                "memory": memory.get(name, (None, None))[1],
+                "pid": pids.get(name),
+                "memory": _gib(memory[pids[name]]) if name in pids else None,
             }
             for name, worker in progress.workers.items()
         },
     }
 
 
-def _memory() -> dict[str, tuple[int, float]]:
-    """Worker -> process id and resident memory; Linux keeps 15 characters of a process's name."""
-    found: dict[str, tuple[int, float]] = {}
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            found[child.name()] = (child.pid, round(child.memory_info().rss / 2**30, 2))
-    return found
+def _gib(memory: Held) -> float:
+    return round(memory.resident / GIB, 2)

@@ -302,7 +302,7 @@ class ProcessBackend:
                 self._lose(process, f"{process.name} hung: no sign of life for {silent:.0f} s, its stack is above")
 
     def _watch_memory(self) -> None:
-        if complaint := self._memory.look({p.name: p.pid for p in self._processes if p.process.here}):
+        if complaint := self._memory.look(self.pids()):
             self._failure = WorkerError(complaint)
             raise self._failure
 
@@ -471,6 +471,9 @@ class ProcessBackend:
         first, *others = self._host.loads()
         own = {DRIVER: time.process_time()}  # which is on the first node, or near it
         return [first._replace(workers={**first.workers, **own}), *others]
+
+    def pids(self) -> dict[str, int]:
+        return {p.name: p.pid for p in list(self._processes) if p.process.here}  # another thread may ask
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)

@@ -124,6 +124,9 @@ class SerialBackend:
         workers = self._scheduler.seconds
         return [Load.here({**workers, DRIVER: time.process_time() - sum(workers.values())})]
 
+    def pids(self) -> dict[str, int]:
+        return {}
+
     def shutdown(self) -> None:
         with contextlib.ExitStack() as stack:  # runs all of it, last line first, whatever raises
             stack.callback(torch.set_num_threads, self._threads)

@@ -211,6 +211,10 @@ class Backend(Protocol):
         """How busy each node of the run is, and each worker on it; the driver is one of the first node."""
         ...
 
+    def pids(self) -> dict[str, int]:
+        """Process ids of the workers that have processes of their own on this machine, by name."""
+        ...
+
     def shutdown(self) -> None:
         """Close every worker and channel. Safe to call twice, and after any failure; leaves no process behind."""
         ...

@@ -12,7 +12,7 @@ from embodied_rl.cli import main
 from embodied_rl.commands import status
 from embodied_rl.launch import run
 from embodied_rl.monitoring.progress import Progress
-from embodied_rl.monitoring.status import STATUS_FILE, StatusWriter
+from embodied_rl.monitoring.status import STATUS_FILE, StatusWriter, content
 from embodied_rl.report.facts import FACTS_FILE, note_end, note_start
 from embodied_rl.runtime.worker import WorkerProgress
 from tests.configs import tiny_run
@@ -35,7 +35,7 @@ def test_a_run_that_goes_on(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
         progress.restarts, progress.recoveries = 2, 1
         progress.advance()
         progress.hear(WorkerProgress(worker="EnvGroup[1]", what="rollout", done=3, total=8))
-        with StatusWriter(run_dir, progress):
+        with StatusWriter(run_dir, progress, dict):
             assert status.main([str(run_dir.parent), "--lines", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())  # however a long path wraps it
     assert f"under way (process {os.getpid()} on " in shown
@@ -43,6 +43,16 @@ def test_a_run_that_goes_on(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
     assert "env workers replaced: 2, recovered from a checkpoint: 1" in shown
     assert "EnvGroup[1]" in shown and "rollout 3/8" in shown
     assert "last but one" in shown and "first" not in shown
+
+
+def test_workers_with_long_names_have_their_processes_and_memory() -> None:
+    with Progress(total_steps=9) as progress:
+        for number in (1, 10, 11):
+            progress.hear(WorkerProgress(worker=f"RolloutGroup[{number}]", what="serve"))
+        workers = content(progress, {"RolloutGroup[10]": os.getpid(), "RolloutGroup[11]": 2**22 + 1})["workers"]
+    assert workers["RolloutGroup[10]"]["pid"] == os.getpid() and workers["RolloutGroup[10]"]["memory"] > 0
+    assert (workers["RolloutGroup[11]"]["pid"], workers["RolloutGroup[11]"]["memory"]) == (2**22 + 1, 0), "it is gone"
+    assert workers["RolloutGroup[1]"]["pid"] is workers["RolloutGroup[1]"]["memory"] is None, "it is elsewhere"
 
 
 @pytest.mark.parametrize(("ending", "code"), list(status.EXIT_STATUS.items()))

@@ -282,3 +282,12 @@ def test_what_a_worker_has_started_counts_as_its_memory(backend: ProcessBackend)
     assert re.fullmatch(r"probe\[1\] held 0\.\d\d GiB", words)
     assert not alive(children[1], patience=PROMPT), "it ends with its worker"
     assert alive(small)
+
+
+def test_processes_by_name(backend: ProcessBackend) -> None:
+    """Also where Linux cuts names short."""
+    [group] = backend.launch([spec("a_group_of_probes", Probe, 2)])
+    identities = group.call(Probe.identity).wait()
+    assert backend.pids() == {name: pid for name, *_, pid in identities}
+    backend.shutdown()
+    assert backend.pids() == {}
