@@ -60,8 +60,8 @@ class Comparison:
     """A camera's pictures against those that a policy learned from. Likeness is a mean correlation, 1 for equal."""
 
     likeness: float
-    among: float
-    """That of each picture learned from with the others of them."""
+    among: float | None
+    """That of each picture learned from with the others of them; None: there is but one."""
     explanation: str | None = None
     """What would make them alike, in words."""
     explained: float | None = None
@@ -69,13 +69,14 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        return self.explanation is not None or self.likeness < FAMILIAR * self.among
+        return self.explanation is not None or (self.among is not None and self.likeness < FAMILIAR * self.among)
 
     def describe(self, camera: str) -> str:
         """A sentence, and what to do."""
+        among = "" if self.among is None else f", among those {self.among:.2f}"
         seen = (
             f"camera {camera}: its pictures are unlike those that the policy learned from (likeness "
-            f"{self.likeness:.2f}, among those {self.among:.2f})"
+            f"{self.likeness:.2f}{among})"
         )
         if self.explanation is not None:
             why = f"they would be like them ({self.explained:.2f}) {self.explanation}"
@@ -92,8 +93,8 @@ class Views:
 
     @classmethod
     def of(cls, images: Mapping[str, NDArray[np.uint8]]) -> Self:
-        """Of pictures [n,H,W,3] by camera; at most :data:`MOST` of them."""
-        return cls(cameras={camera: _thumbnails(spread(pictures)) for camera, pictures in images.items()})
+        """Of pictures [n,H,W,3] by camera; at most :data:`MOST` of them, and of equal ones, as of a group's, one."""
+        return cls(cameras={camera: spread(_distinct(_thumbnails(pictures))) for camera, pictures in images.items()})
 
     @classmethod
     def merged(cls, parts: Iterable[Self]) -> Self | None:
@@ -102,7 +103,7 @@ class Views:
         for part in parts:
             for camera, thumbnails in part.cameras.items():
                 found.setdefault(camera, []).append(thumbnails)
-        cameras = {camera: spread(np.concatenate(thumbnails)) for camera, thumbnails in found.items()}
+        cameras = {camera: spread(_distinct(np.concatenate(parts))) for camera, parts in found.items()}
         return cls(cameras=cameras) if any(map(len, cameras.values())) else None
 
     def write(self, directory: Path) -> None:
@@ -141,7 +142,8 @@ def compare(learned: Views, seen: Views) -> dict[str, Comparison]:
         known = learned.cameras.get(camera)
         if known is None or _flat(known) or _flat(thumbnails):
             continue
-        likeness, among = _likeness(thumbnails, known), _likeness(known, known, others=len(known) > 1)
+        likeness = _likeness(thumbnails, known)
+        among = _likeness(known, known, others=True) if len(known) > 1 else None
         others = {how: _likeness(change(thumbnails), known) for how, change in _CHANGES.items()}
         others |= {
             f"as pictures of its camera {name}": _likeness(thumbnails, other)
@@ -149,7 +151,11 @@ def compare(learned: Views, seen: Views) -> dict[str, Comparison]:
             if name != camera and not _flat(other)
         }
         how, best = max(others.items(), key=lambda item: item[1])
-        explains = likeness < CLOSE * among and best >= EXPLAINED and 1 - best <= (1 - likeness) / 2
+        explains = (
+            likeness < CLOSE * (1.0 if among is None else among)
+            and best >= EXPLAINED
+            and 1 - best <= (1 - likeness) / 2
+        )
         found[camera] = Comparison(
             likeness=likeness,
             among=among,
@@ -193,6 +199,14 @@ def _thumbnails(pictures: NDArray[np.uint8]) -> Thumbnails:
         counts = np.maximum(np.diff(edges), 1).reshape([-1 if i == axis else 1 for i in range(4)])
         small = np.add.reduceat(small, edges[:-1], axis=axis) / counts
     return small.round().astype(np.uint8)
+
+
+def _distinct(thumbnails: Thumbnails) -> Thumbnails:
+    """The first of equal ones."""
+    if not len(thumbnails):
+        return thumbnails
+    _, first = np.unique(thumbnails.reshape(len(thumbnails), -1), axis=0, return_index=True)
+    return thumbnails[np.sort(first)]
 
 
 def _flat(thumbnails: Thumbnails) -> bool:

@@ -56,7 +56,7 @@ def test_a_thumbnail_is_the_mean_of_equal_areas() -> None:
 @pytest.mark.parametrize("shape", [(84, 84), (5, 9), (17, 31), (480, 640)])
 def test_pictures_of_any_size(shape: tuple[int, int]) -> None:
     pictures = np.full((2, *shape, 3), 77, np.uint8)
-    assert np.array_equal(views(top=pictures).cameras["top"], np.full((2, SIZE, SIZE, 3), 77))
+    assert np.array_equal(views(top=pictures).cameras["top"], np.full((1, SIZE, SIZE, 3), 77)), "of equal ones one"
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,7 @@ def test_what_is_wrong_with_a_camera(seen: NDArray[np.uint8], explanation: str |
     found = compare(views(top=scene(1), wrist=scene(2)), views(top=seen, wrist=scene(2)))
     assert found["top"].differs
     assert found["top"].explanation == explanation
+    assert found["top"].among is not None
     assert found["top"].likeness < 0.6 < 0.8 < found["top"].among
     assert not found["wrist"].differs
     text = found["top"].describe("top")
@@ -89,8 +90,10 @@ def test_other_episodes_of_the_same_scenes_are_alike() -> None:
     assert found["top"].likeness > 0.9
 
 
-def test_pictures_that_are_all_unlike_raise_no_alarm() -> None:
-    """As of a drawing with a few discs on white: what is at the same place is so by chance."""
+@pytest.mark.parametrize(("learned", "twins"), [(8, 1), (8, 2), (1, 1)])
+def test_pictures_that_are_all_unlike_raise_no_alarm(learned: int, twins: int) -> None:
+    """As of a drawing with a few discs on white: what is at the same place is so by chance. Members of a group begin
+    alike, which says nothing of how alike beginnings are."""
     rng = np.random.default_rng(0)
 
     def discs(number: int) -> NDArray[np.uint8]:
@@ -100,9 +103,15 @@ def test_pictures_that_are_all_unlike_raise_no_alarm() -> None:
             picture[row : row + 12, column : column + 12] = 0
         return pictures
 
-    found = compare(views(top=discs(8)), views(top=discs(8)))
-    assert found["top"].among < 0.6
+    found = compare(views(top=discs(learned).repeat(twins, 0)), views(top=discs(8)))
+    assert (found["top"].among or 0.0) < 0.6
     assert not found["top"].differs
+
+
+def test_a_single_picture_tells_what_would_explain_another() -> None:
+    [found] = compare(views(top=scene(1, 1)), views(top=scene(1, 1)[:, ::-1])).values()
+    assert (found.among, found.explanation) == (None, "upside down")
+    assert "(likeness" in found.describe("top") and "among" not in found.describe("top")
 
 
 def test_what_cannot_be_compared() -> None:
