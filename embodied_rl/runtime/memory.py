@@ -56,11 +56,20 @@ def held(pid: int) -> Held:
 
 
 def held_by_workers(pids: Collection[int]) -> dict[int, Held]:
-    """Process id of a worker of this machine -> its memory, with what the processes hold that it started; of one that
-    is gone none."""
+    """Process id of a worker of this machine -> its memory, with what the processes that it started hold alone (of
+    pages that they have from it by forking there is one copy); of one that is gone none."""
     return {
-        pid: together(map(held, group)) if held(pid).resident else Held(0, 0) for pid, group in members(pids).items()
+        leader: together([held(leader), *map(_alone, started)]) if held(leader).resident else Held(0, 0)
+        for leader, (_, *started) in members(pids).items()
     }
+
+
+def _alone(pid: int) -> Held:
+    """Memory that no other process has."""
+    try:
+        return Held(psutil.Process(pid).memory_full_info().uss, 0)
+    except psutil.Error:
+        return Held(0, 0)
 
 
 def together(processes: Iterable[Held]) -> Held:

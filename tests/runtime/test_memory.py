@@ -50,6 +50,20 @@ def test_a_worker_counts_with_what_it_started() -> None:
     assert held_by_workers([worker.pid]) == {worker.pid: Held(0, 0)}, "it is gone"
 
 
+def test_pages_of_a_fork_are_counted_once() -> None:
+    """A worker whose children have its 256 MiB by forking, and nothing to speak of themselves."""
+    script = (
+        "import os, sys; kept = b'x' * 2**28\n"
+        "first = all([os.fork() for _ in range(3)])\n"
+        "if first: print(flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE, process_group=0) as worker:
+        assert worker.stdout and worker.stdout.readline()
+        assert 2**28 <= held_by_workers([worker.pid])[worker.pid].resident < 1.5 * 2**28
+        worker.communicate()
+
+
 def test_the_largest_comes_first() -> None:
     shown = table({"small": Held(GIB // 2, 0), "large": Held(2 * GIB, 0)})
     assert shown == "  large: 2.00 GiB\n  small: 0.50 GiB"
