@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 
 from embodied_rl.runtime.memory import GIB
 
+_STAT: Final = Path("/proc/stat")
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -38,7 +40,11 @@ class Load(NamedTuple):
     @staticmethod
     def here(workers: Mapping[str, float] | None = None) -> Load:
         times, memory = psutil.cpu_times(), psutil.virtual_memory()
-        own = [times for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in os.sched_getaffinity(0)]
+        allowed, cores = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
+        numbers = map(int, re.findall(r"^cpu(\d+) ", _STAT.read_text(), re.MULTILINE))
+        own = [times for number, times in zip(numbers, cores, strict=False) if number in allowed]
+        if len(own) != len(allowed):  # a container that numbers its cores itself, and shows no others
+            own = cores
         busy = times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
         return Load(
             at=time.monotonic(),

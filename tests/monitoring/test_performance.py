@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 import pytest
 
 from embodied_rl.monitoring.performance import Part, StepWatch, performance, spread
+from embodied_rl.runtime import load
 from embodied_rl.runtime.load import Load
 from embodied_rl.tasks.wiring import component_of
 
@@ -143,13 +145,25 @@ def test_others_on_cores_that_the_run_may_not_use_take_nothing() -> None:
     assert watch.parts[0].others == 0.0
 
 
-def test_idle_cores_are_those_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "allowed", "counted"),
+    [
+        ([0, 1, 2, 3], {1, 3}, [1, 3]),
+        ([0, 2, 4, 6], {2, 6}, [1, 3]),  # the others are switched off
+        ([0, 1, 2, 3], {8, 9, 10, 11}, [0, 1, 2, 3]),  # a container's own numbers
+    ],
+)
+def test_idle_cores_are_those_that_the_run_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int], allowed: set[int], counted: list[int]
+) -> None:
+    (tmp_path / "stat").write_text("cpu  1 2 3\n" + "".join(f"cpu{number} 1 2 3\n" for number in numbers))
     times = psutil.cpu_times()
-    each = [times._replace(idle=float(10**core), iowait=0.5) for core in range(4)]
+    each = [times._replace(idle=float(10**row), iowait=0.5) for row in range(4)]
+    monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu=False: each if percpu else times)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed)
     found = Load.here()
-    assert (found.idle, found.allowed) == (10.5 + 1000.5, 2)
+    assert (found.idle, found.allowed) == (sum(10**row + 0.5 for row in counted), len(counted))
 
 
 def test_a_task_without_simulators_names_its_own_pauses() -> None:
