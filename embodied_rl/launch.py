@@ -149,6 +149,8 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
         console.print(f"{config.cluster.backend} backend: {wiring.describe()}", highlight=False)
         if start.resumed:
             groups[-1].call(ActorWorker.load, start.resumed, weights_only=config.runner.only_eval).wait()
+        if start.resumed and not config.runner.only_eval and not recoveries:
+            _set_later_evaluations_aside(config, start.resumed, start.step, run_dir, console)
         logger = stack.enter_context(
             MetricLogger(
                 config.runner.logger.logger_backends,
@@ -268,7 +270,7 @@ def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) 
         console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
     if resumed and not only_eval:
         with _unwritable(run_dir):
-            _leave_later_steps(config, resumed, start.step, run_dir, console)
+            _show_later_checkpoints(config, resumed, console)
     return run_dir
 
 
@@ -279,9 +281,8 @@ def _begins_anew(runs: Path) -> str:
     return f"runner.resume_dir=auto: no whole checkpoint in {runs}, so the run begins at step 0{said}"
 
 
-def _leave_later_steps(config: Config, resumed: Path, step: int, run_dir: Path, console: Console) -> None:
-    """Say what a run has of later steps than it goes on from. Their evaluations are of weights that it no longer has,
-    and are set aside."""
+def _show_later_checkpoints(config: Config, resumed: Path, console: Console) -> None:
+    """Say which checkpoints a run has of later steps than it goes on from."""
 
     def say(text: str) -> None:
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -294,13 +295,21 @@ def _leave_later_steps(config: Config, resumed: Path, step: int, run_dir: Path, 
             f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
             "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here"
         )
+
+
+def _set_later_evaluations_aside(config: Config, resumed: Path, step: int, run_dir: Path, console: Console) -> None:
+    """Evaluations after later steps than a run goes on from say nothing of what it trains now. Metrics of these steps
+    are dropped at the same time: once the run can begin."""
     evaluations = set_later_aside(run_dir, step)
     if isinstance(config, EmbodiedConfig):
         set_later_aside(video_folder(config, run_dir), step)
     if evaluations:
-        say(
+        console.print(
             f"{', '.join(path.name for path in evaluations)}: evaluations after later steps than {resumed.name}, which "
-            "no longer count: renamed to former_..."
+            "no longer count: renamed to former_...",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
         )
 
 

@@ -136,9 +136,9 @@ def test_going_back_to_an_earlier_checkpoint_says_what_auto_would_take(
 
 
 def test_going_back_to_an_earlier_checkpoint_sets_later_evaluations_aside(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are of weights that the run no longer has; the checkpoint's own counts."""
+    """They say nothing of what is trained now; the checkpoint's own counts. Not before the run can begin."""
     options = ("cluster=serial", "runner.save_interval=1", "runner.max_keep=null", "runner.val_before_train=false")
     filmed = ("env.eval.video_cfg.save_video=true", "runner.val_check_interval=1")
     config = tiny_run(tmp_path, *options, *filmed, "runner.max_steps=3")
@@ -147,6 +147,16 @@ def test_going_back_to_an_earlier_checkpoint_sets_later_evaluations_aside(
     earlier = f"runner.resume_dir={directory / 'checkpoints/global_step_1'}"
     capsys.readouterr()
     config = tiny_run(tmp_path, *options, earlier, "runner.max_steps=2", "runner.eval_at_end=false")
+
+    def setup(worker: EnvWorker, *, train: bool) -> None:
+        raise UserError("no such robot")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(EnvWorker, "setup", setup)
+        with pytest.raises(UserError, match="no such robot"):
+            run(config)
+    assert (directory / "eval_step_000003").is_dir()
+    capsys.readouterr()
     run(config)
     said = " ".join(capsys.readouterr().out.split())
     assert "eval_step_000002, eval_step_000003: evaluations after later steps than global_step_1" in said
