@@ -174,7 +174,7 @@ def test_without_noise_no_episode_is_recorded_twice(tmp_path: Path, capsys: pyte
     states, found = [r["reset_state_id"] for r in records], sum(r["success"] for r in records)
     assert len(set(states)) == len(states) > found + 2 and 0 < found < 6
     said = " ".join(capsys.readouterr().out.split())
-    assert f"task 0 has {found} of 6 demonstrations; raise collect.max_attempts for more, as far as there are" in said
+    assert f"task 0 has {found} of 6 demonstrations; raise collect.max_attempts for more, or set collect.noise" in said
 
 
 def test_nothing_worth_keeping_is_said(tmp_path: Path) -> None:

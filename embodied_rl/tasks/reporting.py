@@ -166,9 +166,10 @@ def end_of(run_dir: Path, config: Config, command: Sequence[str] | None) -> Iter
         alone = [text for text in own if not text.startswith("runner.init_from=")]
         evaluated = shlex.join([*alone, argument("runner.resume_dir", str(checkpoints[best])), "runner.only_eval=true"])
         yield f"evaluate:   {python} {evaluated}"
-        if "optimizer" in config.runner.save_contents:  # with runner.init_from, of which a reference policy is made
+        if "optimizer" in config.runner.save_contents:
             steps = f"runner.max_steps={2 * config.runner.max_steps}"
-            yield f"go on:      {python} {shlex.join([*own, argument('runner.resume_dir', str(run_dir)), steps])}"
+            same = own if config.algorithm.kl_beta else alone  # of runner.init_from a reference policy is made
+            yield f"go on:      {python} {shlex.join([*same, argument('runner.resume_dir', str(run_dir)), steps])}"
     yield f"export:     {python} export {shlex.quote(str(checkpoints[best]))} <folder>"
 
 

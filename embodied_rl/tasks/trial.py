@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from embodied_rl.envs.base import known_spaces
 from embodied_rl.errors import UserError
+from embodied_rl.evaluation import views
 from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_truncation, require_reparameterized
 from embodied_rl.models.footprint import Footprint, footprint
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, policy_of
@@ -82,7 +83,7 @@ def count_parameters(plan: RunPlan[Any], *, of_critic: bool = False) -> int | No
     policy, path = _build(plan, of_critic=of_critic), _model(plan, of_critic).path
     if policy is not None:
         return sum(parameter.numel() for parameter in policy.parameters())
-    files = [] if path is None else sorted(Path(path).glob("*.safetensors"))
+    files = [] if path is None else [file for file in Path(path).glob("*.safetensors") if file.name != views.FILE]
     return sum(sum(_elements(file)) for file in files) or None
 
 

@@ -383,6 +383,11 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         (key, lambda c: c.cluster.component_placement == AUTO, "cluster.component_placement=auto chooses it")
         for key in ("cluster.num_threads.actor", "rollout.pipeline_stage_num")
     ),
+    (
+        "actor.skip_zero_advantages",
+        lambda c: c.algorithm.early_stop_imp_ratio is not None,
+        "algorithm.early_stop_imp_ratio asks for the ratio of all samples",
+    ),
     ("runner.trace_steps", lambda c: c.runner.only_eval or c.runner.task_type == "collect", "it trains nothing"),
     ("runner.recover", lambda c: c.cluster.backend == "serial", "the serial backend hands a failure to the debugger"),
     ("runner.max_recoveries", lambda c: c.runner.recover == "never", "runner.recover is never"),

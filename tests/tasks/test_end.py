@@ -50,12 +50,15 @@ def test_a_run_ends_with_what_comes_next(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_its_reference(tmp_path: Path) -> None:
-    """Of ``algorithm.kl_beta``, which is made of the weights that the run began with."""
-    config = tiny_run(tmp_path, "cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false")
-    run(config)
-    *_, evaluate, go_on, _ = end_of(only_run(config), config, ["env=dummy", "runner.init_from=results/imitation"])
-    assert "runner.init_from=results/imitation" in shlex.split(go_on)
-    assert "runner.init_from" not in evaluate
+    """Of ``algorithm.kl_beta``, which is made of the weights that the run began with; without it they may be gone."""
+    given = ("cluster=serial", "runner.max_steps=1", "runner.eval_at_end=false")
+    run(tiny_run(tmp_path, *given))
+    command = ["env=dummy", "runner.init_from=results/imitation"]
+    for beta, kept in (("0.1", True), ("0", False)):
+        config = tiny_run(tmp_path, *given, f"algorithm.kl_beta={beta}")
+        *_, evaluate, go_on, _ = end_of(only_run(config), config, command)
+        assert ("runner.init_from=results/imitation" in shlex.split(go_on)) == kept
+        assert "runner.init_from" not in evaluate
 
 
 def test_folders_of_any_name_are_understood(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class CollectRunner:
         self.context.console.print(SuccessReport(success_table(records), title=f"attempts, {self.config.env.name}"))
         collect, hint = self.config.collect, "raise collect.max_attempts for more"
         if not collect.varies:
-            hint += ", as far as there are initial states: without noise each is for one attempt"
+            hint += ", or set collect.noise: without it an initial state is for one attempt, and none may be left"
         for task_id in self.spaces.tasks:
             got = sum(facts.success for facts in published if facts.task_id == task_id)
             if got < (wanted := collect.episodes_per_task):
