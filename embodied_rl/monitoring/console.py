@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import traceback
@@ -65,6 +66,16 @@ class RunConsole(Console):
             self._early.append((objects, options))
         else:
             self.log_only.print(*objects, **options)
+
+    def _check_buffer(self) -> None:
+        """As rich's, which writes what was printed. To a terminal that was closed nothing can be written, a moment
+        before SIGHUP says so and the run ends with a checkpoint."""
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO or not self.is_terminal:
+                raise
+            del self._buffer[:]
 
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import math
 from contextlib import suppress
@@ -187,3 +188,22 @@ def test_verbose_panels_are_logged_once(tmp_path: Path) -> None:
         run = replace(on(io.StringIO(), width=80), console=console)
         MetricLogger(["verbose"], run).log(1, {"time/step": 2.0})
     assert (tmp_path / "run.log").read_text().count("step 1") == 1
+
+
+class Closed(io.StringIO):
+    """What a terminal is whose other side has gone."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_closed_terminal_fails_nothing_but_the_log_goes_on(tmp_path: Path) -> None:
+    """SIGHUP, which ends a run with a checkpoint, comes a moment later."""
+    console = RunConsole(file=Closed(), force_terminal=True)
+    with console.logging_to(tmp_path / "run.log"):
+        console.print("step 1")
+        with console.status("step 2"):
+            console.print("step 3")
+    assert (tmp_path / "run.log").read_text().split("\n")[:2] == ["step 1", "step 3"]
+    with pytest.raises(OSError, match="Input/output error"):
+        RunConsole(file=Closed(), force_terminal=False).print("a file on a damaged disk")
