@@ -68,9 +68,10 @@ def action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.f
         centre = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0.0)
         half = np.where(bounded, (np.where(bounded, high, 0) - np.where(bounded, low, 0)) / 2, 1.0)
 
+        least, most = np.where(bounded, -1.0, low), np.where(bounded, 1.0, high)
+
         def scaled(actions: NDArray[np.float32]) -> NDArray[Any]:
-            within = np.where(bounded, centre + half * np.clip(actions, -1.0, 1.0), np.clip(actions, low, high))
-            return within.astype(space.dtype).reshape(-1, *space.shape)
+            return (centre + half * np.clip(actions, least, most)).astype(space.dtype).reshape(-1, *space.shape)
 
         return len(low), (), scaled
     if isinstance(space, spaces.Discrete):
