@@ -39,23 +39,27 @@ class Load(NamedTuple):
 
     @staticmethod
     def here(workers: Mapping[str, float] | None = None) -> Load:
-        times, memory = psutil.cpu_times(), psutil.virtual_memory()
-        allowed, cores = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        numbers = map(int, re.findall(r"^cpu(\d+) ", _STAT.read_text(), re.MULTILINE))
-        own = [times for number, times in zip(numbers, cores, strict=False) if number in allowed]
+        cores, memory = psutil.cpu_times(percpu=True), psutil.virtual_memory()
+        allowed = os.sched_getaffinity(0)
+        own = [core for number, core in zip(core_numbers(), cores, strict=False) if number in allowed]
         if len(own) != len(allowed):  # a container that numbers its cores itself, and shows no others
             own = cores
-        busy = times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
         return Load(
             at=time.monotonic(),
-            busy=busy,
-            cores=psutil.cpu_count() or 1,
+            busy=sum(core.user + core.nice + core.system + core.irq + core.softirq for core in cores),
+            cores=len(cores),
             memory=memory.total - memory.available,
-            idle=sum(core.idle + getattr(core, "iowait", 0.0) for core in own),
+            idle=sum(core.idle + core.iowait for core in own),
             usable=usable_cores(),
             allowed=len(own),
             workers=workers or {},
         )
+
+
+@functools.cache
+def core_numbers(stat: Path = _STAT) -> tuple[int, ...]:
+    """Numbers of the machine's cores that are on, in the order in which psutil lists them."""
+    return tuple(map(int, re.findall(r"^cpu(\d+) ", stat.read_text(), re.MULTILINE)))
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -156,11 +157,11 @@ def test_others_on_cores_that_the_run_may_not_use_take_nothing() -> None:
 def test_idle_cores_are_those_that_the_run_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int], allowed: set[int], counted: list[int]
 ) -> None:
-    (tmp_path / "stat").write_text("cpu  1 2 3\n" + "".join(f"cpu{number} 1 2 3\n" for number in numbers))
-    times = psutil.cpu_times()
-    each = [times._replace(idle=float(10**row), iowait=0.5) for row in range(4)]
-    monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu=False: each if percpu else times)
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  1 2 3\n" + "".join(f"cpu{number} 1 2 3\n" for number in numbers))
+    each = [psutil.cpu_times()._replace(idle=float(10**row), iowait=0.5) for row in range(4)]
+    monkeypatch.setattr(load, "core_numbers", partial(load.core_numbers, stat))
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: each)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed)
     found = Load.here()
     assert (found.idle, found.allowed) == (sum(10**row + 0.5 for row in counted), len(counted))
