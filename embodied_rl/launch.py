@@ -261,7 +261,7 @@ def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) 
         write_text(run_dir / resume.CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
     console.print(f"run directory: {run_dir}", highlight=False, soft_wrap=True)
     if config.runner.resume_dir == "auto" and resumed is None:
-        console.print(_begins_anew(experiment_dir(config)), style="yellow", highlight=False, soft_wrap=True)
+        _warn(console, _begins_anew(experiment_dir(config)))
     if loaded := resumed or start.initial:
         console.print(f"weights of: {loaded}", highlight=False, soft_wrap=True)
     if changes:
@@ -283,17 +283,14 @@ def _begins_anew(runs: Path) -> str:
 
 def _show_later_checkpoints(config: Config, resumed: Path, console: Console) -> None:
     """Say which checkpoints a run has of later steps than it goes on from."""
-
-    def say(text: str) -> None:
-        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
     later = later_checkpoints(resumed)
     if config.runner.recover == "auto":
-        later = [path for path in later if newest_whole([path], aside(say))]
+        later = [path for path in later if newest_whole([path], aside(partial(_warn, console)))]
     if later:
-        say(
+        _warn(
+            console,
             f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
-            "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here"
+            "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here",
         )
 
 
@@ -304,13 +301,15 @@ def _set_later_evaluations_aside(config: Config, resumed: Path, step: int, run_d
     if isinstance(config, EmbodiedConfig):
         set_later_aside(video_folder(config, run_dir), step)
     if evaluations:
-        console.print(
+        _warn(
+            console,
             f"{', '.join(path.name for path in evaluations)}: evaluations after later steps than {resumed.name}, which "
             "no longer count: renamed to former_...",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
         )
+
+
+def _warn(console: Console, text: str) -> None:
+    console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _directory_of(checkpoint: Path) -> Path | None:
