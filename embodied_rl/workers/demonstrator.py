@@ -36,8 +36,8 @@ class DemonstrationSummary:
     num_frames: int
     num_episodes: int
     action_statistics: ActionStatistics
-    views: Views | None
-    """What the episodes begin with."""
+    views: Views | None = None
+    """What the episodes of the first data sets begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class ImitationWorker(RolloutWorker):
         self._parts = [
             self._read(path, spec, camera_features(self._data, spec.image_shapes)) for path in self._data.paths
         ]
-        return self._summary()
+        return replace(self._summary(), views=Views.merged(map(_views, self._parts)))
 
     def add(self, spec: PolicySpec, folders: Sequence[Path]) -> DemonstrationSummary:
         """Take data sets that ``task=collect`` or its like has written since, with the env's own cameras, too."""
@@ -94,7 +94,6 @@ class ImitationWorker(RolloutWorker):
             num_frames=self._demonstrations.num_frames,
             num_episodes=self._demonstrations.num_episodes,
             action_statistics=_statistics(self._demonstrations.action_statistics),
-            views=Views.merged(map(_views, self._parts)),
         )
 
     async def demonstrate(self, *, step: int) -> DemonstrationReport:
