@@ -30,12 +30,10 @@ SIZE: Final = 16
 MOST: Final = 48
 """Thumbnails that are kept of a camera."""
 FAMILIAR: Final = 0.7
-"""Share of the likeness among those learned from below which pictures are of something else. In LIBERO's and
-Meta-World's suites other episodes of the same tasks have a likeness of 0.8 to 1, scenes that are not among those
-learned from 0.2 to 0.7; other cameras and turned pictures at most 0.5, but mirrored ones of symmetric scenes up to
-0.9."""
+"""Pictures that are less alike than this share of the likeness among those learned from show something else
+(docs/evaluation.md has what LIBERO's and Meta-World's have)."""
 CLOSE: Final = 0.95
-"""The same share from which on nothing is to be explained."""
+"""Pictures that are more alike than this share of it show the same, and no change is looked for."""
 EXPLAINED: Final = 0.8
 """Likeness that a change must bring to be the explanation, and at least half of what is missing to 1."""
 _FLAT: Final = 4.0
@@ -61,7 +59,7 @@ class Comparison:
 
     likeness: float
     among: float | None
-    """That of each picture learned from with the others of them; None: there is but one."""
+    """Likeness of the pictures learned from to each other; None: there is only one."""
     explanation: str | None = None
     """What would make them alike, in words."""
     explained: float | None = None
@@ -192,13 +190,13 @@ def spread(rows: NDArray[T], most: int = MOST) -> NDArray[T]:
 
 
 def _thumbnails(pictures: NDArray[np.uint8]) -> Thumbnails:
-    """[n,H,W,3] -> [n,SIZE,SIZE,3]: means of equal areas, as far as whole pixels go."""
-    small = pictures.astype(np.float32)
-    for axis in (1, 2):
-        edges = np.arange(SIZE + 1) * pictures.shape[axis] // SIZE
-        counts = np.maximum(np.diff(edges), 1).reshape([-1 if i == axis else 1 for i in range(4)])
-        small = np.add.reduceat(small, edges[:-1], axis=axis) / counts
-    return small.round().astype(np.uint8)
+    """[n,H,W,3] -> [n,SIZE,SIZE,3]: means of equal areas."""
+    from PIL import Image  # not for whoever only reads
+
+    found = np.empty((len(pictures), SIZE, SIZE, 3), np.uint8)
+    for row, picture in zip(found, pictures, strict=True):
+        row[:] = np.asarray(Image.fromarray(np.ascontiguousarray(picture)).resize((SIZE, SIZE), Image.Resampling.BOX))
+    return found
 
 
 def _distinct(thumbnails: Thumbnails) -> Thumbnails:

@@ -24,18 +24,19 @@ class PolicyViews:
 
     def __init__(self, start: Start, model: ModelConfig, run_dir: Path, say: Callable[[str, str], None]) -> None:
         self._learned = _read(start, model)
-        self._goes_on = start.resumed is not None and self._learned is not None
+        self._settled = start.resumed is not None and self._learned is not None
+        """What is written is what was read, or what training began with."""
         self._run_dir, self._say = run_dir, say
         self._compared = False
 
     def learn(self, seen: Views | None) -> None:
         """The policy is trained on these, from here on. What it knew before stays, unless it was something else."""
-        if seen is None or self._goes_on:
+        if seen is None or self._settled:
             return
         known = self._learned
         if known is not None and not any(one.differs for one in views.compare(known, seen).values()):
             seen = Views.merged([known, seen])
-        self._learned, self._goes_on = seen, True
+        self._learned, self._settled = seen, True
 
     def see(self, reports: Iterable[EnvReport], *, training: bool) -> None:
         """Compare what the run's first rollout, or an evaluation before it, began with; say what differs."""
