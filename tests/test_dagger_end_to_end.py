@@ -162,11 +162,15 @@ def test_processes_do_what_one_does(tmp_path: Path, few: Path) -> None:
     assert_same(finished(dagger(tmp_path / "a", few)), finished(dagger(tmp_path / "b", few, *options)))
 
 
-@pytest.mark.parametrize("episodes", [3, 11], ids=["in the first round", "in the second"])
+@pytest.mark.parametrize(
+    ("episodes", "options"),
+    [(3, ()), (11, ("data.weights=[3,1]",))],
+    ids=["in the first round", "in the second, with shares"],
+)
 def test_a_run_interrupted_in_a_round_is_the_run_that_never_stopped(
-    tmp_path: Path, few: Path, monkeypatch: pytest.MonkeyPatch, episodes: int
+    tmp_path: Path, few: Path, monkeypatch: pytest.MonkeyPatch, episodes: int, options: tuple[str, ...]
 ) -> None:
-    whole = finished(dagger(tmp_path / "a", few))
+    whole = finished(dagger(tmp_path / "a", few, *options))
     played: list[int] = []
 
     def limited(sim: Any, reset_state_id: int, *rest: Any, **options: Any) -> Any:
@@ -178,8 +182,8 @@ def test_a_run_interrupted_in_a_round_is_the_run_that_never_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(collector, "play", limited)
         with pytest.raises(KeyboardInterrupt):
-            run(dagger(tmp_path / "b", few))
-    assert_same(whole, finished(dagger(tmp_path / "b", few, "runner.resume_dir=auto")))
+            run(dagger(tmp_path / "b", few, *options))
+    assert_same(whole, finished(dagger(tmp_path / "b", few, *options, "runner.resume_dir=auto")))
 
 
 def test_from_an_earlier_checkpoint_later_rounds_are_played_again(

@@ -19,7 +19,7 @@ from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.seeding import generator
+from embodied_rl.seeding import derived_seed, generator
 
 
 class Demonstrations:
@@ -196,6 +196,18 @@ def frames_of_step(num_frames: int, *, seed: int, step: int, batch_size: int) ->
         inside = epochs == epoch
         frames[inside] = _order(num_frames, seed, int(epoch))[drawn[inside] % num_frames]
     return torch.from_numpy(frames)
+
+
+def mixed_frames_of_step(num_frames: Sequence[int], shares: Sequence[int], *, seed: int, step: int) -> Tensor:
+    """[sum(shares)] int64: the frames of a training step that takes ``shares`` of sets of ``num_frames``, which follow
+    each other as in an :class:`Aggregate`. Each set has passes of its own; a step's frames are shuffled."""
+    starts = np.cumsum([0, *num_frames])
+    parts = [
+        start + frames_of_step(size, seed=derived_seed(seed, number), step=step, batch_size=share)
+        for number, (start, size, share) in enumerate(zip(starts, num_frames, shares, strict=False))
+    ]
+    frames = torch.cat(parts)
+    return frames[torch.from_numpy(generator(seed, step, len(frames)).permutation(len(frames)))]
 
 
 @lru_cache(maxsize=4)

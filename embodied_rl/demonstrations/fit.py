@@ -70,8 +70,8 @@ def kept_to(path: str) -> DemonstrationConfig:
     env's sizes, actions cut off as the env does."""
     unchanged = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0, words=0.0)
     return DemonstrationConfig(
-        name="", path=path, cameras=None, resize=True, clip_actions=True, seed=0, batch_size=1, prefetch=0,
-        augmentation=unchanged,
+        name="", path=path, weights=None, cameras=None, resize=True, clip_actions=True, seed=0, batch_size=1,
+        prefetch=0, augmentation=unchanged,
     )  # fmt: skip
 
 

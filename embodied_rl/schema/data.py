@@ -74,6 +74,9 @@ class DemonstrationConfig(Section):
     path: str | list[str]
     """A LeRobot data set's folder: recorded episodes with the env's cameras, state and actions. Several folders are
     taken together, every frame once in a pass."""
+    weights: list[PositiveFloat] | None
+    """Each folder's share of a training step's frames, in their order and in any unit; in ``task=dagger`` one more, for
+    what all rounds add. Each folder has passes of its own. null: as many as it has frames."""
     cameras: dict[str, str] | None
     """The env's camera -> the data set's feature, such as ``observation.images.image``; null: they have the same
     names."""

@@ -16,8 +16,10 @@ from embodied_rl.demonstrations.dataset import (
     Demonstrations,
     demonstration_trajectory,
     frames_of_step,
+    mixed_frames_of_step,
 )
 from embodied_rl.demonstrations.fit import camera_features, check_data
+from embodied_rl.demonstrations.mixture import shares_of
 from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.evaluation.views import Views, spread
 from embodied_rl.models.base import ActionStatistics, PolicySpec
@@ -103,10 +105,7 @@ class ImitationWorker(RolloutWorker):
         positions = positions[positions % self._actor_ranks % world == rank]
         if len(positions):
             with self._timer.phase("data"):
-                frames = frames_of_step(
-                    self._demonstrations.num_frames, seed=data.seed, step=step, batch_size=data.batch_size
-                )
-                obs, actions, valid = self._demonstrations.sample(frames[positions])
+                obs, actions, valid = self._demonstrations.sample(self._frames(step)[positions])
                 trajectory = demonstration_trajectory(
                     positions=positions,
                     replay_inputs=self._replay_inputs(self._augmented(obs, step, positions), actions, step),
@@ -118,6 +117,18 @@ class ImitationWorker(RolloutWorker):
                 if part is not None:
                     await self._trajectories.put(Delivery(step=step, trajectory=part), key=receiver)
         return DemonstrationReport(samples=len(positions), seconds=self._timer.drain())
+
+    def _frames(self, step: int) -> torch.Tensor:
+        """[batch_size] int64: all workers' frames of a training step."""
+        data, found = self._data, self._demonstrations
+        if data.weights is None:
+            return frames_of_step(found.num_frames, seed=data.seed, step=step, batch_size=data.batch_size)
+        folders = len(data.paths)
+        sizes = [part.num_frames for part in self._parts[:folders]]
+        if added := sum(part.num_frames for part in self._parts[folders:]):
+            sizes.append(added)
+        shares = shares_of(data.weights[: len(sizes)], data.batch_size)
+        return mixed_frames_of_step(sizes, shares, seed=data.seed, step=step)
 
     def _augmented(self, obs: EnvObs, step: int, positions: torch.Tensor) -> EnvObs:
         data, changes = self._data, self._data.augmentation

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied_rl.demonstrations.dataset import demonstration_trajectory, frames_of_step
+from embodied_rl.demonstrations.dataset import demonstration_trajectory, frames_of_step, mixed_frames_of_step
+from embodied_rl.demonstrations.mixture import shares_of
 
 
 def drawn(num_frames: int, batch_size: int, steps: int, seed: int = 0) -> list[int]:
@@ -45,3 +48,41 @@ def test_what_the_actor_gets() -> None:
     assert t.rewards.abs().sum() == 0
     assert t.replay_inputs["state"].tolist() == [[[1.0], [2.0]]]
     assert t.policy_versions.tolist() == [3]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    shares=st.lists(st.integers(1, 12), min_size=4, max_size=4),
+    passes=st.integers(1, 3),
+)
+def test_each_set_has_its_share_and_passes_of_its_own(sizes: list[int], shares: list[int], passes: int) -> None:
+    shares, starts = shares[: len(sizes)], np.cumsum([0, *sizes])
+    steps = max(-(-size * passes // share) for size, share in zip(sizes, shares, strict=True))
+    drawn = [mixed_frames_of_step(sizes, shares, seed=3, step=step).numpy() for step in range(steps)]
+    for number, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+        own = [frames[(starts[number] <= frames) & (frames < starts[number + 1])] - starts[number] for frames in drawn]
+        assert {len(frames) for frames in own} == {share}
+        counts = np.bincount(np.concatenate(own), minlength=size)
+        assert counts.max() - counts.min() <= 1, "a pass has each frame once"
+
+
+def test_a_mixture_is_shuffled_and_a_function_of_seed_and_step() -> None:
+    def frames(seed: int, step: int) -> list[int]:
+        return mixed_frames_of_step([50, 50], [8, 8], seed=seed, step=step).tolist()
+
+    assert frames(0, 4) == frames(0, 4)
+    assert frames(0, 4) != frames(1, 4)
+    first = [frame < 50 for frame in frames(0, 4)]
+    assert first != sorted(first, reverse=True), "an optimiser step has some of each"
+    assert first != [frame < 50 for frame in frames(0, 5)]
+    halves = mixed_frames_of_step([50, 50], [50, 50], seed=0, step=0).numpy()
+    assert (halves[halves < 50] != halves[halves >= 50] - 50).any(), "sets of one size have orders of their own"
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares"),
+    [([1, 1], [5, 5]), ([1, 1, 1], [4, 3, 3]), ([0.3, 0.6], [3, 7]), ([1, 99], [0, 10]), ([2.5], [10])],
+)
+def test_shares_of_a_batch_of_ten(weights: list[float], shares: list[int]) -> None:
+    assert shares_of(weights, 10) == shares

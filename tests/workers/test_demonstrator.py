@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from embodied_rl.contracts import Trajectory
 from embodied_rl.demonstrations.dataset import Demonstrations, frames_of_step
 from embodied_rl.errors import UserError
 from embodied_rl.launch import connect, make_backend
+from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.tiny_vla import TinyVlaPolicy
 from embodied_rl.runtime.serial import SerialGroup
 from embodied_rl.workers.actor import ActorWorker
@@ -125,6 +127,36 @@ def test_reading_ahead_fills_the_channel_and_waits_for_nobody(demonstrations: Pa
             [t] = job.worker(job.actor, ActorWorker)._received
             frames = frames_of_step(data.num_frames, seed=0, step=step, batch_size=8)
             assert torch.equal(t.replay_inputs["state"][0], data.sample(frames)[0].state), "in the order of the steps"
+
+
+def test_each_folder_has_its_share_and_what_is_added_has_one(demonstrations: Path, tmp_path: Path) -> None:
+    """Three folders and a weight for what DAgger adds, which has none as long as there is nothing."""
+    folders = [
+        demonstrations,
+        *(record(tmp_path / name, range(start, 256, 64)) for name, start in (("b", 5), ("c", 9))),
+    ]
+    more = [record(tmp_path / name, [start]) for name, start in (("d", 11), ("e", 12))]
+    known = [Demonstrations(folder, chunk=CHUNK) for folder in (*folders, *more)]
+
+    def shares(trajectory: Trajectory) -> list[int]:
+        rows = trajectory.replay_inputs["state"][0]
+        states = [part.sample(range(part.num_frames))[0].state for part in known]
+        return [int((rows[:, None] == state[None]).all(-1).any(-1).sum()) for state in states]
+
+    mixed = (f"data.path=[{','.join(map(str, folders))}]", "data.batch_size=16")
+    with Job(demonstrations, *mixed, "data.weights=[4,2,2]") as job:
+        worker = job.worker(job.rollout, ImitationWorker)
+        assert shares(job.step(0)) == shares(job.step(1)) == [8, 4, 4, 0, 0]
+        worker._data = replace(worker._data, weights=[4.0, 2.0, 2.0, 8.0])
+        assert shares(job.step(0)) == [8, 4, 4, 0, 0]
+        spec = PolicySpec(
+            action_dim=2, state_dim=known[0].state_dim, image_shapes={}, num_action_chunks=CHUNK, values_per_chunk=0
+        )
+        worker.add(spec, more)
+        first = job.step(1)
+        assert shares(first)[:3] == [4, 2, 2]
+        assert sum(shares(first)[3:]) == 8
+        assert torch.equal(first.replay_inputs["state"], job.step(1).replay_inputs["state"])
 
 
 def test_several_workers_share_the_actors_ranks(demonstrations: Path) -> None:

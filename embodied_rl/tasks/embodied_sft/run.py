@@ -110,9 +110,10 @@ class EmbodiedSftWiring(Wiring[EmbodiedSftConfig]):
         found, steps, batch_size = self._demonstrations, self.config.runner.max_steps, self.config.data.batch_size
         if found is None:
             return show_workers(self.plan)
+        mixed = self.config.data.weights is not None  # each folder has passes of its own
         return (
             f"{show_workers(self.plan)}; {found.num_episodes} demonstrations of {found.num_frames} frames; {steps} "
-            f"steps x {batch_size} frames = {steps * batch_size / found.num_frames:.1f} passes"
+            f"steps x {batch_size} frames" + f" = {steps * batch_size / found.num_frames:.1f} passes" * (not mixed)
         )
 
     def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> EmbodiedSftRunner:
