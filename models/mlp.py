@@ -163,12 +163,9 @@ class MlpPolicy(Policy):
         # FSDP warns of outputs that are views.
         distribution = {name: tensor.clone() for name, tensor in parameters.items()} if with_distribution else None
         samples = replay_inputs["samples"].to(features.device)
-        spread = entropy(actions) if isinstance(actions, Tensor) else actions.entropy()
-        if self.params.squash:  # no closed form: that of what the tanh is taken of, and an estimate of the rest
-            spread = spread + _log_slope(samples)
         return Evaluation(
             logprobs=self._logprobs(actions, samples),
-            entropy=spread,
+            entropy=self._entropy(actions, samples),
             values=self._values(features),
             distribution=distribution,
         )
@@ -213,6 +210,16 @@ class MlpPolicy(Policy):
         if isinstance(actions, Tensor):
             return chosen_logprobs(actions, sample)
         return actions.log_prob(sample) - (_log_slope(sample) if self.params.squash else 0.0)
+
+    def _entropy(self, actions: Normal | Tensor, samples: Tensor) -> Tensor:
+        if isinstance(actions, Tensor):
+            return entropy(actions)
+        if not self.params.squash:
+            return actions.entropy()
+        # No closed form: that of what the tanh is taken of, and an estimate of the rest, whose samples move with the
+        # distribution, or it would have no gradient.
+        noise = ((samples - actions.loc) / actions.scale).detach()
+        return actions.entropy() + _log_slope(actions.loc + actions.scale * noise)
 
 
 def _log_slope(x: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from embodied_rl.algorithms.losses import full_kl
 from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.models.base import PolicyOutput, PolicySpec
 from embodied_rl.models.mlp import MlpParams, MlpPolicy
+from embodied_rl.models.registry import build_policy
+from tests.models.small import MODELS
 
 
 def policy(log_std: float) -> tuple[MlpPolicy, EnvObs]:
@@ -62,6 +64,35 @@ def test_it_learns_a_linear_controller() -> None:
         optimizer.step()
     greedy = model.act(obs, greedy=True, temperature=1.0, generator=None).replay_inputs["samples"]
     assert (greedy - target).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("log_std", [-0.5, 1.0])
+def test_the_entropy_of_squashed_actions_has_the_gradient_of_the_policys_own(model: str, log_std: float) -> None:
+    """That of -log π of draws with a gradient; a deviation of e, squashed, has less entropy the larger it gets."""
+    torch.manual_seed(0)
+    spec, params = MODELS[model]
+    squashed = build_policy(model, spec, {**params, "squash": True, "initial_log_std": log_std})
+    assert isinstance(squashed, MlpPolicy)
+    draws = 2048
+    obs = EnvObs(
+        env_ids=torch.arange(draws),
+        images={
+            camera: torch.randint(0, 256, (1, *shape, 3), dtype=torch.uint8).expand(draws, -1, -1, -1)
+            for camera, shape in spec.image_shapes.items()
+        },
+        state=torch.randn(1, 4).expand(draws, 4),
+        instructions=("",) * draws,
+    )
+    decided = squashed.act(obs, greedy=False, temperature=1.0, generator=torch.Generator().manual_seed(1))
+    _, logprobs = squashed.rsample(decided.replay_inputs, generator=torch.Generator().manual_seed(1))
+    weights = [*squashed.policy.parameters()]
+    found = torch.autograd.grad(squashed(decided.replay_inputs, temperature=1.0).entropy.mean(), weights)
+    expected = torch.autograd.grad(-logprobs.mean(), weights)
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    deviations = found[-1][len(found[-1]) // 2 :]
+    assert (deviations > 0).all() if log_std < 0 else (deviations < 0).all()
 
 
 def chooser(**params: Any) -> tuple[MlpPolicy, EnvObs]:
