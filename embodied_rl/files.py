@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +107,16 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def with_usual_mode(path: Path) -> Iterator[None]:
+    """Let the block write a file by a library that would leave one that its owner alone can read: its mode obeys the
+    umask."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    yield
+    path.chmod(mode)
 
 
 def write_json(path: Path, content: Any, *, allow_nan: bool = False) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from embodied_rl.algorithms.soft_q import chunk_outcomes
 from embodied_rl.contracts import Trajectory
 from embodied_rl.errors import CheckpointError, first_line
+from embodied_rl.files import with_usual_mode
 
 FILE: Final = "replay.safetensors"
 """In a checkpoint."""
@@ -113,7 +114,8 @@ class ReplayBuffer:
         total = {_TOTAL: str(self.total)}
 
         def write(directory: Path) -> None:
-            save_file(rows, directory / FILE, metadata=total)
+            with with_usual_mode(directory / FILE):
+                save_file(rows, directory / FILE, metadata=total)
             with (directory / FILE).open("rb") as file:
                 os.fsync(file.fileno())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, asdict, fields
@@ -23,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodied_rl.errors import UserError, listed
-from embodied_rl.files import write_json
+from embodied_rl.files import with_usual_mode, write_json
 from embodied_rl.models.weights.loading import AS_IT_IS, Loading, untrusted
 from embodied_rl.models.weights.look import CONFIG_FILE, contents, read_json
 from embodied_rl.params import NOT_OF_WEIGHTS
@@ -96,11 +95,9 @@ def _shaping(params: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """One safetensors file; tensors that share memory are written each. Its mode obeys the umask."""
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(plain, path, metadata={"format": "pt"})  # transformers 4, as OpenVLA pins it, reads no other
-    path.chmod(mode)  # the library leaves a file that its owner alone can read
+    with with_usual_mode(path):
+        save_file(plain, path, metadata={"format": "pt"})  # transformers 4, as OpenVLA pins it, reads no other
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:

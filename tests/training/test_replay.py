@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,6 +170,18 @@ def test_an_empty_one_is_read_again_and_a_missing_or_damaged_one_said(tmp_path: 
     (tmp_path / FILE).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="cannot be read"):
         of.load(tmp_path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path, umask: int, mode: int) -> None:
+    of = buffer()
+    of.add(rollout(0))
+    before = os.umask(umask)
+    try:
+        of.snapshot()(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == mode
 
 
 def test_what_was_not_recorded_is_said() -> None:
