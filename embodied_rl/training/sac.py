@@ -132,14 +132,22 @@ class SacUpdater:
         loss.backward()
         critics.online.requires_grad_(True)
         norm = self._step(0, self._policy.parameters())
-        if config.temperature_lr is not None:
-            self._optimizers[1].zero_grad(set_to_none=True)
-            temperature_loss(critics.log_temperature, logprobs, target_entropy=self._target_entropy).backward()
-            self._optimizers[1].step()
+        if config.temperature_lr is not None and torch.isfinite(norm["grad_norm"]):
+            self._train_temperature(logprobs)
         return {"policy_loss": loss.detach(), "entropy": -logprobs.detach().mean()} | norm
 
+    def _train_temperature(self, logprobs: Tensor) -> None:
+        """A step from the policy's own draws; none where they give no number, which moments would never lose again."""
+        log_temperature, optimizer = self._critics.log_temperature, self._optimizers[1]
+        optimizer.zero_grad(set_to_none=True)
+        temperature_loss(log_temperature, logprobs, target_entropy=self._target_entropy).backward()
+        assert log_temperature.grad is not None
+        if torch.isfinite(log_temperature.grad):
+            optimizer.step()
+
     def _step(self, which: int, parameters: Iterable[torch.nn.Parameter]) -> dict[str, Tensor]:
-        """A step of the policy's optimiser (0) or the critics' (1); returns its gradient's norm before clipping."""
+        """A step of the policy's optimiser (0) or the critics' (1); returns its gradient's norm before clipping,
+        NaN where the step was left out."""
         optim, optimizer = self._optim[which], self._optimizers[which]
         limit = math.inf if optim.clip_grad is None else optim.clip_grad
         norm = torch.nn.utils.clip_grad_norm_([p for p in parameters if p.requires_grad], limit)

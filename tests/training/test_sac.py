@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -190,6 +191,25 @@ def test_a_gradient_that_is_not_finite_ends_the_run_or_is_left_out() -> None:
     before = values(skipping.critics.online)
     assert skipping.run(0)["critic_nonfinite_steps"] == 1
     assert not moved(before, skipping.critics.online)
+
+
+@pytest.mark.parametrize("state", [float("inf"), float("nan"), 3e38])
+def test_the_temperature_waits_where_the_policys_step_is_left_out(state: float) -> None:
+    """Or its moments would never be numbers again."""
+
+    def broken(number: int) -> Transitions:
+        data = batch(number)
+        return replace(data, inputs={"state": data.inputs["state"].index_fill(0, torch.tensor(0), state)})
+
+    skipping = ("actor.optim.skip_nonfinite=true", "critic.optim.skip_nonfinite=true")
+    trained = Trained(config(*skipping), lambda number: broken(number) if number == 1 else batch(number))
+    trained.run(0)
+    before = trained.critics.temperature.item()
+    trained.run(1)
+    assert trained.critics.temperature.item() == before
+    trained.run(2)
+    after = trained.critics.temperature.item()
+    assert math.isfinite(after) and after != before
 
 
 def test_ensemble_members_are_networks_of_their_own() -> None:
