@@ -114,11 +114,10 @@ class SacUpdater:
         self._optimizers[1].zero_grad(set_to_none=True)
         loss.backward()
         norm = self._step(1, critics.online.parameters())
-        return {
-            "critic_loss": loss.detach() / len(q),
-            "q_mean": q.detach().mean(),
-            "q_std": q.detach().std(0).mean(),
-        } | norm
+        found = {"critic_loss": loss.detach() / len(q), "q_mean": q.detach().mean()}
+        if len(q) > 1:
+            found["q_std"] = q.detach().std(0).mean()
+        return found | norm
 
     def _train_policy(self, batch: Transitions, features: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
         critics, config = self._critics, self._config

@@ -212,6 +212,13 @@ def test_the_temperature_waits_where_the_policys_step_is_left_out(state: float) 
     assert math.isfinite(after) and after != before
 
 
+def test_a_critic_alone_has_no_deviation() -> None:
+    metrics = Trained(config("algorithm.sac.num_critics=1", "algorithm.sac.target_critics=1")).run(0)
+    assert "q_std" not in metrics
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert Trained(config()).run(0)["q_std"] > 0
+
+
 def test_ensemble_members_are_networks_of_their_own() -> None:
     """Each member is what its weights alone give, layer norm included."""
     c = config("algorithm.sac.num_critics=3", "algorithm.sac.layer_norm=true")
