@@ -174,7 +174,7 @@ class AlgorithmConfig(Section):
     importance_sampling_level: RatioLevel
     """sequence: all units of a sample share the geometric mean of their ratios (GSPO). A sample is a completion, or a
     chunk of actions."""
-    clip_ratio_low: PositiveFloat
+    clip_ratio_low: Annotated[float, Field(gt=0, le=1)]
     """The ratio is clipped to [1 - low, 1 + high]."""
     clip_ratio_high: PositiveFloat | None
     """null: as low."""

@@ -50,6 +50,8 @@ def ppo(ratio: float, advantage: float, **clips: float) -> tuple[float, dict[str
         (10.0, -1.0, {"clip_ratio_c": 3.0}, 3.0),
         (2.0, -1.0, {"clip_ratio_c": 3.0}, 2.0),
         (10.0, 1.0, {"clip_ratio_c": 3.0}, -1.2),
+        (0.001, -2.0, {"clip_ratio_low": 1.0}, 0.002),
+        (3.0, 2.0, {"clip_ratio_low": 1.0}, -4.0),
     ],
 )
 def test_ppo_by_hand(ratio: float, advantage: float, clips: dict[str, float], expected: float) -> None:

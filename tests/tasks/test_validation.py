@@ -198,6 +198,7 @@ def test_several_broken_rules_are_reported_together() -> None:
             "but with rollout.max_staleness=1 a step's episodes begin before the last ones have ended",
         ),
         (["env.train.task_sampling=often"], "env.train.task_sampling"),
+        (["algorithm.clip_ratio_low=1.5"], "algorithm.clip_ratio_low: got 1.5"),
         (["algorithm.bc_coef=0.1"], "there are no demonstrations to keep to; set algorithm.bc_path"),
         (["algorithm.bc_path=somewhere"], "this run would not read it, since algorithm.bc_coef is 0"),
         (
