@@ -66,7 +66,7 @@ def step_problem(metrics: Mapping[str, float], config: Config, advice: Advice) -
     there is none."""
     if text := _nothing_left(metrics, config, advice):
         return text
-    if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics["actor/groups_equal"] == 1:
+    if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics.get("actor/groups_equal") == 1:
         return advice.equal
     return _gap_problem(metrics, config)
 

@@ -6,9 +6,9 @@ import dataclasses
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS, POLICY_LOSSES, Entry, check_levels
 from embodied_rl.errors import ConfigError, UserError, suggestion
@@ -115,6 +115,12 @@ def critic_problems(c: Config) -> Iterator[str]:
     estimator = ADVANTAGES.get(c.algorithm.adv_type)
     if not c.critic.enable or estimator is None:
         return
+    if LEARNERS[c.algorithm.learner].replays:
+        yield (
+            f"critic.enable: got true, but algorithm.learner={c.algorithm.learner} has critics of its own "
+            "(algorithm.sac); set it to false, and use algorithm=sac"
+        )
+        return
     if not estimator.needs_values:
         yield (
             f"critic.enable: got true, but adv_type={c.algorithm.adv_type} has no values for a critic to learn; use "
@@ -182,17 +188,35 @@ def algorithm_problems(c: Config) -> Iterator[str]:
             f"algorithm.n_minibatches={a.n_minibatches} and actor.global_batch_size={c.actor.global_batch_size}: set "
             "exactly one of them, the other to null"
         )
-    if estimator := ADVANTAGES.get(a.adv_type):
-        yield from _estimator_problems(c, estimator)
     if loss := POLICY_LOSSES.get(a.loss_type):
         yield from _loss_problems(c, loss)
-    yield from filter_problems(c)
     yield from _bc_problems(c)
-    if LEARNERS[a.learner].replays and type(c) is not EmbodiedConfig:
+    if LEARNERS[a.learner].replays:
+        yield from _learner_problems(c)
+        return
+    if estimator := ADVANTAGES.get(a.adv_type):
+        yield from _estimator_problems(c, estimator)
+    yield from filter_problems(c)
+
+
+OF_REPLAY: Final[Mapping[str, Any]] = {"adv_type": "raw", "filter_rewards": False, "max_resample_rounds": 0}
+"""Keys of ``algorithm`` that say what becomes of a step's rollouts, and what they have where a buffer takes all."""
+
+
+def _learner_problems(c: Config) -> Iterator[str]:
+    a = c.algorithm
+    if type(c) is not EmbodiedConfig:
         yield (
             f"algorithm.learner: got {a.learner}, but task={c.runner.task_type} has no simulator to learn in; use "
             "on_policy, or task=embodied"
         )
+        return
+    for key, wanted in OF_REPLAY.items():
+        if (got := getattr(a, key)) != wanted:
+            yield (
+                f"algorithm.{key}: got {got!r}, but algorithm.learner={a.learner} trains on a replay buffer and would "
+                f"not read it; use algorithm=sac, which has {wanted!r}"
+            )
 
 
 def _bc_problems(c: Config) -> Iterator[str]:

@@ -35,6 +35,7 @@ from embodied_rl.schema import (
 from embodied_rl.tasks.planning import placement_of
 from embodied_rl.tasks.rules import (
     AUTO,
+    OF_REPLAY,
     acting_problems,
     actor_problems,
     algorithm_problems,
@@ -293,14 +294,18 @@ def _noise(c: Config) -> float:
     return played.noise if played is not None else 0.0
 
 
-_OF_ROLLOUTS: Final = ("learner", "gamma", "group_size", "rollout_epoch", "replay", "sac", "sampling_params")
-"""Keys of ``algorithm`` that are read whatever becomes of a rollout, or where there is a replay buffer."""
+_READ_BY_ALL: Final = (
+    *("learner", "gamma", "group_size", "rollout_epoch", "replay", "sac", "sampling_params"),
+    *OF_REPLAY,
+)
+"""Keys of ``algorithm`` that are read whatever becomes of a rollout, or where there is a replay buffer, or that have a
+rule of their own there."""
 
 _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     *(
         (key, _replays, "algorithm.learner trains on a replay buffer")
         for key in (
-            *(f"algorithm.{name}" for name in _annotations(AlgorithmConfig) if name not in _OF_ROLLOUTS),
+            *(f"algorithm.{name}" for name in _annotations(AlgorithmConfig) if name not in _READ_BY_ALL),
             "actor.micro_batch_size",
             "actor.max_tokens_per_micro_batch",
             "actor.global_batch_size",

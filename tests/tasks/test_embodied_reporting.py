@@ -56,6 +56,11 @@ def test_what_taught_nothing_comes_first() -> None:
     assert text.startswith("no update:")
 
 
+def test_nothing_is_said_of_groups_that_nobody_compared() -> None:
+    metrics = {"actor/samples": 8.0, "actor/score": 0.5}
+    assert reporting.warning(metrics, embodied("env=dummy", "algorithm=grpo")) is None
+
+
 def test_each_task_has_a_metric_with_a_stable_readable_name() -> None:
     told = {
         3: "Put the black bowl (in the drawer), and close it",

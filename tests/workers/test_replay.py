@@ -167,6 +167,33 @@ def test_what_cannot_be_is_refused(overrides: tuple[str, ...], message: str) -> 
         small(*base, *overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ((), ["adv_type: got 'grpo'"]),  # the env's own preset
+        (("algorithm=dapo",), ["adv_type: got 'grpo'", "filter_rewards: got True", "max_resample_rounds: got 3"]),
+        (("algorithm=ppo",), ["adv_type: got 'gae'"]),
+        (("algorithm.adv_type=raw", "algorithm.filter_rewards=true"), ["filter_rewards: got True"]),
+        (("algorithm.adv_type=raw", "algorithm.max_resample_rounds=2"), ["max_resample_rounds: got 2"]),
+    ],
+)
+def test_a_preset_of_rollouts_is_no_preset_of_a_buffer(overrides: tuple[str, ...], found: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        embodied("env=dummy", "model=sac_mlp", *overrides, "algorithm.learner=sac")
+    assert len(raised.value.problems) == len(found)
+    for problem, start in zip(raised.value.problems, found, strict=True):
+        assert problem.startswith(f"algorithm.{start}, but algorithm.learner=sac trains on a replay buffer")
+        assert "use algorithm=sac" in problem
+    with pytest.raises(ConfigError, match=r"critic\.enable: got true, but .*learner=sac has critics of its own"):
+        embodied("env=dummy", "model=sac_mlp", "algorithm=ppo", "algorithm.learner=sac", "critic.enable=true")
+
+
+def test_the_learner_alone_may_be_asked_for() -> None:
+    """With keys as ``algorithm=sac`` has them."""
+    config = embodied("env=dummy", "model=sac_mlp", "algorithm.learner=sac", "algorithm.adv_type=raw")
+    assert config.algorithm.learner == "sac"
+
+
 def test_keys_of_the_buffer_are_refused_elsewhere() -> None:
     for key in ("algorithm.replay.capacity=50", "algorithm.sac.tau=0.1", "critic.optim.lr=0.1"):
         with pytest.raises(ConfigError, match="this run would not read it"):
