@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from embodied_rl.algorithms.catalog import ADVANTAGES
+from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS
 from embodied_rl.errors import CheckpointError
 from embodied_rl.params import flat, shown
 from embodied_rl.schema import Config
@@ -36,7 +36,16 @@ _FIXED: Final[Mapping[str, str]] = {
 """Key or section that a run cannot change on its way -> why."""
 _FREE: Final = ("model.lora.dropout", "model.attn_implementation", "model.trust_remote_code")
 """Exceptions to that."""
-_OPEN: Final = ("model.params.", "model.hf_overrides.")
+_OF_OUTCOMES: Final = (
+    "algorithm.gamma",
+    "env.init_params",
+    "env.task_ids",
+    "env.use_rel_reward",
+    "env.reward_coef",
+    "env.train.ignore_terminations",
+)
+"""Keys or sections that decide what came of a chunk, which a replay buffer keeps."""
+_OPEN: Final = ("model.params.", "model.hf_overrides.", "env.init_params.")
 """Sections whose keys need not be there to mean something."""
 _COMMIT: Final = re.compile("[0-9a-f]{7,40}")
 _OF_REFERENCE: Final = ("runner.init_from", "actor.seed")
@@ -141,11 +150,17 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
     if key not in before and not key.startswith(_OPEN):  # it is new here, and did nothing before
         return None
     for fixed, why in _FIXED.items():
-        if (key == fixed or key.startswith(f"{fixed}.")) and key not in _FREE:
+        if _within(key, fixed) and key not in _FREE:
             return why
+    if LEARNERS[config.algorithm.learner].replays and any(_within(key, part) for part in _OF_OUTCOMES):
+        return "the rewards to come would be of another kind; the replay buffer's are those of before"
     if key in _OF_REFERENCE and config.algorithm.kl_beta > 0:
         return "the reference policy (algorithm.kl_beta) would be another"
     return None
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
 
 
 def _was_open(key: str, before: Mapping[str, Any]) -> bool:

@@ -139,6 +139,35 @@ def test_another_revision_is_another_critic(tmp_path: Path, before: list[str], n
     assert [(c.key, c.refusal is None) for c in found] == [("critic.revision", allowed)]
 
 
+OUTCOMES = [
+    "algorithm.gamma=0.5",
+    "env.reward_coef=3.0",
+    "env.use_rel_reward=false",
+    "env.train.ignore_terminations=true",
+    "env.task_ids=[0,2]",
+    "++env.init_params.success_radius=0.3",
+]
+"""Of the dummy env, which has none of these."""
+
+
+@pytest.mark.parametrize("now", OUTCOMES)
+def test_a_buffer_holds_outcomes_of_one_kind(tmp_path: Path, now: str) -> None:
+    sac, key = ("model=sac_mlp", "algorithm=sac"), now.partition("=")[0].lstrip("+")
+    for before, after in (((), (now,)), ((now,), ())):
+        checkpoint = saved(tmp_path, *sac, *before)
+        with pytest.raises(CheckpointError, match=rf"\n  {key}: .*; the replay buffer's .*\n.*runner\.init_from"):
+            resume.check(checkpoint, changes(checkpoint, *sac, *after))
+    checkpoint = saved(tmp_path, *sac)
+    free = ("algorithm.replay.capacity=200000", "algorithm.sac.tau=0.1", "env.train.max_episode_steps=50")
+    resume.check(checkpoint, changes(checkpoint, *sac, *free))
+
+
+@pytest.mark.parametrize("now", OUTCOMES)
+def test_a_rollout_is_learned_from_once(tmp_path: Path, now: str) -> None:
+    checkpoint = saved(tmp_path, "algorithm=ppo")
+    resume.check(checkpoint, changes(checkpoint, "algorithm=ppo", now))
+
+
 def test_a_run_from_before_critics_had_revisions_goes_on(tmp_path: Path) -> None:
     critic = ("algorithm=ppo", "critic.enable=true")
     written = asdict(config_of(*BASE, *critic).critic)
