@@ -25,10 +25,11 @@ from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 from embodied_rl.errors import CheckpointError, ConfigError
 from embodied_rl.launch import run
 from embodied_rl.schema import CollectConfig, DaggerConfig
+from embodied_rl.tasks.planning import plan_of
 from embodied_rl.workers import collector
 from embodied_rl.workers.players import model_policy
 from tests.checkpoints.saved import saved_weights
-from tests.configs import embodied_sft, tiny_run
+from tests.configs import embodied, embodied_sft, tiny_run
 from tests.demonstrations.recording import record
 from tests.test_end_to_end import metrics_of, only_run
 
@@ -249,6 +250,16 @@ def test_a_round_that_kept_nothing_is_not_missed(tmp_path: Path, few: Path) -> N
     shutil.rmtree(only_run(config) / "dagger/round_001")
     with pytest.raises(CheckpointError, match="which lacks round_001"):
         run(dagger(tmp_path, few, *short, middle))
+
+
+def test_a_round_says_what_noise_was_executed(tmp_path: Path, few: Path) -> None:
+    """So that nobody takes its actions for those that led to its rewards."""
+    config = dagger(tmp_path, few, "dagger.noise=0.05", "runner.max_steps=4", "dagger.rounds=1")
+    run(config)
+    root = only_run(config) / "dagger/round_001"
+    assert [played["noise"] for played in json.loads((root / "meta/provenance.json").read_text())] == [0.05]
+    with pytest.raises(ConfigError, match=r"algorithm\.replay\.demonstrations=.*/round_001: .* noise of 0\.05 "):
+        plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=rlpd", f"algorithm.replay.demonstrations={root}"))
 
 
 def test_the_expert_alone_with_beta_1(tmp_path: Path, few: Path) -> None:

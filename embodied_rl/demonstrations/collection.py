@@ -39,6 +39,26 @@ def may_lack_starts(root: Path) -> bool:
         raise damaged(config, error) from error
 
 
+def executed_noise(root: Path) -> float:
+    """Standard deviation of the noise on the executed actions of a data set, which records them without it; 0 where
+    none is known of.
+
+    Raises:
+        UserError: what tells it is damaged.
+    """
+    config, provenance = root / CONFIG, root / _PROVENANCE
+    path = config if config.is_file() else provenance
+    if not path.is_file():
+        return 0.0
+    try:
+        if path == config:
+            return float(at(yaml.safe_load(path.read_text()), "collect.noise") or 0.0)
+        # dagger's; of earlier versions none says it
+        return max((float(at(played, "noise") or 0.0) for played in parse_json(path.read_text())), default=0.0)
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise damaged(path, error) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
     """One folder. Its methods are the driver's."""
@@ -46,6 +66,8 @@ class Collection:
     root: Path
     shapes: Shapes
     robot_type: str
+    noise: float
+    """Standard deviation of that on the executed actions."""
 
     @property
     def exists(self) -> bool:
@@ -110,6 +132,7 @@ class Collection:
                 "run_directory": str(run_dir),
                 "command": sys.argv,
                 "weights": weights,
+                "noise": self.noise,
                 "python": sys.version.split()[0],
                 "packages": versions(*_PACKAGES),
             }

@@ -13,17 +13,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied_rl.demonstrations.collection import executed_noise
 from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.errors import ConfigError, UserError, listed, suggestion
 from embodied_rl.schema import AugmentationConfig, DemonstrationConfig
 
+DATA: Final = "data.path"
+"""The key of what a run imitates, whose other keys say how it is read; elsewhere a folder is all."""
 _ROUNDING: Final = 1e-3
 """Actions may be so much larger than 1: nobody can tell."""
 
 
-def check_data(config: DemonstrationConfig, spaces: KnownSpaces, *, key: str = "data.path") -> None:
+def check_data(config: DemonstrationConfig, spaces: KnownSpaces, *, key: str = DATA) -> None:
     """See that each data set is whole and what the env gives and takes, as far as that is known.
 
     Args:
@@ -58,16 +61,37 @@ def _check(config: DemonstrationConfig, root: Path, spaces: KnownSpaces, key: st
                 f"{key}={config.path}: {name} has {found.shape[1]} numbers, and the env's {wanted}: {advice}; use "
                 "the env that it was recorded in, or another data set"
             )
-        elif name == metadata.ACTION and not config.clip_actions:
+        elif name == metadata.ACTION and (key != DATA or not config.clip_actions):
             used = np.concatenate([found[e["dataset_from_index"] : e["dataset_to_index"]] for e in episodes])
             problems += _range_problems(config, used, key)
     if problems:
         raise ConfigError(problems)
 
 
+def check_executed(path: str, *, key: str) -> None:
+    """See that the actions of a data set are those that led to its rewards.
+
+    Args:
+        key: where ``path`` is from, for messages.
+
+    Raises:
+        UserError: what tells it is damaged.
+        ConfigError: they are not.
+    """
+    if noise := executed_noise(Path(path)):
+        raise ConfigError(
+            [
+                f"{key}={path}: was played with a noise of {noise:g} on the actions (collect.noise, dagger.noise), and "
+                "has them without it, so its rewards are those of other actions; use a set that was played without, "
+                "or imitate this one (task=sft, algorithm.bc_path)"
+            ]
+        )
+
+
 def kept_to(path: str) -> DemonstrationConfig:
-    """The configuration of demonstrations that ``algorithm.bc_path`` keeps training to: pictures are stretched to the
-    env's sizes, actions cut off as the env does."""
+    """The configuration of demonstrations that reinforcement learning takes (``algorithm.bc_path``,
+    ``algorithm.replay.demonstrations``): pictures are stretched to the env's sizes, actions beyond by rounding cut off
+    as the env does."""
     unchanged = AugmentationConfig(random_shift=0, brightness=0.0, contrast=0.0, saturation=0.0, words=0.0)
     return DemonstrationConfig(
         name="", path=path, weights=None, cameras=None, resize=True, clip_actions=True, seed=0, batch_size=1,
@@ -102,7 +126,7 @@ def _camera_problems(
         wanted = listed(f"{feature} for the env's camera {camera}" for camera, feature in missing.items())
         near = "".join(dict.fromkeys(suggestion(feature, known) for feature in missing.values()))
         mend = f"say which is which with 'data.cameras={{{', '.join(f'{camera}: <feature>' for camera in shapes)}}}'"
-        if key != "data.path":
+        if key != DATA:
             mend = "use an env with those cameras, or another data set"
         yield f"{key}={config.path}: has no images {wanted}, only {', '.join(known)}; {mend}.{near}"
         return
@@ -126,10 +150,11 @@ def _range_problems(config: DemonstrationConfig, actions: NDArray[np.float32], k
     ranges = listed(
         f"{d} from {actions[:, d].min():.3g} to {actions[:, d].max():.3g}" for d in np.flatnonzero(beyond.any(0))
     )
+    mend = "data.clip_actions=true trains on what the env would do" if key == DATA else "cut them off in the data set"
     yield (
         f"{key}={config.path}: {beyond.any(1).mean():.1%} of the actions have numbers outside [-1, 1], where the "
-        f"env cuts them off (number {ranges}). If they are in the env's units, data.clip_actions=true trains on what "
-        "the env would do; if not (metres, degrees, ...), convert them: -1 and 1 are the most that a control step does"
+        f"env cuts them off (number {ranges}). If they are in the env's units, {mend}; if not (metres, degrees, ...), "
+        "convert them: -1 and 1 are the most that a control step does"
     )
 
 

@@ -80,7 +80,8 @@ class ReplayConfig(Section):
     """Training steps that begin before so many chunks came act at random, uniformly; 0: the policy acts from the
     first."""
     demonstrations: str | None
-    """A LeRobot data set's folder, recorded in the env, that a share of each batch is drawn from; null: none."""
+    """A LeRobot data set's folder, recorded in the env without noise on what was executed (``collect.noise``), that a
+    share of each batch is drawn from; null: none."""
     demonstration_share: Fraction
     """The share; 0.5 is RLPD's half and half."""
 

@@ -23,7 +23,9 @@ from embodied_rl.envs.maniskill import ManiSkillParams
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.tasks.planning import plan_of
+from tests.configs import embodied
 from tests.demonstrations.lerobot.recordings import HEIGHT, WIDTH, data_set
+from tests.demonstrations.recording import record
 
 BOTH = {"agentview": (HEIGHT, WIDTH), "wrist": (HEIGHT, WIDTH)}
 
@@ -113,6 +115,68 @@ def test_actions_beyond_by_rounding_are_none(tmp_path: Path) -> None:
 def test_actions_of_failures_do_not_count(tmp_path: Path) -> None:
     data_set(tmp_path, [2, 3], videos=False, failures=[1])
     check_data(config(tmp_path, "data.clip_actions=false").data, spaces(BOTH))
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        (("algorithm=ppo", "algorithm.bc_coef=0.1"), "algorithm.bc_path"),
+        (("model=sac_mlp", "algorithm=rlpd"), "algorithm.replay.demonstrations"),
+    ],
+)
+def test_reinforcement_learning_asks_for_actions_within_range_too(
+    tmp_path: Path, keys: tuple[str, ...], name: str
+) -> None:
+    root = record(tmp_path, [0, 3])
+    plan_of(embodied("env=dummy", *keys, f"{name}={root}"))
+    path = root / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    column = pa.array([[256.0, 0.0]] * len(table), type=table.schema.field("action").type)
+    pq.write_table(table.set_column(table.schema.get_field_index("action"), "action", column), path)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(embodied("env=dummy", *keys, f"{name}={root}"))
+    assert f"{name}={root}: 100.0% of the actions have numbers outside [-1, 1]" in str(caught.value)
+    assert "data.clip_actions" not in str(caught.value), "a key that these runs do not have"
+
+
+@pytest.mark.parametrize(
+    ("files", "noise"),
+    [
+        ({"meta/collection.yaml": "collect: {noise: 0.1}"}, "0.1"),
+        ({"meta/collection.yaml": "collect: {noise: 0.0}"}, None),
+        ({"meta/collection.yaml": "collect: {}"}, None),
+        ({"meta/provenance.json": '[{"noise": 0.0}, {"noise": 0.25}]'}, "0.25"),
+        ({"meta/provenance.json": '[{"noise": 0.0}, {"episodes": [0, 1]}]'}, None),  # of before it was noted
+        ({"meta/notes.txt": "of anybody"}, None),
+    ],
+)
+def test_actions_that_were_not_executed_have_no_values(
+    tmp_path: Path, files: dict[str, str], noise: str | None
+) -> None:
+    root = record(tmp_path, [0, 3])
+    for name, content in files.items():
+        (root / name).write_text(content)
+    values, imitates = (
+        embodied("env=dummy", *keys)
+        for keys in (
+            ("model=sac_mlp", "algorithm=rlpd", f"algorithm.replay.demonstrations={root}"),
+            ("algorithm=ppo", "algorithm.bc_coef=0.1", f"algorithm.bc_path={root}"),
+        )
+    )
+    plan_of(imitates)
+    if noise is None:
+        plan_of(values)
+        return
+    with pytest.raises(ConfigError, match=rf"replay\.demonstrations={root}: .* noise of {noise} .*; use a set"):
+        plan_of(values)
+
+
+@pytest.mark.parametrize("content", ["collect: {noise: loud}", "- ["])
+def test_a_damaged_record_of_noise_is_said(tmp_path: Path, content: str) -> None:
+    root = record(tmp_path, [0])
+    (root / "meta/collection.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"collection\.yaml: cannot be read"):
+        plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=rlpd", f"algorithm.replay.demonstrations={root}"))
 
 
 def test_a_missing_video_is_noticed_before_decoding(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ class CollectRunner:
 
     @property
     def collection(self) -> Collection:
-        return Collection(root=self.root, shapes=self.spaces.shapes, robot_type=self.config.env.env_type)
+        config = self.config
+        return Collection(
+            root=self.root, shapes=self.spaces.shapes, robot_type=config.env.env_type, noise=config.collect.noise
+        )
 
     def run(self) -> None:
         """Collect, or resume collecting, until every task has its demonstrations.

@@ -147,7 +147,10 @@ class DaggerRunner(EmbodiedSftRunner):
 
     def _collection(self, number: int) -> Collection:
         root = self.run_dir / FOLDER / f"round_{number:03d}"
-        return Collection(root=root, shapes=self.spaces.shapes, robot_type=self.config.env.env_type)
+        config = self.config
+        return Collection(
+            root=root, shapes=self.spaces.shapes, robot_type=config.env.env_type, noise=config.dagger.noise
+        )
 
     def _add(self, collections: list[Collection]) -> None:
         """Let the readers have these data sets, too; a round may have left none."""
