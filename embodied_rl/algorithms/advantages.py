@@ -182,7 +182,7 @@ def group_relative(scores: Tensor, group_ids: Tensor, *, norm_std: bool = True, 
     """[N] from scores [N] and group ids [N]; the core of :func:`grpo`."""
     groups = Groups.of(group_ids)
     groups.check_sizes()
-    centred = scores.double() - groups.mean(scores)
+    centred = groups.centred(scores)
     return (centred / (groups.std(centred) + eps) if norm_std else centred).to(scores.dtype)
 
 
@@ -200,7 +200,7 @@ def rloo(inputs: AdvantageInputs) -> AdvantageEstimate:
     groups.check_sizes()
     sizes = groups.sizes[groups.member_of].double()
     # R - (sum - R) / (n - 1) = n / (n - 1) * (R - mean)
-    advantages = sizes / (sizes - 1.0) * (scores.double() - groups.mean(scores))
+    advantages = sizes / (sizes - 1.0) * groups.centred(scores)
     return same_everywhere(inputs, advantages.to(scores.dtype))
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from embodied_rl.schema.types import NormLevel
 
 Reduce = Callable[[Tensor], Tensor]
+ROUNDING = 1e-6
+"""Scores that differ by no more than this share of the larger are equal: sums of many float32 rewards are no closer."""
 _PARTS = 64
 """Parts of a mean that are kept apart, at most."""
 
@@ -55,6 +57,19 @@ class Groups:
         Float64, so that the mean of equal float32 scores *is* that score and their difference exactly 0.
         """
         return (self.sum(scores.double()) / self.sizes)[self.member_of]
+
+    def equal(self, scores: Tensor) -> Tensor:
+        """[G] bool: whether the members of each group have the same score ([N]), rounding aside."""
+        nothing = scores.new_zeros(len(self.ids))
+        highest, lowest = (
+            nothing.scatter_reduce(0, self.member_of, scores, reduce, include_self=False) for reduce in ("amax", "amin")
+        )
+        return highest - lowest <= ROUNDING * torch.maximum(highest.abs(), lowest.abs())
+
+    def centred(self, scores: Tensor) -> Tensor:
+        """[N] float64: scores ([N]) less their group's mean; exactly 0 where its members' are equal, since divided by
+        the deviation of what rounding left they would be as large as any."""
+        return (scores.double() - self.mean(scores)).masked_fill_(self.equal(scores)[self.member_of], 0.0)
 
     def std(self, centred: Tensor) -> Tensor:
         """[N] float64: the unbiased (n - 1) standard deviation of each member's group. Needs two members or more.

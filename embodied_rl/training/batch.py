@@ -218,13 +218,9 @@ def _counts(t: Trajectory, returns: Tensor, kept: Tensor) -> dict[str, Tensor]:
     if not t.valid.any():
         return dict.fromkeys(("groups_equal", "groups_filtered", "score"), _pair(0.0, 0.0))
     groups = Groups.of(t.group_ids)
-    member_of, fresh = groups.member_of, returns.new_zeros(len(groups.ids))
-    highest = fresh.scatter_reduce(0, member_of, returns, "amax", include_self=False)
-    lowest = fresh.scatter_reduce(0, member_of, returns, "amin", include_self=False)
-    staying = fresh.scatter_reduce(0, member_of, kept.to(fresh.dtype), "amax", include_self=False)
     return {
-        "groups_equal": _pair((highest == lowest).sum(), len(fresh)),
-        "groups_filtered": _pair((staying == 0).sum(), len(fresh)),
+        "groups_equal": _pair(groups.equal(returns).sum(), len(groups.ids)),
+        "groups_filtered": _pair((groups.sum(kept.long()) == 0).sum(), len(groups.ids)),
         "score": _pair(t.scores.sum(), len(t.scores)),
     }
 

@@ -52,6 +52,35 @@ def test_equal_scores_give_exactly_zero(score: float, size: int) -> None:
     assert torch.equal(got, torch.zeros(size))
 
 
+def telescoping(last: list[float], coefficient: float = 5.0) -> AdvantageInputs:
+    """One group, whose members' levels rise to ``last`` in steps of their own; their changes are the rewards."""
+    rng = torch.Generator().manual_seed(0)
+    level = torch.rand(len(last), 50, 8, generator=rng).flatten(1).sort(1).values * torch.tensor(last)[:, None]
+    level[:, -1] = torch.tensor(last)
+    rewards = coefficient * level.diff(dim=1, prepend=torch.zeros(len(last), 1))
+    rewards = rewards.unflatten(1, (50, 8)).transpose(0, 1).contiguous()
+    valid = torch.ones_like(rewards, dtype=torch.bool)
+    return AdvantageInputs(
+        reward_level="chunk_level",
+        rewards=rewards,
+        terminated=~valid,
+        truncated=~valid,
+        valid=valid,
+        group_ids=torch.zeros(len(last), dtype=torch.int64),
+        scores=rollout_returns(rewards, valid),
+    )
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_scores_that_differ_by_rounding_alone_teach_nothing(name: str) -> None:
+    options = {"gamma": 1.0} if name == "reinforce_plus_plus_baseline" else {}
+    equal = telescoping([1.0] * 8)
+    assert len(equal.scores.unique()) > 1, "else there is nothing to see"
+    assert not estimate_advantages(name, equal, options).advantages.any()
+    differing = telescoping([1.0] * 7 + [1.0 + 1e-4])
+    assert estimate_advantages(name, differing, options).advantages[0, -1] > 1e-4
+
+
 def test_lonely_member_is_refused() -> None:
     with pytest.raises(ValueError, match=r"groups \[4\] have one member"):
         group_relative(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([3, 3, 4]))

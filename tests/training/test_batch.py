@@ -191,6 +191,14 @@ def test_without_the_filter_equal_groups_are_counted_and_kept() -> None:
     assert counts["groups_equal"].tolist() == [1, 2]
 
 
+def test_groups_are_equal_but_for_rounding() -> None:
+    batch, counts = build_train_batch([scored([5.0, 5.0 + 1e-6, 5.0, 5.0 + 1e-4])], GRPO)
+    assert counts["groups_equal"].tolist() == [1, 2]
+    first = batch.sample_ids // (1 << 20) < 2
+    assert not batch.advantages[first].any()
+    assert batch.advantages[~first].any()
+
+
 def test_groups_beyond_the_last_that_is_needed_are_left_out() -> None:
     trajectories = [scored([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), replace(scored([0.0, 1.0]), group_ids=torch.tensor([7, 7]))]
     batch, counts = build_train_batch(trajectories, FILTER, last_group=2)
