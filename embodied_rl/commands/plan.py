@@ -148,16 +148,17 @@ def arithmetic_lines(plan: RunPlan[Any]) -> list[str]:
 def _replay_lines(plan: RunPlan[Any]) -> list[str]:
     """From the chunks of a step to updates."""
     config, numbers = plan.config, plan.arithmetic
-    replay, steps = config.algorithm.replay, max(0, config.runner.max_steps - plan.start.step)
+    replay, first = config.algorithm.replay, plan.start.step
+    steps = max(0, config.runner.max_steps - first)
+    before, after = (replay.updates_after(step * numbers.samples) for step in (first, first + steps))
     of_each = f"{replay.update_to_data:g} a chunk after the first {replay.learning_starts}"
     shown = f", {replay.demonstration_share:.0%} of them demonstrations" if replay.demonstrations else ""
     return [
         f"the buffer: {replay.capacity} chunks, {replay.capacity / numbers.samples:.0f} steps' worth; the first "
         f"{replay.random_chunks} chunks are random",
         f"an update: {of_each}, each on {replay.batch_size} chunks{shown}",
-        f"the run: {steps} steps = at most {steps * numbers.samples} chunks = "
-        f"{int(steps * numbers.samples * replay.update_to_data)} updates of the critics, one of the policy for each "
-        f"{config.algorithm.sac.policy_interval}",
+        f"the run: {steps} steps = at most {steps * numbers.samples} chunks = {after - before} updates of the critics, "
+        f"one of the policy for each {config.algorithm.sac.policy_interval}",
     ]
 
 
@@ -215,7 +216,7 @@ def origins_table(arguments: Sequence[str]) -> Table:
 
 def _memory(need: Need, parameters: int | None) -> str:
     parts = [("weights", need.weights), ("passes", need.passes), ("simulator", need.simulator), ("sync", need.sync)]
-    parts.append(("buffer", need.buffer))
+    parts += [("buffer", need.buffer), ("its copy at a save", need.snapshot)]
     text = f"{need.total / GIB:.2f} GiB"
     if shown := [f"{name} {size / GIB:.2f}" for name, size in parts if size >= GIB / 200]:
         text += f": {', '.join(shown)}"

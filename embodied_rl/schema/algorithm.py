@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -84,6 +85,10 @@ class ReplayConfig(Section):
     share of each batch is drawn from; null: none."""
     demonstration_share: Fraction
     """The share; 0.5 is RLPD's half and half."""
+
+    def updates_after(self, chunks: int) -> int:
+        """Updates that so many chunks of the run are worth."""
+        return math.floor(self.update_to_data * max(0, chunks - self.learning_starts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

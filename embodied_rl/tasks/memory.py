@@ -45,12 +45,15 @@ class Need:
     """Weights on their way."""
     buffer: float = 0.0
     """A full replay buffer, in host memory."""
+    snapshot: float = 0.0
+    """Its copy, while that is written into a checkpoint."""
     missing: str | None = None
     """What comes on top and is not known."""
 
     @property
     def total(self) -> float:
-        return self.process + self.weights + self.passes + self.simulator + self.sync + self.buffer
+        held = self.process + self.weights + self.passes + self.simulator + self.sync
+        return held + self.buffer + self.snapshot
 
 
 class Estimate:
@@ -119,14 +122,16 @@ class Estimate:
 
     def _replaying(self, policy: Footprint, need: Need) -> Need:
         """The same actor with its replay buffer, the critics beside it, and the passes of a batch."""
-        algorithm = self._plan.config.algorithm
+        algorithm, runner = self._plan.config.algorithm, self._plan.config.runner
         whole, trained = count_soft_critics(self._plan) or (0, 0)
-        row = policy.recorded + _OUTCOME  # what is recorded of a decision is as long as the action
+        # What is recorded of a decision is as long as the action.
+        buffer = algorithm.replay.capacity * (policy.recorded + _OUTCOME)
         return replace(
             need,
             weights=need.weights + 4 * (whole + self._added_to_critic * trained),
             passes=need.passes + algorithm.replay.batch_size * policy.saved,
-            buffer=algorithm.replay.capacity * row,
+            buffer=buffer,
+            snapshot=buffer if runner.saves and "optimizer" in runner.save_contents else 0.0,
         )
 
     def _rounded(self, policy: Footprint, dtype: str | None) -> int:
@@ -189,7 +194,8 @@ def check_memory(plan: RunPlan[Any]) -> None:
         need = estimate.of(component)
         here = [plan.placement.device(component, rank) == "cpu" for rank in range(plan.world_size(component))]
         # What passes keep is freed between phases, so not all is held at once.
-        needed[component] = sum(need.process + need.simulator + need.buffer + need.weights * on_cpu for on_cpu in here)
+        fixed = need.process + need.simulator + need.buffer + need.snapshot
+        needed[component] = sum(fixed + need.weights * on_cpu for on_cpu in here)
     if (total := sum(needed.values())) > limit * GIB:
         of_each = ", ".join(f"{component} {size / GIB:.1f}" for component, size in needed.items())
         raise ConfigError(

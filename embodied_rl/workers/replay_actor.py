@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +84,7 @@ class ReplayActor(ActorWorker):
             for trajectory in rollouts:
                 self._buffer.add(trajectory)
         came = self._buffer.total - before
-        updates = range(self._updates_due(before), self._updates_due(self._buffer.total))
+        updates = range(*map(self._algorithm.replay.updates_after, (before, self._buffer.total)))
         factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._plan.config.runner.max_steps)
         self._policy.train()
         with self._timer.phase("update"):
@@ -103,11 +102,6 @@ class ReplayActor(ActorWorker):
     def count_chunks(self) -> int:
         """Chunks that came so far, also those that the buffer has no room for any more."""
         return self._buffer.total
-
-    def _updates_due(self, chunks: int) -> int:
-        """Updates after so many chunks of the run."""
-        replay = self._algorithm.replay
-        return math.floor(replay.update_to_data * max(0, chunks - replay.learning_starts))
 
     def _draw(self, number: int) -> Transitions:
         """The batch of an update."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.registry import build_policy
 from embodied_rl.schema import EmbodiedConfig
-from embodied_rl.tasks.memory import Estimate
+from embodied_rl.tasks.memory import Estimate, Need
 from embodied_rl.tasks.planning import plan_of
 from embodied_rl.workers.replay_actor import ReplayActor
 from tests.configs import config_of, embodied
@@ -149,6 +150,7 @@ def test_a_run_starts_from_a_checkpoints_critics(tmp_path: Path) -> None:
     [
         (("algorithm.sac.target_critics=3",), r"target_critics: got 3, more than num_critics=2"),
         (("algorithm.replay.capacity=10",), r"capacity: got 10, fewer than the 32 chunks of one training step"),
+        (("algorithm.replay.capacity=47",), r"the 32 chunks of one training step and the 16 states that its rollouts"),
         (("cluster=process", "cluster.component_placement.actor=0-1"), r"got sac with 2 actor ranks"),
         (("actor.enable_offload=true",), r"its critics stay on the device"),
         (("critic.enable=true",), r"critic\.enable: got true"),
@@ -165,6 +167,13 @@ def test_what_cannot_be_is_refused(overrides: tuple[str, ...], message: str) -> 
     base = [key for key in SAC if not key.startswith(overrides[0].split("=")[0] + "=")]
     with pytest.raises(ConfigError, match=message):
         small(*base, *overrides)
+
+
+def test_a_buffer_of_one_step_is_large_enough() -> None:
+    with Job(replaying("algorithm.replay.capacity=48")) as job:
+        job.roll()
+        metrics = job.update()
+    assert metrics["buffer_chunks"] == metrics["samples"]
 
 
 @pytest.mark.parametrize(
@@ -223,3 +232,27 @@ def test_the_plan_counts_the_buffer_and_the_critics() -> None:
     assert large.weights - small.weights == 4 * (2 + 3) * critic  # with a target network, a gradient and two moments
     lines = "\n".join(arithmetic_lines(plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=sac"))))
     assert "the buffer: 100000 chunks" in lines and "an update: 1 a chunk after the first 100, each on 256" in lines
+
+
+def test_the_plan_counts_a_buffers_copy_at_a_save() -> None:
+    def need(*keys: str) -> Need:
+        return Estimate(plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=sac", *keys))).of("actor")
+
+    saving = need()
+    assert saving.snapshot == saving.buffer > 0
+    assert need("runner.save_contents=[model]").snapshot == need("runner.save_interval=-1").snapshot == 0
+    assert saving.total - need("runner.save_contents=[model]").total == saving.buffer
+
+
+def test_the_plan_counts_the_updates_of_the_chunks_that_come_later() -> None:
+    """A step of 4 envs has 20 chunks."""
+    keys = ("env.train.total_num_envs=4", "env.train.max_episode_steps=5", "model.num_action_chunks=1")
+    ratio = ("algorithm.replay.update_to_data=0.5", "algorithm.replay.learning_starts=30", "cluster=serial")
+    plan = plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=sac", "runner.max_steps=4", *keys, *ratio))
+    for finished, line in (
+        (0, "the run: 4 steps = at most 80 chunks = 25 updates of the critics"),
+        (1, "the run: 3 steps = at most 60 chunks = 25 updates of the critics"),
+        (3, "the run: 1 steps = at most 20 chunks = 10 updates of the critics"),
+    ):
+        lines = arithmetic_lines(replace(plan, start=replace(plan.start, step=finished)))
+        assert any(text.startswith(line) for text in lines), lines

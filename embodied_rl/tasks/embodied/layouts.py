@@ -230,7 +230,7 @@ def _memory(plan: Plan, layout: Layout) -> float:
         for rank in range(count):
             on_host = component == "driver" or placement.device(component, rank) == "cpu"
             processes.append(need.process)
-            total += need.simulator + need.buffer + on_host * (need.weights + need.passes + need.sync)
+            total += need.simulator + need.buffer + need.snapshot + on_host * (need.weights + need.passes + need.sync)
     return total + (max(processes) if layout.serial else sum(processes))
 
 

@@ -90,10 +90,13 @@ def _replay_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
             f"algorithm.sac.target_critics: got {sac.target_critics}, more than num_critics={sac.num_critics}; use at "
             "most as many"
         )
-    if replay.capacity < (samples := arithmetic(c, placement).samples):
+    numbers = arithmetic(c, placement)
+    chunks, ends = numbers.samples, numbers.groups * numbers.group_size
+    if replay.capacity < chunks + ends:
         yield (
-            f"algorithm.replay.capacity: got {replay.capacity}, fewer than the {samples} chunks of one training step; "
-            "use several times as many, or shorter rollouts (env.train.max_steps_per_rollout_epoch)"
+            f"algorithm.replay.capacity: got {replay.capacity}, fewer than the {chunks} chunks of one training step "
+            f"and the {ends} states that its rollouts end in; use several times as many, or shorter rollouts "
+            "(env.train.max_steps_per_rollout_epoch)"
         )
     if replay.demonstrations is not None and replay.batch_size < 2:
         yield "algorithm.replay.batch_size: got 1, which cannot be shared with demonstrations; use 2 or more"
