@@ -140,7 +140,7 @@ def normalize(
     counts: dict[str, Tensor] = {}
     means: dict[str, Tensor] = {}
     squares: dict[str, Tensor] = {}
-    for level in {mean_level, std_level} - {"none"}:
+    for level in sorted({mean_level, std_level} - {"none"}):  # each rank has an order of its own of a set
         counts[level], means[level], squares[level] = _moments(kept, mask, level, group_ids, tasks, reduce)
     result = kept
     if mean_level != "none":

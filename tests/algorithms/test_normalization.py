@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -212,6 +215,29 @@ def test_equals_a_slow_loop_in_any_order_and_over_ranks(
         )  # fmt: skip
         for own, part in zip(ranks, parts, strict=True):
             torch.testing.assert_close(part, whole[own], rtol=1e-9, atol=1e-9)
+
+
+SUMS = """
+import torch
+from embodied_rl.algorithms.statistics import Groups, normalize
+
+sums, units = [], torch.ones(3)
+normalize(
+    units, units > 0, mean_level="task", std_level="batch", tasks=Groups.of(torch.arange(3)),
+    reduce=lambda part: sums.append(part.numel()) or part,
+)
+print(sums)
+"""
+"""Prints how large the sums over ranks are: two of the batch, three of all tasks."""
+
+
+def test_all_ranks_sum_the_same_in_the_same_order() -> None:
+    """Each is a process with a hash seed of its own, on which the order of a set of strings depends."""
+    ranks = [
+        subprocess.check_output([sys.executable, "-c", SUMS], env={**os.environ, "PYTHONHASHSEED": seed}, text=True)
+        for seed in ("1", "5")
+    ]
+    assert ranks == ["[2, 1, 3, 3, 3]\n"] * 2
 
 
 def test_what_does_not_fit_is_refused() -> None:
