@@ -77,7 +77,7 @@ def _alike(one: list[dict[str, float]], other: list[dict[str, float]], but: tupl
 
 
 def test_many_rollouts_may_be_far_ahead(tmp_path: Path) -> None:
-    """4 lanes x 16 rollouts x 32 steps ahead: room for 2,049 messages in the channel of trajectories."""
+    """4 lanes x 16 rollouts x 32 steps ahead: room for 2,057 messages in the channel of trajectories."""
     ahead = "rollout.max_staleness=31", "algorithm.rollout_epoch=16", "env.train.max_episode_steps=4"
     lines = acting(tmp_path, *ahead, "runner.max_steps=2")
     assert len(lines) == 2

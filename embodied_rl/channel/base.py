@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 T = TypeVar("T")
+
+RESERVED: Final = 2
+"""Places of a lane that are reserved for each writer on another node, at most, even if it has nothing to send: it can
+send one message while another is received. A lane that must hold messages of all of them unread needs room for both."""
 
 
 def _nobody(what: str | None) -> None:

@@ -45,8 +45,6 @@ _HEADER: Final = struct.Struct("<QII")
 _NUMBER: Final = struct.Struct("<I")
 _ASK, _CANCEL = _HEADER.pack(2**64 - 1, 0, 0), _HEADER.pack(2**64 - 2, 0, 0)
 _CREDIT, _CANCELLED, _CLOSED = b"+", b"x", b"!"
-_AHEAD: Final = 2
-"""Places that are reserved for a writer ahead: it sends one message while the gateway receives another."""
 _QUIET_S: Final = 1.0
 """Seconds of waiting of which nobody is told."""
 
@@ -366,7 +364,7 @@ class _Inbox:
 def _offer(sock: socket.socket, gate: Gate, slots: list[int]) -> None:
     """Reserve places ahead and tell the writer."""
     had = len(slots)
-    while len(slots) < _AHEAD and (slot := gate.ahead()) is not None:
+    while len(slots) < base.RESERVED and (slot := gate.ahead()) is not None:
         slots.append(slot)
     if len(slots) > had:
         sock.sendall(_CREDIT * (len(slots) - had))

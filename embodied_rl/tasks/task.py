@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from embodied_rl.channel.base import RESERVED
 from embodied_rl.plan import Arithmetic
 from embodied_rl.runtime.placement import Placement
-from embodied_rl.schema import Config, EmbodiedConfig, MathConfig
+from embodied_rl.schema import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +33,16 @@ class Task:
     """It trains on demonstrations, which no policy made."""
 
 
-def trajectory_capacity(config: EmbodiedConfig | MathConfig, senders: int) -> int:
+def trajectory_capacity(*, senders: int, rollout_epochs: int = 1, ahead: int) -> int:
     """Messages that each actor rank's lane of trajectories must hold: the next of each sender, or where rollouts run
     ahead all there may be.
 
     Whoever runs ahead must be able to hand over all that it has: weights come to it only when it is done, and the actor
     gives them before it takes the next trajectories.
+
+    Args:
+        rollout_epochs: messages of each sender in a training step.
+        ahead: training steps, at most.
     """
-    ahead = config.rollout.max_staleness
-    # One more, for the mark that there will be no others.
-    return senders * config.algorithm.rollout_epoch * (1 + ahead) + 1 if ahead else senders
+    # With places that are kept for senders who have nothing to send, and one for the mark that there will be no others.
+    return senders * (rollout_epochs * (1 + ahead) + RESERVED) + 1 if ahead else senders

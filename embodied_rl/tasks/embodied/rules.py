@@ -190,7 +190,9 @@ def arithmetic(c: EmbodiedConfig, placement: Placement) -> Arithmetic:
         num_action_chunks=c.model.num_action_chunks,
         senders=senders,
         rollout_epochs=c.algorithm.rollout_epoch,
-        capacity=trajectory_capacity(c, senders),
+        capacity=trajectory_capacity(
+            senders=senders, rollout_epochs=c.algorithm.rollout_epoch, ahead=c.rollout.max_staleness
+        ),
     )
 
 

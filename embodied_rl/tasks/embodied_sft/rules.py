@@ -10,7 +10,7 @@ from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import DaggerConfig, EmbodiedSftConfig
 from embodied_rl.tasks.embodied.rules import adapter_problems, eval_envs, lane_problems
 from embodied_rl.tasks.rules import imitation_problems
-from embodied_rl.tasks.task import Task
+from embodied_rl.tasks.task import Task, trajectory_capacity
 
 
 def embodied_sft_problems(c: EmbodiedSftConfig, placement: Placement | None) -> Iterator[str]:
@@ -64,7 +64,7 @@ def arithmetic(c: EmbodiedSftConfig, placement: Placement) -> Arithmetic:
         num_action_chunks=c.model.num_action_chunks,
         senders=1,
         # Room for all that is read ahead: no worker waits here, so it can serve an evaluation at any time.
-        capacity=c.data.prefetch + 1,
+        capacity=trajectory_capacity(senders=1, ahead=c.data.prefetch),
     )
 
 

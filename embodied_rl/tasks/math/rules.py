@@ -125,7 +125,7 @@ def arithmetic(c: MathConfig, placement: Placement) -> Arithmetic:
         chunks=1,
         num_action_chunks=c.rollout.max_new_tokens,
         senders=senders,
-        capacity=trajectory_capacity(c, senders),
+        capacity=trajectory_capacity(senders=senders, ahead=c.rollout.max_staleness),
     )
 
 
