@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Final, NoReturn
 
 from embodied_rl.channel import base
-from embodied_rl.channel.base import Channel, run_blocking
+from embodied_rl.channel.base import Channel, ChannelTimeout, run_blocking
 from embodied_rl.runtime import signals
 from embodied_rl.runtime.host import Host, LocalHost, WorkerProcess
 from embodied_rl.runtime.load import Load
@@ -230,7 +230,8 @@ class ProcessBackend:
 
     def abandon(self, channel: Channel, keys: Sequence[Hashable]) -> None:
         for key in keys:
-            run_blocking(channel.put(Abandoned(), key=key, timeout=_GRACE_S))
+            with contextlib.suppress(ChannelTimeout):  # a lane stays full where nobody waits for a message
+                run_blocking(channel.put(Abandoned(), key=key, timeout=_GRACE_S))
 
     def on_progress(self, callback: Callable[[WorkerProgress], None]) -> None:
         self._callback = callback

@@ -16,7 +16,7 @@ from embodied_rl.channel.base import run_blocking
 from embodied_rl.errors import UserError
 from embodied_rl.runtime.memory import held
 from embodied_rl.runtime.process import ProcessBackend
-from embodied_rl.runtime.worker import GroupSpec, StallError, WorkerError, WorkerGroup, WorkerProgress
+from embodied_rl.runtime.worker import Abandoned, GroupSpec, StallError, WorkerError, WorkerGroup, WorkerProgress
 from tests.runtime.conftest import alive
 from tests.runtime.workers import Answerer, Asker, Probe, Unbuildable
 
@@ -64,6 +64,14 @@ def test_workers_exchange_messages(backend: ProcessBackend) -> None:
     asked = askers.call(Asker.ask, [1, 2, 3])
     assert served.wait() == ["served"]
     assert asked.wait() == [[10, 20, 30], [11, 21, 31]]
+
+
+def test_whoever_waits_gives_up_though_others_have_messages_enough(backend: ProcessBackend) -> None:
+    """Who does not read its messages waits for none: there is no room for the mark, and nobody misses it."""
+    channel = backend.channel("trajectories", range(3), 1)
+    run_blocking(channel.put("unread", key=0))
+    backend.abandon(channel, range(3))
+    assert [run_blocking(channel.get(key=key, timeout=0)) for key in range(3)] == ["unread", Abandoned(), Abandoned()]
 
 
 def test_a_worker_has_its_number_of_threads_in_whatever_it_imports(backend: ProcessBackend) -> None:
