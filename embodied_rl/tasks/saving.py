@@ -131,7 +131,12 @@ class CheckpointSaver:
         if not self.config.saves:
             return "no checkpoint: runner.save_interval=-1"
         if self.updating and self.saved != self.finished:
-            return f"no checkpoint of step {self.finished}: step {self.finished + 1} was being trained"
+            outcome = f"no checkpoint of step {self.finished}: step {self.finished + 1} was being trained"
+            if self._unpublished is None or self.interrupted:  # who asks twice does not wait
+                return outcome
+            earlier = self._unpublished.state.step
+            self.wait()
+            return f"{outcome}; checkpoint of step {earlier} is complete"
         if self.saved == self.finished:
             self.wait()
         elif self.finished:

@@ -8,14 +8,17 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from embodied_rl.checkpoints import store
+from embodied_rl.checkpoints.shards import ShardWriter
 from embodied_rl.checkpoints.store import complete_checkpoints, read_state, verify
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
@@ -205,6 +208,31 @@ def test_terminated_in_an_update(
     assert steps(only_run(config)) == []
 
 
+def test_terminated_in_an_update_while_an_earlier_step_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(monkeypatch, ActorWorker, "update", at_call=4)
+    write, finish, awaited = ShardWriter.write_data, ActorWorker.finish_save, threading.Event()
+
+    def slowly(*args: Any) -> object:
+        assert awaited.wait(5), "nobody waits for it"
+        return write(*args)
+
+    @functools.wraps(finish)
+    def waiting(*args: Any) -> None:
+        awaited.set()
+        finish(*args)
+
+    monkeypatch.setattr(ShardWriter, "write_data", slowly)
+    monkeypatch.setattr(ActorWorker, "finish_save", waiting)
+    config = tiny_run(tmp_path, *QUICK, "runner.save_interval=2", "runner.max_steps=9", "runner.save_async=true")
+    with pytest.raises(Terminated):
+        run(config)
+    outcome = "no checkpoint of step 3: step 4 was being trained; checkpoint of step 2 is complete"
+    assert f"terminated: {outcome}" in " ".join(capsys.readouterr().out.split())
+    assert steps(only_run(config)) == [2]
+
+
 def test_ctrl_c_in_an_update_lets_it_finish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +264,19 @@ def test_ctrl_c_twice_in_an_update(
         run(config)
     assert "no checkpoint of step 1: step 2 was being trained" in " ".join(capsys.readouterr().out.split())
     assert steps(only_run(config)) == []
+
+
+def test_ctrl_c_twice_in_an_update_does_not_wait_for_an_earlier_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        interrupt(monkeypatch, ActorWorker, "update", at_call=4, by=signal.SIGINT)
+    monkeypatch.setattr(ActorWorker, "finish_save", lambda *_: pytest.fail("it waits"))
+    config = tiny_run(tmp_path, *QUICK, "runner.save_interval=2", "runner.max_steps=9", "runner.save_async=true")
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no checkpoint of step 3: step 4 was being trained" in said and "is complete" not in said
 
 
 def test_a_half_written_checkpoint_goes_at_the_next_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
