@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.demonstrations.plan import CONFIG
 from embodied_rl.demonstrations.play import play
-from embodied_rl.envs.base import SimStep
+from embodied_rl.envs.base import SimEnv, SimStep
 from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import CollectConfig
@@ -232,6 +232,41 @@ def test_a_folder_keeps_to_its_settings(tmp_path: Path) -> None:
         config(tmp_path, "env.init_params.image_size=32")
     with pytest.raises(ConfigError, match=r"collect.noise was 0.0, now 0.3"):
         config(tmp_path, "collect.noise=0.3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowParams:
+    pace: float = 0.5
+
+
+class SlowExpert(DummyExpert):
+    """Another way of playing, with an option."""
+
+    Params = SlowParams
+
+    def __init__(self, env: SimEnv, params: SlowParams) -> None:
+        super().__init__(env)
+
+
+def test_a_folder_keeps_to_its_expert(tmp_path: Path) -> None:
+    launch.run(config(tmp_path))
+    slow = f"collect.expert={__name__}:SlowExpert"
+    with pytest.raises(ConfigError, match=r"played with other settings: collect.expert was None, now .*SlowExpert"):
+        config(tmp_path, slow)
+    launch.run(config(tmp_path / "slow", slow))
+    with pytest.raises(ConfigError, match=r"collect.expert_params was {}, now {'pace': 0.3}"):
+        config(tmp_path / "slow", slow, "collect.expert_params.pace=0.3")
+
+
+def test_a_folder_of_before_there_was_a_choice_has_the_envs_own_expert(tmp_path: Path) -> None:
+    launch.run(config(tmp_path))
+    record = tmp_path / "data" / CONFIG
+    before = yaml.safe_load(record.read_text())
+    del before["collect"]["expert"], before["collect"]["expert_params"]
+    record.write_text(yaml.safe_dump(before))
+    config(tmp_path)
+    with pytest.raises(ConfigError, match=r"collect.expert was None, now .*SlowExpert"):
+        config(tmp_path, f"collect.expert={__name__}:SlowExpert")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import yaml
@@ -39,6 +39,8 @@ _DECISIVE: Final = (
     "collect.image_format",
 )
 """Keys (or sections) that an episode depends on, whoever plays."""
+_EARLIER: Final[Mapping[str, Any]] = {"collect.expert_params": {}}
+"""Key -> what it was in configurations that have none yet; None for others."""
 
 
 Key = tuple[int, int, int]
@@ -197,16 +199,17 @@ def conflicts(config: CollectConfig) -> Iterator[str]:
     collect = config.collect
     decisive: list[str] = [*_DECISIVE]
     if collect.scripted:
-        decisive.append("collect.expert_noise")
+        decisive += ["collect.expert", "collect.expert_params", "collect.expert_noise"]
     if "success_return" in config.env.init_params:
         decisive.append("env.use_rel_reward")
     if collect.learner_plays:
         decisive += ["model", "runner.init_from"]
     if collect.learner_plays or not collect.scripted:
         decisive.append("collect.temperature")
-    differing = [key for key in decisive if at(before, key) != at(now, key)]
+    was = {key: _EARLIER.get(key) if (value := at(before, key)) is None else value for key in decisive}
+    differing = [key for key in decisive if was[key] != at(now, key)]
     if differing:
-        changes = "; ".join(f"{key} was {at(before, key)}, now {at(now, key)}" for key in differing)
+        changes = "; ".join(f"{key} was {was[key]}, now {at(now, key)}" for key in differing)
         yield (
             f"collect.path: the episodes in {root} were played with other settings: {changes}. Set them as they were, "
             "or give another collect.path"
