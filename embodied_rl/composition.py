@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +17,11 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -64,7 +69,23 @@ trained: see :func:`with_recipe`."""
 _OWN_GROUPS: Final = ("experiment", "model", "algorithm", "data", "eval_env", "env@eval_env")
 _OWN_KEYS: Final = ("env.task_ids", "env.init_params", "model.")
 
+_turn: Final = threading.RLock()
+
 register_resolvers()
+
+
+@contextlib.contextmanager
+def hydra_of_our_own() -> Iterator[None]:
+    """Hydra on our files. A program or a sweep that Hydra itself has started finds its own as it was, and threads take
+    turns: Hydra knows one application in a process, and refuses a second one."""
+    with _turn:
+        known: Any = Singleton._instances
+        outer = {kind: known.pop(kind) for kind in (GlobalHydra, JobRuntime, VersionBase) if kind in known}
+        try:
+            with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+                yield
+        finally:
+            known.update(outer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +107,7 @@ def config_of(*overrides: str) -> Config:
         UserError: the folder of ``--config-dir`` does not exist.
     """
     given, folders = _own_folders(understood(overrides))
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+    with hydra_of_our_own():
         composed = compose("train", overrides=[*given, *folders])
     return from_hydra(composed, value_keys(given))
 
@@ -100,7 +121,7 @@ def env_of(preset: str, init_params: Mapping[str, Any]) -> EnvConfig:
     """
     # A preset's own name may be made of options, and these are put in last.
     given = ["task=embodied", f"env={preset}", f"env.name={preset}"]
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+    with hydra_of_our_own():
         composed = compose("train", overrides=given)
     with open_dict(composed):
         for name in init_params:
@@ -163,7 +184,7 @@ def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
 
 
 def _with_defaults(saved: dict[str, Any], task: str) -> dict[str, Any]:
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+    with hydra_of_our_own():
         composed = compose("train", overrides=[f"task={task}"])
     defaults: Any = OmegaConf.to_container(composed)
     if saved.get("eval_env"):
@@ -185,7 +206,7 @@ def origins(arguments: Sequence[str]) -> Origins:
     """Which file sets which key of a command line's configuration."""
     given, folders = _own_folders(understood(arguments))
     set_here = [o for o in _parse(given) if "." in o.key_or_group and "@" not in o.key_or_group]
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+    with hydra_of_our_own():
         loader = GlobalHydra.instance().config_loader()
         listed = loader.compute_defaults_list("train", [*given, *folders], RunMode.RUN)
         composed = compose("train", overrides=[*given, *folders])
@@ -242,7 +263,7 @@ def choices(arguments: Sequence[str] = ()) -> dict[str, list[str]]:
         UserError: the folder of ``--config-dir`` does not exist.
     """
     _, folders = _own_folders(arguments)
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+    with hydra_of_our_own():
         return {group: _options(group, folders) for group in GROUPS}
 
 
@@ -317,7 +338,7 @@ def _problems(arguments: Sequence[str]) -> list[str]:
     chosen = [o for o in overrides if o.key_or_group in GROUPS]
     problems: list[str] = []
     try:
-        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        with hydra_of_our_own():
             for choice in chosen:
                 options = _options(choice.key_or_group, folders)
                 value, group = choice.value(), choice.package or choice.key_or_group

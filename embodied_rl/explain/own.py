@@ -10,11 +10,12 @@ from importlib.resources import files
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import yaml
-from hydra import compose, initialize_config_module
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
+from embodied_rl.composition import hydra_of_our_own
 from embodied_rl.config import CONFIG_MODULE, GROUPS
 from embodied_rl.params import flat, shown
 from embodied_rl.tasks.table import TASKS
@@ -63,7 +64,7 @@ def own_keys() -> dict[str, OwnKey]:
 @cache
 def task_keys(task: str) -> dict[str, OwnKey]:
     """Every key of a task that takes a value."""
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+    with hydra_of_our_own():
         composed = compose("train", overrides=list(SHOWN_WITH.get(task, (f"task={task}",))))
     values = OmegaConf.to_container(composed, resolve=False)  # interpolations as they are written
     return {about.key: about for about in _leaves(task, TASKS[task].config, values)}
@@ -72,7 +73,7 @@ def task_keys(task: str) -> dict[str, OwnKey]:
 @cache
 def own_groups() -> dict[str, OwnGroup]:
     """Every config group."""
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+    with hydra_of_our_own():
         composed = compose("train", return_hydra_config=True)
         loader = GlobalHydra.instance().config_loader()
         choices = {name: tuple(c for c in loader.get_group_options(name) if c != "base") for name in GROUPS}

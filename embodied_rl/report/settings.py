@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 from embodied_rl.composition import config_of, origins
@@ -45,12 +43,11 @@ def settings(run: Run) -> Settings | None:
     where these cannot be composed, as of a choice in a folder that is gone."""
     choices, found = [f"task={run.task}"], {}
     try:
-        with _hydra_anew():
-            if run.command is not None:
-                origin = origins(run.command)
-                found = origin.keys
-                choices = _choices(run, origin.files)
-            plain = asdict(config_of(*choices))
+        if run.command is not None:
+            origin = origins(run.command)
+            found = origin.keys
+            choices = _choices(run, origin.files)
+        plain = asdict(config_of(*choices))
     except (UserError, HydraException, ValueError, TypeError):
         return None
     defaults = dict(flat(yaml.safe_load(yaml.safe_dump(plain))))
@@ -68,16 +65,6 @@ def settings(run: Run) -> Settings | None:
             if own[key] != defaults.get(key, _ABSENT)
         ),
     )
-
-
-@contextlib.contextmanager
-def _hydra_anew() -> Iterator[None]:
-    """Compose also within a run that Hydra itself has started, as those of a sweep: it would refuse a second one."""
-    outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
-    try:
-        yield
-    finally:
-        GlobalHydra.instance().hydra = outer
 
 
 def _choices(run: Run, files: Sequence[str]) -> list[str]:
