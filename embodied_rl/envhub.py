@@ -49,11 +49,12 @@ def vectors(
     Args:
         preset: the choice of ``env``, such as libero_spatial.
         n_envs: envs of each task, one simulator each.
-        use_async_envs: in processes of their own.
+        use_async_envs: in processes of their own. They start from a server that has drawn nothing (``forkserver``): a
+            fork of a process with a rendering context would wait for ever. So a script needs a ``__main__`` guard.
         task_ids: tasks of the suite.
         init_params: the adapter's own options (``env.init_params``).
     """
-    kind = AsyncVectorEnv if use_async_envs else SyncVectorEnv
+    kind: Any = partial(AsyncVectorEnv, context="forkserver") if use_async_envs else SyncVectorEnv
 
     def of_task(task_id: int) -> VectorEnv[Any, Any, Any]:
         make: Callable[[], Any] = partial(_make, preset, task_id, init_params)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +25,7 @@ def suite(**options: Any) -> Any:
 
 @pytest.mark.parametrize("use_async_envs", [False, True])
 def test_a_rollout(use_async_envs: bool) -> None:
+    multiprocessing.set_forkserver_preload(["embodied_rl.envhub"])  # one import of torch instead of six
     found = suite(use_async_envs=use_async_envs)
     assert list(found) == ["dummy"]
     assert list(found["dummy"]) == [1, 2]
@@ -53,3 +61,36 @@ def test_without_cameras_there_are_no_pixels() -> None:
     obs, _ = envs.reset(seed=0)
     assert set(obs) == {"agent_pos"}
     envs.close()
+
+
+RENDERED = """
+from embodied_rl.envhub import vectors
+
+def envs(**options):
+    return vectors("metaworld", task="reach", camera_height=16, camera_width=16, **options)["metaworld"][0]
+
+envs().reset(seed=[1])
+there = envs(use_async_envs=True)
+there.reset(seed=[1])
+there.close()
+print("reset")
+"""
+
+
+@pytest.mark.xdist_group("simulator")
+def test_processes_of_a_process_that_has_rendered() -> None:
+    pytest.importorskip("metaworld", reason="the metaworld extra is not installed")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(
+        [sys.executable, "-c", RENDERED],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, errors = child.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        pytest.fail("the envs in processes of their own gave no first observation")
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # what it started, too
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert said == "reset\n", errors
