@@ -21,6 +21,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -94,8 +95,12 @@ class _Play:
 
     def step(self, actions: Any) -> ChunkResult:
         """One step of every slot; ``actions`` is [N,A], or [N] of one choice each."""
+        if self.env.all_done:
+            raise ResetNeeded("step: the episode is over, or none has begun, so there is nothing to do; call reset()")
         controls = np.asarray(actions, np.float32).reshape(-1, 1, self.sim.action_dim)
-        return self.env.chunk_step(torch.from_numpy(np.ascontiguousarray(controls)))
+        result = self.env.chunk_step(torch.from_numpy(np.ascontiguousarray(controls)))
+        self.env.drain_episodes()  # records for whoever evaluates: nobody here
+        return result
 
     def shown(self, obs: EnvObs, index: int | slice = slice(None)) -> Any:
         """Observations in the spaces' shape: of one env, or batched."""

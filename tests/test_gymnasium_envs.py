@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
@@ -82,6 +83,29 @@ def test_an_episode_has_the_platforms_rewards_horizon_and_success() -> None:
     for step in range(1, 33):
         _, _, terminated, truncated, info = env.step(np.zeros(2, np.float32))
         assert (terminated, truncated, info["success"]) == (False, step == 32, False)
+
+
+def test_after_its_end_an_episode_takes_no_step() -> None:
+    for env in (make().unwrapped, make_vec(num_envs=2)):
+        with pytest.raises(ResetNeeded, match=r"or none has begun.*call reset\(\)"):
+            env.step(env.action_space.sample())
+    env = make()
+    for _ in range(2):
+        env.reset(seed=0)
+        while not any(env.step(np.zeros(2, np.float32))[2:4]):
+            pass
+        with pytest.raises(ResetNeeded, match=r"the episode is over.*call reset\(\)"):
+            env.step(np.zeros(2, np.float32))
+
+
+def test_no_record_of_an_episode_is_kept() -> None:
+    env, envs = make(), make_vec(num_envs=4)
+    for each in (env, envs):
+        each.reset(seed=0)
+        for _ in range(32):
+            each.step(np.zeros(each.action_space.shape or (), np.float32))
+    assert isinstance(env.unwrapped, PlatformEnv)
+    assert (env.unwrapped._play.env.num_ended, envs._play.env.num_ended) == (0, 0)
 
 
 def test_an_initial_state_by_its_number() -> None:
