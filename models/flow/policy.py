@@ -52,11 +52,17 @@ from embodied_rl.models.flow.lerobot_folder import (
     write_folder,
 )
 from embodied_rl.models.flow.prefix import Prefix, Steps, resize_with_padding
-from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, load_head, read_weights, write_tensors
+from embodied_rl.models.weights.folder import (
+    NOISE_HEAD_FILE,
+    VALUE_HEAD_FILE,
+    check_fit,
+    load_head,
+    read_weights,
+    write_tensors,
+)
 from embodied_rl.models.weights.loading import AS_IT_IS, Loading, check_shapes, merged, override
 from embodied_rl.models.weights.stored import assign
 
-NOISE_HEAD_FILE = "noise_head.safetensors"
 _VALUE_WIDTHS = (512, 256, 128)
 _NOISE_WIDTHS = (128, 64)
 _NO_TOKEN = -1

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-VALUE_HEAD_FILE = "value_head.safetensors"
-"""Beside published layouts, which have no value head."""
+VALUE_HEAD_FILE, NOISE_HEAD_FILE = "value_head.safetensors", "noise_head.safetensors"
+"""Beside published layouts, which have no such heads."""
 LOADING_ERRORS: Final = (
     OSError,
     ValueError,

@@ -3,8 +3,8 @@
 They are put into the policy in place, so that acting, evaluating, sharding, saving and weight sync need not know.
 
 Folders of adapters have peft's format: ``adapter_config.json`` and ``adapter_model.safetensors``, whose tensors are
-named ``base_model.model.<layer>.lora_A.weight`` and ``...lora_B.weight``. A value head, which peft knows nothing of, is
-in a file of its own beside them.
+named ``base_model.model.<layer>.lora_A.weight`` and ``...lora_B.weight``. A value head and a noise head, which peft
+knows nothing of, are in files of their own beside them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from embodied_rl.errors import UserError, listed
 from embodied_rl.models.base import Policy
-from embodied_rl.models.weights.folder import VALUE_HEAD_FILE, check_fit, read_tensors, write_tensors
+from embodied_rl.models.weights.folder import NOISE_HEAD_FILE, VALUE_HEAD_FILE, check_fit, read_tensors, write_tensors
 from embodied_rl.models.weights.look import read_json
 from embodied_rl.models.weights.stored import settle, wanted
 from embodied_rl.schema import LoraSettings
@@ -36,7 +36,8 @@ CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 KEY: Final = "model.lora.path"
 _PREFIX: Final = "base_model.model."
-_VALUE_HEAD: Final = "value_head."
+_HEADS: Final[Mapping[str, str]] = {"value_head.": VALUE_HEAD_FILE, "noise_head.": NOISE_HEAD_FILE}
+"""Beginning of the names of a policy's parameters that are in no base -> their file beside the adapters."""
 _PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -77,8 +78,8 @@ class AdapterFolder:
     """The fields that say which layers are adapted."""
     weights: Mapping[str, Tensor]
     """``<layer>.lora_A`` [rank, in], ``<layer>.lora_B`` [out, rank]."""
-    value_head: Mapping[str, Tensor]
-    """Empty where there is none."""
+    heads: Mapping[str, Mapping[str, Tensor]]
+    """File -> a head's tensors by their names in it; those that there are."""
 
     @property
     def layers(self) -> list[str]:
@@ -121,8 +122,9 @@ def add_adapters(policy: Policy, settings: LoraSettings) -> None:
         weights = {name: tensor for name, tensor in folder.weights.items() if name.rpartition(".")[0] in targets}
         own = {name: root.get_parameter(f"{name}.{ADAPTER}.weight") for name in weights}
         _copy(own, weights, f"{KEY}={folder.path}")
-        if folder.value_head and (head := _value_head(policy)):
-            _copy(head, folder.value_head, f"{KEY}={folder.path}: {VALUE_HEAD_FILE}")
+        for file, head in _heads(policy).items():
+            if file in folder.heads:
+                _copy(head, folder.heads[file], f"{KEY}={folder.path}: {file}")
 
 
 def described(settings: LoraSettings) -> LoraSettings:
@@ -145,7 +147,7 @@ def merge_adapters(policy: Policy) -> None:
 
 
 def save_adapters(policy: Policy, settings: LoraSettings, base: str, directory: Path) -> None:
-    """Write the adapters alone, and the value head, where ``model.lora.path`` and peft can read them.
+    """Write the adapters alone, and the heads that no base has, where ``model.lora.path`` and peft can read them.
 
     Args:
         settings: those that the adapters were made with.
@@ -156,12 +158,12 @@ def save_adapters(policy: Policy, settings: LoraSettings, base: str, directory: 
     weights = {name.removesuffix(end): p for name, p in root.named_parameters() if ".lora_" in name}
     config = _peft_config(settings, sorted({name.rpartition(".")[0] for name in weights}))
     config.base_model_name_or_path, config.inference_mode = base, True
-    write_folder(directory, config, weights, _value_head(policy))
+    write_folder(directory, config, weights, _heads(policy))
 
 
 def base_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     """The policy's tensors under and beside the adapters, with the names that they have without adapters."""
-    own = _ids(policy.value_parameters())
+    own = {parameter for head in _heads(policy).values() for parameter in _ids(head.values())}
     for name, tensor in policy.state_dict(keep_vars=True).items():
         if ".lora_" not in name and id(tensor) not in own:
             yield name.replace(".base_layer.", "."), tensor.detach()
@@ -204,7 +206,7 @@ def read_folder(directory: str) -> AdapterFolder:
             "their base with peft (PeftModel.merge_and_unload), and use that with model.path"
         )
     weights = {_own_name(name, path): tensor for name, tensor in read_tensors(path / WEIGHTS_FILE, key=KEY).items()}
-    head = path / VALUE_HEAD_FILE
+    heads = [file for file in _HEADS.values() if (path / file).exists()]
     names = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
     return AdapterFolder(
         path=path,
@@ -213,19 +215,19 @@ def read_folder(directory: str) -> AdapterFolder:
         use_rslora=bool(config.get("use_rslora")),
         targets={name: config[name] for name in names if config.get(name) is not None},
         weights=weights,
-        value_head=read_tensors(head, key=KEY) if head.exists() else {},
+        heads={file: read_tensors(path / file, key=KEY) for file in heads},
     )
 
 
 def write_folder(
-    directory: Path, config: LoraConfig, weights: Mapping[str, Tensor], value_head: Mapping[str, Tensor]
+    directory: Path, config: LoraConfig, weights: Mapping[str, Tensor], heads: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    """Write adapters; ``weights`` and ``value_head`` as in :class:`AdapterFolder`."""
+    """Write adapters; ``weights`` and ``heads`` as in :class:`AdapterFolder`."""
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(str(directory))
     write_tensors(directory / WEIGHTS_FILE, {f"{_PREFIX}{name}.weight": tensor for name, tensor in weights.items()})
-    if value_head:
-        write_tensors(directory / VALUE_HEAD_FILE, value_head)
+    for file, head in heads.items():
+        write_tensors(directory / file, head)
 
 
 @contextlib.contextmanager
@@ -276,10 +278,13 @@ def _unread(policy: Policy) -> set[int]:
     return _ids(p for module in policy.unread_modules() for p in module.parameters())
 
 
-def _value_head(policy: Policy) -> dict[str, nn.Parameter]:
-    """Parameters by their names in the head."""
-    own = _ids(policy.value_parameters())
-    return {name.removeprefix(_VALUE_HEAD): p for name, p in policy.named_parameters() if id(p) in own}
+def _heads(policy: Policy) -> dict[str, dict[str, nn.Parameter]]:
+    """File -> parameters by their names in the head; of the heads that the policy has."""
+    heads = {
+        file: {name.removeprefix(start): p for name, p in policy.named_parameters() if name.startswith(start)}
+        for start, file in _HEADS.items()
+    }
+    return {file: head for file, head in heads.items() if head}
 
 
 def _saved_whole(policy: Policy, root: nn.Module, modules: Iterable[str]) -> list[nn.Parameter]:

@@ -181,6 +181,26 @@ def test_an_export_looks_through_the_cameras_of_the_run(tmp_path: Path) -> None:
     assert torch.equal(first, again)
 
 
+def test_a_noise_head_goes_with_the_adapters(tmp_path: Path) -> None:
+    """It is in no base, and under adapters stays what the run's seed made it."""
+    SmolVlaPolicy.write_tiny(tmp_path / "base")
+    params = {"noise_method": "flow_noise", "num_steps": 2}
+    config = model_config("mlp", path=str(tmp_path / "base"), rank=4)
+    config = replace(config, model_type="smolvla", params=params)
+    torch.manual_seed(3)
+    policy = policy_of(config, flow_spec())
+    checkpoint = save(policy, config, tmp_path / "run")
+    export(checkpoint, tmp_path / "out", adapters_only=True)
+    torch.manual_seed(4)
+    further = replace(config, lora=replace(config.lora, path=str(tmp_path / "out")))
+    expected = decide(policy, look())  # type: ignore[arg-type]
+    for again in (er.load_policy(tmp_path / "out").policy, policy_of(further, flow_spec())):
+        found = decide(again, look())  # type: ignore[arg-type]
+        assert torch.equal(found.actions, expected.actions)
+        assert torch.equal(found.logprobs, expected.logprobs)
+    policy_of(replace(further, params={"num_steps": 2}), flow_spec())  # has no such head, and needs none
+
+
 @pytest.mark.parametrize(
     "value",
     [
