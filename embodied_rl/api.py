@@ -255,16 +255,27 @@ class LoadedPolicy:
 
         Returns:
             [C,A] in [-1, 1], as the run's env takes them; of choices their numbers.
+
+        Raises:
+            UserError: the state has numbers that are NaN, infinite or too large for float32.
         """
         import numpy as np
         import torch
 
         from embodied_rl.contracts import EnvObs
 
+        with np.errstate(over="ignore"):
+            numbers = np.asarray(state, np.float32)
+        if not np.isfinite(numbers).all():
+            where = ", ".join(map(str, np.flatnonzero(~np.isfinite(numbers))))
+            raise UserError(
+                f"state: got NaN or infinity at {where}, expected finite float32 numbers; the actions would be none, "
+                "so look at where the state comes from"
+            )
         obs = EnvObs(
             env_ids=torch.zeros(1, dtype=torch.int64, device=self.device),
             images={name: torch.tensor(image[None], device=self.device) for name, image in (images or {}).items()},
-            state=torch.tensor(np.asarray(state, np.float32)[None], device=self.device),
+            state=torch.tensor(numbers[None], device=self.device),
             instructions=(instruction,),
         )
         with torch.inference_mode():

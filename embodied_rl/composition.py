@@ -177,9 +177,14 @@ def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
     OmegaConf.update(config, "runner.resume_dir", str(resume_dir))
     for text in overrides:
         given = _parse([text])
-        if not given or given[0].key_or_group in GROUPS:
-            raise UserError(f"{text}: expected key=value, such as env.eval.rollout_epoch=2; groups are the run's own")
-        OmegaConf.update(config, given[0].key_or_group, given[0].value(), force_add=True)
+        key, value = (given[0].key_or_group, given[0].value()) if given else ("", None)
+        if not given or key in GROUPS or (key == "eval_env" and isinstance(value, str)):
+            got = f"{text}: expected key=value, such as env.eval.rollout_epoch=2; groups are the run's own"
+            if key in ("env", "eval_env"):
+                got += "; to play another env, repeat the command that trained and add "
+                got += f"eval_env={value} runner.only_eval=true runner.resume_dir={resume_dir}"
+            raise UserError(got)
+        OmegaConf.update(config, key, value, force_add=True)
     return from_hydra(config, value_keys(overrides))
 
 

@@ -112,6 +112,14 @@ def test_evaluation_needs_the_checkpoint_alone(trained: tuple[er.Run, list[str]]
     assert er.evaluate(run, "env.eval.episodes_per_task=1").count < again.count
     with pytest.raises(er.ConfigError, match="episodes_per_tsk"):
         er.evaluate(run, "env.eval.episodes_per_tsk=1")
+    for group in ("eval_env=dummy", "env@eval_env=dummy", "env=dummy", "model=mlp"):
+        with pytest.raises(er.UserError) as caught:
+            er.evaluate(run, group)
+        said = str(caught.value)
+        assert said.startswith(f"{group}: expected key=value, such as env.eval.rollout_epoch=2; groups are the run's")
+        command = f"add eval_env=dummy runner.only_eval=true runner.resume_dir={run.last}"
+        assert (command in said) == ("env" in group)
+    assert er.evaluate(run, "eval_env=null", "env.eval.episodes_per_task=1").count < again.count
 
 
 def test_a_loaded_policy_acts_as_the_checkpoints(trained: tuple[er.Run, list[str]], tmp_path: Path) -> None:
@@ -130,6 +138,9 @@ def test_a_loaded_policy_acts_as_the_checkpoints(trained: tuple[er.Run, list[str
     out = tmp_path / "exported"
     export(checkpoint, out)
     np.testing.assert_array_equal(er.load_policy(out).act(state, instruction="go"), expected)
+    for wrong in (np.nan, np.inf, 1e300):
+        with pytest.raises(er.UserError, match=r"state: got NaN or infinity at 2, expected finite float32 numbers"):
+            er.load_policy(out).act([0, 0, wrong, 0], instruction="go")  # type: ignore[arg-type]
     (out / EXPORT_FILE).write_text('{"model_type": "mlp", "base": null, "params": {}}')
     with pytest.raises(
         er.UserError, match=r"does not say which policy this is \(KeyError: 'record'\); export it again"
