@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +21,12 @@ from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.demonstrations.plan import CONFIG
 from embodied_rl.demonstrations.play import play
-from embodied_rl.envs.base import SimEnv, SimStep
+from embodied_rl.envs.base import SimEnv, SimObs, SimStep
 from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.schema import CollectConfig
 from embodied_rl.workers import collector as worker
+from tests.configs import embodied_sft
 
 DUMMY = ("env=dummy", "env.init_params.image_size=16")
 
@@ -152,6 +154,60 @@ class Judged(DummyEnv):
 
     def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
         return replace(super().step(slots, actions), success=np.zeros(len(slots), dtype=np.bool_))
+
+
+class PicturesOnly(DummyEnv):
+    """Without a state."""
+
+    state_dim = 0
+
+    def observe(self, slots: Sequence[int]) -> SimObs:
+        obs = super().observe(slots)
+        return replace(obs, state=obs.state[:, :0])
+
+
+class KnowingExpert(DummyExpert):
+    """Sees more than a policy."""
+
+    def act(self, slot: int, generator: np.random.Generator | None) -> NDArray[np.float32]:
+        env: Any = self._env
+        position, goal = env._position[slot], env._goal[slot]
+        return np.clip((goal - position) / env.step_size, -1.0, 1.0).astype(np.float32)
+
+
+PIXELS = (f"env.env_type={__name__}:PicturesOnly", f"collect.expert={__name__}:KnowingExpert")
+
+
+@pytest.mark.parametrize("image_format", ["video", "png"])
+def test_an_env_may_give_nothing_but_pictures(tmp_path: Path, image_format: str) -> None:
+    """The data set has no state then, and is one that such an env's policies imitate."""
+    for episodes in (1, 2):
+        few = (f"collect.episodes_per_task={episodes}", f"collect.image_format={image_format}")
+        launch.run(config(tmp_path, *PIXELS, *few))
+    source = DataSet.open(tmp_path / "data")
+    assert not [name for name in source.info["features"] if "state" in name]
+    assert len(source.episodes()) == 8
+    with pytest.raises(UserError, match=r"has no feature 'observation.state' for the state"):
+        Demonstrations(tmp_path / "data", chunk=2)
+    read = Demonstrations(tmp_path / "data", chunk=2, state=False)
+    obs, actions, _ = read.sample([0, 5])
+    assert (read.state_dim, obs.state.shape, actions.shape) == (0, (2, 0), (2, 2, 2))
+    assert obs.images["agentview"].shape == (2, 16, 16, 3)
+
+
+@pytest.mark.parametrize("model", ["cnn", "tiny_vla"])
+def test_pictures_alone_are_imitated(tmp_path: Path, model: str) -> None:
+    large = "env.init_params.image_size=36"
+    launch.run(config(tmp_path, *PIXELS, env=[DUMMY[0], large]))
+    sizes = ("cluster=serial", "data.batch_size=16", "actor.global_batch_size=16", "runner.max_steps=2")
+    few = ("env.eval.total_num_envs=4", "env.eval.episodes_per_task=1", "env.eval.max_episode_steps=4")
+    own = (f"model={model}", f"runner.output_dir={tmp_path / 'trained'}", "runner.logger.logger_backends=[jsonl]")
+    launch.run(embodied_sft(tmp_path / "data", large, PIXELS[0], *own, *sizes, *few))
+    [log] = (tmp_path / "trained").glob("*/*/metrics.jsonl")
+    losses = [json.loads(line).get("actor/policy_loss") for line in log.read_text().splitlines()]
+    assert len([loss for loss in losses if loss is not None]) == 2
+    with pytest.raises(UserError, match=r"has no feature 'observation.state' for the state"):
+        launch.run(embodied_sft(tmp_path / "data", large, *own, *sizes, *few))
 
 
 def test_an_episode_may_succeed_by_its_return(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class Demonstrations:
         cameras: the policy's camera -> the data set's feature, as ``{"agentview": "observation.images.image"}``. None:
             all cameras, under their own names.
         sizes: the policy's camera -> (height, width) that its pictures are stretched to; the others stay as recorded.
+        state: False: the policy sees none, and the data set need have none.
         clip_actions: cut actions off at -1 and 1.
         successes_only: leave out episodes that the data set marks as failures.
         report: told how far the decoding is, as (what, done, total).
@@ -46,6 +47,7 @@ class Demonstrations:
         chunk: int,
         cameras: Mapping[str, str] | None = None,
         sizes: Mapping[str, tuple[int, int]] | None = None,
+        state: bool = True,
         clip_actions: bool = False,
         successes_only: bool = True,
         report: ReportProgress = lambda what, done, total: None,
@@ -53,11 +55,13 @@ class Demonstrations:
         root = Path(path)
         source = DataSet.open(root)
         keys = _camera_features(source, cameras)
-        source.require(metadata.STATE, "the state")
+        if state:
+            source.require(metadata.STATE, "the state")
         source.require(metadata.ACTION, "the actions")
         used = source.used_episodes(successes_only=successes_only)
         self._chunk = chunk
-        self._state, self._actions = (torch.from_numpy(source.rows(n)) for n in (metadata.STATE, metadata.ACTION))
+        self._actions = torch.from_numpy(source.rows(metadata.ACTION))
+        self._state = torch.from_numpy(source.rows(metadata.STATE)) if state else self._actions[:, :0]
         if clip_actions:
             self._actions = self._actions.clamp(-1.0, 1.0)
         self._tasks, self._task_index = source.tasks(), source.column("task_index")

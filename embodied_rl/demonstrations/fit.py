@@ -45,7 +45,10 @@ def _check(config: DemonstrationConfig, root: Path, spaces: KnownSpaces, key: st
         source = DataSet.open(root)
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
-    source.require(metadata.STATE, "the state")
+    # As the env, as far as is known.
+    pictures_only = not spaces.state_dim and metadata.STATE not in source.info["features"]
+    if not pictures_only:
+        source.require(metadata.STATE, "the state")
     source.require(metadata.ACTION, "the actions")
     episodes = source.used_episodes()
     problems = []
@@ -55,6 +58,8 @@ def _check(config: DemonstrationConfig, root: Path, spaces: KnownSpaces, key: st
         (metadata.STATE, spaces.state_dim, "the policy would be shown other numbers than it learned from"),
         (metadata.ACTION, spaces.action_dim, "the env could not execute them"),
     ):
+        if pictures_only and name == metadata.STATE:
+            continue
         found = source.rows(name)
         if wanted is not None and found.shape[1] != wanted:
             problems.append(

@@ -30,6 +30,7 @@ class DemonstratedOutcomes:
         path: the data set's folder.
         chunk: C, the actions of a chunk.
         cameras: the policy's camera -> the data set's feature.
+        state: as of :class:`Demonstrations`.
 
     Raises:
         UserError: no data set, one without rewards, or without a chunk whose outcome is known.
@@ -43,9 +44,12 @@ class DemonstratedOutcomes:
         chunk: int,
         cameras: Mapping[str, str],
         sizes: Mapping[str, tuple[int, int]],
+        state: bool = True,
         report: ReportProgress = lambda what, done, total: None,
     ) -> None:
-        self._frames = Demonstrations(path, chunk=chunk, cameras=cameras, sizes=sizes, clip_actions=True, report=report)
+        self._frames = Demonstrations(
+            path, chunk=chunk, cameras=cameras, sizes=sizes, state=state, clip_actions=True, report=report
+        )
         source, rows = DataSet.open(Path(path)), self._frames.rows
         source.require("next.reward", "the rewards")
         source.require("next.success", "where episodes end")

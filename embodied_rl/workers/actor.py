@@ -218,6 +218,7 @@ class ActorWorker(Worker):
             chunk=spec.num_action_chunks,
             cameras=camera_features(config, spec.image_shapes),
             sizes=spec.image_shapes,
+            state=spec.state_dim > 0,
             clip_actions=config.clip_actions,
             report=self.context.report_progress,
         )

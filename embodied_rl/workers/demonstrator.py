@@ -86,6 +86,7 @@ class ImitationWorker(RolloutWorker):
             chunk=spec.num_action_chunks,
             cameras=cameras,
             sizes=spec.image_shapes,
+            state=spec.state_dim > 0,
             clip_actions=self._data.clip_actions,
             report=self.context.report_progress,
         )

@@ -72,6 +72,7 @@ class ReplayActor(ActorWorker):
             chunk=spec.num_action_chunks,
             cameras=camera_features(kept_to(path), spec.image_shapes),
             sizes=spec.image_shapes,
+            state=spec.state_dim > 0,
             report=self.context.report_progress,
         )
 

@@ -46,6 +46,7 @@ class Shapes:
     cameras: Mapping[str, tuple[int, int]]
     """Camera -> (height, width)."""
     state_dim: int
+    """0: there is no state, only pictures."""
     action_dim: int
     fps: float
     """Control steps a second."""
@@ -55,9 +56,9 @@ class Shapes:
 
 def features(shapes: Shapes) -> dict[str, dict[str, Any]]:
     """The ``features`` of ``info.json``."""
+    numbers = {STATE: shapes.state_dim, ACTION: shapes.action_dim}
     described: dict[str, dict[str, Any]] = {
-        STATE: {"dtype": "float32", "shape": [shapes.state_dim], "names": None},
-        ACTION: {"dtype": "float32", "shape": [shapes.action_dim], "names": None},
+        name: {"dtype": "float32", "shape": [size], "names": None} for name, size in numbers.items() if size
     }
     for camera, (height, width) in shapes.cameras.items():
         image: dict[str, Any] = {

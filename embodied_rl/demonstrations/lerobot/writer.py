@@ -140,9 +140,9 @@ def _frames(episode: StagedEpisode, shapes: Shapes, number: int, first_frame: in
     """Columns of the episode's frames."""
     steps, length = episode.steps(), episode.facts.length
     index = np.arange(length)
+    numbers = {metadata.STATE: steps["state"], metadata.ACTION: steps["actions"]}
     columns: dict[str, Any] = {
-        metadata.STATE: steps["state"] if shapes.state_dim > 1 else steps["state"].ravel(),
-        metadata.ACTION: steps["actions"] if shapes.action_dim > 1 else steps["actions"].ravel(),
+        **{name: rows if rows.shape[1] > 1 else rows.ravel() for name, rows in numbers.items() if rows.shape[1]},
         "timestamp": (index / shapes.fps).astype(np.float32),
         "frame_index": index,
         "episode_index": np.full(length, number),
