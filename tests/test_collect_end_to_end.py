@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,22 @@ def test_pictures_alone_are_imitated(tmp_path: Path, model: str) -> None:
     assert len([loss for loss in losses if loss is not None]) == 2
     with pytest.raises(UserError, match=r"has no feature 'observation.state' for the state"):
         launch.run(embodied_sft(tmp_path / "data", large, *own, *sizes, *few))
+
+
+class Nested(DummyEnv):
+    """Its cameras are called as Gymnasium's nested dicts call theirs."""
+
+    @staticmethod
+    def image_shapes_of(params: DummyParams) -> Mapping[str, tuple[int, int]]:
+        return {"robot/front": (16, 16), "robot/wrist": (16, 16), "top": (16, 16)}
+
+
+def test_names_of_cameras_that_lerobot_takes_not_are_refused_before_playing(tmp_path: Path) -> None:
+    nested = (f"env.env_type={__name__}:Nested", f"collect.expert={DummyExpert.__module__}:DummyExpert")
+    with pytest.raises(UserError, match=r"cameras of env=dummy: got robot/front, robot/wrist, expected") as caught:
+        launch.run(config(tmp_path, *nested))
+    assert "'env.init_params.images={robot_front: robot/front, robot_wrist: robot/wrist}'" in str(caught.value)
+    assert not (tmp_path / "data").exists()
 
 
 def test_an_episode_may_succeed_by_its_return(tmp_path: Path) -> None:

@@ -58,6 +58,12 @@ class CollectWorker(Worker):
                 f"task=collect records continuous actions, and the actions of env={self._env.name} are choices; use "
                 "an env with continuous ones"
             )
+        if nested := [camera for camera in sim.image_shapes if "/" in camera]:
+            names = ", ".join(f"{camera.replace('/', '_')}: {camera}" for camera in nested)
+            raise UserError(
+                f"cameras of env={self._env.name}: got {', '.join(nested)}, expected names without slashes, since "
+                f"LeRobot's features have none; name them as env=gymnasium does: 'env.init_params.images={{{names}}}'"
+            )
         self._shapes = Shapes(
             cameras=dict(sim.image_shapes),
             state_dim=sim.state_dim,
