@@ -269,8 +269,8 @@ class LoadedPolicy:
         if not np.isfinite(numbers).all():
             where = ", ".join(map(str, np.flatnonzero(~np.isfinite(numbers))))
             raise UserError(
-                f"state: got NaN or infinity at {where}, expected finite float32 numbers; the actions would be none, "
-                "so look at where the state comes from"
+                f"state: got NaN or infinity at {where}, expected finite float32 numbers; the actions would be NaN, "
+                "too, so look at where the state comes from"
             )
         obs = EnvObs(
             env_ids=torch.zeros(1, dtype=torch.int64, device=self.device),
