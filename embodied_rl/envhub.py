@@ -50,7 +50,8 @@ def vectors(
         preset: the choice of ``env``, such as libero_spatial.
         n_envs: envs of each task, one simulator each.
         use_async_envs: in processes of their own. They start from a server that has drawn nothing (``forkserver``): a
-            fork of a process with a rendering context would wait for ever. So a script needs a ``__main__`` guard.
+            fork of a process with a rendering context would wait for ever. So a script needs a ``__main__`` guard, and
+            a Gymnasium env that the script registers an id with its module, ``module:id``.
         task_ids: tasks of the suite.
         init_params: the adapter's own options (``env.init_params``).
     """

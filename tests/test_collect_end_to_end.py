@@ -222,7 +222,9 @@ def test_names_of_cameras_that_lerobot_takes_not_are_refused_before_playing(tmp_
     nested = (f"env.env_type={__name__}:Nested", f"collect.expert={DummyExpert.__module__}:DummyExpert")
     with pytest.raises(UserError, match=r"cameras of env=dummy: got robot/front, robot/wrist, expected") as caught:
         launch.run(config(tmp_path, *nested))
-    assert "'env.init_params.images={robot_front: robot/front, robot_wrist: robot/wrist}'" in str(caught.value)
+    assert "'env.init_params.images={robot_front: robot/front, robot_wrist: robot/wrist, top: top}'" in str(
+        caught.value
+    )
     assert not (tmp_path / "data").exists()
 
 

@@ -64,7 +64,8 @@ class Groups:
         highest, lowest = (
             nothing.scatter_reduce(0, self.member_of, scores, reduce, include_self=False) for reduce in ("amax", "amin")
         )
-        return highest - lowest <= ROUNDING * torch.maximum(highest.abs(), lowest.abs())
+        spread = highest - lowest  # infinite scores are an error, which is to come to light
+        return (spread <= ROUNDING * torch.maximum(highest.abs(), lowest.abs())) & spread.isfinite()
 
     def centred(self, scores: Tensor) -> Tensor:
         """[N] float64: scores ([N]) less their group's mean; exactly 0 where its members' are equal, since divided by

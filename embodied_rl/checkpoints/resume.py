@@ -45,6 +45,8 @@ _OF_OUTCOMES: Final = (
     "env.train.ignore_terminations",
 )
 """Keys or sections that decide what came of a chunk, which a replay buffer keeps."""
+_OF_THE_MACHINE: Final = re.compile(r"env\.init_params\.(render_\w+|\w*cache\w*|num_threads)")
+"""Exceptions to that: how an env draws and what it takes."""
 _OPEN: Final = ("model.params.", "model.hf_overrides.", "env.init_params.")
 """Sections whose keys need not be there to mean something."""
 _COMMIT: Final = re.compile("[0-9a-f]{7,40}")
@@ -152,7 +154,8 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
     for fixed, why in _FIXED.items():
         if _within(key, fixed) and key not in _FREE:
             return why
-    if LEARNERS[config.algorithm.learner].replays and any(_within(key, part) for part in _OF_OUTCOMES):
+    of_outcomes = any(_within(key, part) for part in _OF_OUTCOMES) and not _OF_THE_MACHINE.fullmatch(key)
+    if LEARNERS[config.algorithm.learner].replays and of_outcomes:
         return "the rewards to come would be of another kind; the replay buffer's are those of before"
     if key in _OF_REFERENCE and config.algorithm.kl_beta > 0:
         return "the reference policy (algorithm.kl_beta) would be another"

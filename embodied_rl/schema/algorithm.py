@@ -17,6 +17,7 @@ from embodied_rl.schema.types import (
     NonNegativeInt,
     NormLevel,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     RatioLevel,
     RewardLevel,
@@ -180,7 +181,7 @@ class AlgorithmConfig(Section):
     importance_sampling_level: RatioLevel
     """sequence: all units of a sample share the geometric mean of their ratios (GSPO). A sample is a completion, or a
     chunk of actions."""
-    clip_ratio_low: Annotated[float, Field(gt=0, le=1)]
+    clip_ratio_low: PositiveFraction
     """The ratio is clipped to [1 - low, 1 + high]."""
     clip_ratio_high: PositiveFloat | None
     """null: as low."""

@@ -27,6 +27,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Interval = Annotated[int, Field(ge=-1, le=10**9)]
 """A period in steps; -1 switches it off."""
 RewardLevel = Literal["chunk_level", "action_level"]

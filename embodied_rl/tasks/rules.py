@@ -211,7 +211,7 @@ def _learner_problems(c: Config) -> Iterator[str]:
             "on_policy, or task=embodied"
         )
         return
-    for key, wanted in OF_REPLAY.items():
+    for key, wanted in OF_REPLAY.items() if not c.runner.only_eval else ():
         if (got := getattr(a, key)) != wanted:
             yield (
                 f"algorithm.{key}: got {got!r}, but algorithm.learner={a.learner} trains on a replay buffer and would "

@@ -18,6 +18,9 @@ from embodied_rl.runtime.worker import WorkerGroup
 from embodied_rl.schema import RunnerConfig
 from embodied_rl.workers.actor import ActorWorker
 
+_PATIENCE_S = 120.0
+"""Seconds that a run which is to end waits for a checkpoint that is being written."""
+
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointSaver:
@@ -126,6 +129,15 @@ class CheckpointSaver:
             self._unpublished = None
         self.published(written.state.step, written.directory)
 
+    def _appears(self, directory: Path) -> bool:
+        """Whether a checkpoint that workers write gets its name. In an update they could not answer a call."""
+        until = time.monotonic() + _PATIENCE_S
+        while not directory.exists():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        return True
+
     def save_at_termination(self) -> str:
         """See that there is a checkpoint of the last finished step, if that can be; returns what came of it."""
         if not self.config.saves:
@@ -134,9 +146,8 @@ class CheckpointSaver:
             outcome = f"no checkpoint of step {self.finished}: step {self.finished + 1} was being trained"
             if self._unpublished is None or self.interrupted:  # who asks twice does not wait
                 return outcome
-            earlier = self._unpublished.state.step
-            self.wait()
-            return f"{outcome}; checkpoint of step {earlier} is complete"
+            state = "is complete" if self._appears(self._unpublished.directory) else "was not written in time"
+            return f"{outcome}; checkpoint of step {self._unpublished.state.step} {state}"
         if self.saved == self.finished:
             self.wait()
         elif self.finished:

@@ -59,10 +59,11 @@ class CollectWorker(Worker):
                 "an env with continuous ones"
             )
         if nested := [camera for camera in sim.image_shapes if "/" in camera]:
-            names = ", ".join(f"{camera.replace('/', '_')}: {camera}" for camera in nested)
+            names = ", ".join(f"{camera.replace('/', '_')}: {camera}" for camera in sim.image_shapes)
             raise UserError(
                 f"cameras of env={self._env.name}: got {', '.join(nested)}, expected names without slashes, since "
-                f"LeRobot's features have none; name them as env=gymnasium does: 'env.init_params.images={{{names}}}'"
+                "LeRobot's features have none; name all cameras, as env=gymnasium can: "
+                f"'env.init_params.images={{{names}}}'"
             )
         self._shapes = Shapes(
             cameras=dict(sim.image_shapes),

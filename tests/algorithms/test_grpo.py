@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embodied_rl.algorithms.advantages import AdvantageInputs, estimate_advantages, group_relative, grpo
-from embodied_rl.algorithms.statistics import rollout_returns
+from embodied_rl.algorithms.statistics import Groups, rollout_returns
 
 
 def rollout(level: str) -> AdvantageInputs:
@@ -79,6 +80,13 @@ def test_scores_that_differ_by_rounding_alone_teach_nothing(name: str) -> None:
     assert not estimate_advantages(name, equal, options).advantages.any()
     differing = telescoping([1.0] * 7 + [1.0 + 1e-4])
     assert estimate_advantages(name, differing, options).advantages[0, -1] > 1e-4
+
+
+@pytest.mark.parametrize("scores", [[math.inf, math.inf, 1.0], [-math.inf, 2.0, 2.0], [math.nan, 1.0, 1.0]])
+def test_a_score_that_is_no_number_comes_to_light(scores: list[float]) -> None:
+    advantages = group_relative(torch.tensor(scores), torch.zeros(3, dtype=torch.int64))
+    assert advantages.isnan().any(), "which ends the run, with the sample's name"
+    assert not Groups.of(torch.zeros(3, dtype=torch.int64)).equal(torch.tensor(scores)).any()
 
 
 def test_lonely_member_is_refused() -> None:

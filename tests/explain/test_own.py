@@ -19,7 +19,7 @@ def test_every_key_that_takes_a_value_is_known() -> None:
 
 def test_type_text_and_default() -> None:
     about = own_keys()["algorithm.clip_ratio_low"]
-    assert about.kind == "PositiveFloat"
+    assert about.kind == "PositiveFraction"
     assert about.text.startswith("The ratio is clipped to [1 - low, 1 + high]")
     assert about.defaults["embodied"] == str(config_of("env=libero_10").algorithm.clip_ratio_low)
 

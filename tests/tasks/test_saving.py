@@ -24,6 +24,7 @@ from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
 from embodied_rl.runtime.signals import Terminated
 from embodied_rl.tasks import saving
+from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
 from tests.checkpoints.saved import saved_tensors
@@ -212,25 +213,47 @@ def test_terminated_in_an_update_while_an_earlier_step_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     interrupt(monkeypatch, ActorWorker, "update", at_call=4)
-    write, finish, awaited = ShardWriter.write_data, ActorWorker.finish_save, threading.Event()
+    write, terminated, awaited = ShardWriter.write_data, CheckpointSaver.save_at_termination, threading.Event()
 
     def slowly(*args: Any) -> object:
         assert awaited.wait(5), "nobody waits for it"
         return write(*args)
 
-    @functools.wraps(finish)
-    def waiting(*args: Any) -> None:
-        awaited.set()
-        finish(*args)
+    def waiting(saver: CheckpointSaver) -> str:
+        threading.Timer(0.5, awaited.set).start()
+        # A worker in the middle of an update answers nobody.
+        monkeypatch.setattr(ActorWorker, "finish_save", lambda *_: pytest.fail("it calls"))
+        return terminated(saver)
 
     monkeypatch.setattr(ShardWriter, "write_data", slowly)
-    monkeypatch.setattr(ActorWorker, "finish_save", waiting)
+    monkeypatch.setattr(CheckpointSaver, "save_at_termination", waiting)
     config = tiny_run(tmp_path, *QUICK, "runner.save_interval=2", "runner.max_steps=9", "runner.save_async=true")
     with pytest.raises(Terminated):
         run(config)
     outcome = "no checkpoint of step 3: step 4 was being trained; checkpoint of step 2 is complete"
     assert f"terminated: {outcome}" in " ".join(capsys.readouterr().out.split())
     assert steps(only_run(config)) == [2]
+
+
+def test_terminated_in_an_update_while_nothing_is_written_for_long(tmp_path: Path) -> None:
+    """A checkpoint that is there is not waited for, and one that does not come not for ever."""
+    saver = CheckpointSaver(
+        config=tiny_run(tmp_path, "runner.save_async=true").runner,
+        run_dir=tmp_path,
+        actor=None,  # type: ignore[arg-type]  # nobody calls it
+        finished=149,
+        saved=100,
+        updating=True,
+    )
+    there = tmp_path / "there"
+    there.mkdir()
+    state = store.RunState(step=100, policy_version=100)
+    for directory, outcome in ((there, "is complete"), (tmp_path / "nowhere", "was not written in time")):
+        saver._unpublished = store.Publication(scratch=tmp_path, directory=directory, state=state, max_keep=None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(saving, "_PATIENCE_S", 0.2)
+            found = saver.save_at_termination()
+        assert found == f"no checkpoint of step 149: step 150 was being trained; checkpoint of step 100 {outcome}"
 
 
 def test_ctrl_c_in_an_update_lets_it_finish(

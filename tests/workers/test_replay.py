@@ -150,7 +150,11 @@ def test_a_run_starts_from_a_checkpoints_critics(tmp_path: Path) -> None:
     [
         (("algorithm.sac.target_critics=3",), r"target_critics: got 3, more than num_critics=2"),
         (("algorithm.replay.capacity=10",), r"capacity: got 10, fewer than the 32 chunks of one training step"),
-        (("algorithm.replay.capacity=47",), r"the 32 chunks of one training step and the 16 states that its rollouts"),
+        (("algorithm.replay.capacity=47",), r"the 32 chunks of one training step and the 16 states in which"),
+        (
+            ("algorithm.replay.capacity=63", "env.train.auto_reset=true", "env.train.ignore_terminations=false"),
+            r"the 32 chunks of one training step and the 32 states in which its episodes may end",
+        ),
         (("cluster=process", "cluster.component_placement.actor=0-1"), r"got sac with 2 actor ranks"),
         (("actor.enable_offload=true",), r"its critics stay on the device"),
         (("critic.enable=true",), r"critic\.enable: got true"),

@@ -91,11 +91,12 @@ def _replay_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
             "most as many"
         )
     numbers = arithmetic(c, placement)
-    chunks, ends = numbers.samples, numbers.groups * numbers.group_size
+    # With auto-reset each chunk may end an episode.
+    chunks, ends = numbers.samples, numbers.samples if c.env.train.auto_reset else numbers.groups * numbers.group_size
     if replay.capacity < chunks + ends:
         yield (
             f"algorithm.replay.capacity: got {replay.capacity}, fewer than the {chunks} chunks of one training step "
-            f"and the {ends} states that its rollouts end in; use several times as many, or shorter rollouts "
+            f"and the {ends} states in which its episodes may end; use several times as many, or shorter rollouts "
             "(env.train.max_steps_per_rollout_epoch)"
         )
     if replay.demonstrations is not None and replay.batch_size < 2:

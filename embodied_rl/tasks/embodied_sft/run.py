@@ -70,7 +70,7 @@ class EmbodiedSftRunner(EmbodiedRunner):
         assert self.demonstrations is not None
         metrics = actor_metrics(updates) | {
             "data/samples": float(sum(report.samples for report in reports)),
-            "data/epoch": samples / self.demonstrations.num_frames,
+            **({"data/epoch": samples / self.demonstrations.num_frames} if self.config.data.weights is None else {}),
             "time/step": time.perf_counter() - start,
             "time/data": longest(reports, "data"),
             "time/data_wait": data_s,
