@@ -164,7 +164,7 @@ def test_a_buffer_holds_outcomes_of_one_kind(tmp_path: Path, now: str) -> None:
 
 def test_how_an_env_draws_is_nothing_to_a_buffer(tmp_path: Path) -> None:
     sac = ("model=sac_mlp", "algorithm=sac")
-    env = asdict(config_of(*BASE, *sac).env)
+    env = asdict(config_of(*BASE, *sac))["env"]
     for key, allowed in (("render_backend", True), ("max_cached_scenes", True), ("sim_backend", False)):
         found = changes(saved(tmp_path, *sac, env=env | {"init_params": {key: "it had one"}}), *sac)
         assert [(c.key, c.refusal is None) for c in found] == [(f"env.init_params.{key}", allowed)]
