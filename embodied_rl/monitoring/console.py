@@ -54,6 +54,8 @@ class RunConsole(Console):
         if Console().is_jupyter:  # its stream says it is a terminal, and a cell keeps what a cursor would overwrite
             options = {"force_terminal": False} | options
         super().__init__(force_jupyter=False, **options)
+        self._on_terminal = self.is_terminal
+        """At the start: one that was closed is none any more."""
         self._early: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.log_only: Console | None = None
         """Prints to the file alone; None: there is none yet, or none any more."""
@@ -73,7 +75,7 @@ class RunConsole(Console):
         try:
             super()._check_buffer()
         except OSError as error:
-            if error.errno != errno.EIO or not self.is_terminal:
+            if error.errno != errno.EIO or not self._on_terminal:
                 raise
             del self._buffer[:]
 

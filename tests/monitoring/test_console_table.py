@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -207,3 +208,17 @@ def test_a_closed_terminal_fails_nothing_but_the_log_goes_on(tmp_path: Path) -> 
     assert (tmp_path / "run.log").read_text().split("\n")[:2] == ["step 1", "step 3"]
     with pytest.raises(OSError, match="Input/output error"):
         RunConsole(file=Closed(), force_terminal=False).print("a file on a damaged disk")
+
+
+def test_a_real_terminal_that_closes(tmp_path: Path) -> None:
+    """It is none any more then."""
+    ours, theirs = os.openpty()
+    terminal = os.fdopen(theirs, "w", buffering=1)
+    console = RunConsole(file=terminal)
+    with console.logging_to(tmp_path / "run.log"), console.status("step 1"):
+        os.close(ours)
+        assert not terminal.isatty()
+        console.print("step 2")
+    assert "step 2" in (tmp_path / "run.log").read_text()
+    with suppress(OSError):  # it cannot write what it still has
+        terminal.close()
