@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS
@@ -91,8 +92,10 @@ def _replay_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
             "most as many"
         )
     numbers = arithmetic(c, placement)
-    # With auto-reset each chunk may end an episode.
-    chunks, ends = numbers.samples, numbers.samples if c.env.train.auto_reset else numbers.groups * numbers.group_size
+    chunks, ends, train = numbers.samples, numbers.groups * numbers.group_size, c.env.train
+    if train.auto_reset:  # episodes end within rollouts, too
+        steps = train.max_steps_per_rollout_epoch or train.max_episode_steps
+        ends *= 1 + math.ceil(steps / train.max_episode_steps)
     if replay.capacity < chunks + ends:
         yield (
             f"algorithm.replay.capacity: got {replay.capacity}, fewer than the {chunks} chunks of one training step "
