@@ -214,7 +214,7 @@ def mixed_frames_of_step(num_frames: Sequence[int], shares: Sequence[int], *, se
     return frames[torch.from_numpy(generator(seed, step, len(frames)).permutation(len(frames)))]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)  # of several sets, the passes under way
 def _order(num_frames: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return generator(seed, epoch).permutation(num_frames)
 

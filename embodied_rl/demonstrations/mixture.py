@@ -1,4 +1,4 @@
-"""Shares of several data sets in a training step."""
+"""Shares of several data sets in a training step. No torch: rules ask before a run starts anything."""
 
 from __future__ import annotations
 
