@@ -7,14 +7,15 @@ video: ``chunked.py`` does those, once for every simulator. Adapters speak numpy
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from embodied_rl.errors import suggestion
+from embodied_rl.errors import UserError, suggestion
+from embodied_rl.params import OF_THE_MACHINE
 from embodied_rl.registry import Registry
 
 
@@ -127,9 +128,9 @@ class SeededParams:
     """Height in pixels of every camera's images."""
     camera_width: PixelCount = 128
     """Width in pixels of every camera's images."""
-    render_height: PixelCount = 256
+    render_height: PixelCount = field(default=256, metadata=OF_THE_MACHINE)
     """Height in pixels of video frames."""
-    render_width: PixelCount = 256
+    render_width: PixelCount = field(default=256, metadata=OF_THE_MACHINE)
     """Width in pixels of video frames."""
     num_reset_states: PositiveInt = 1_000_000
     """Number of initial states. An evaluation takes the first ones; training draws from all."""
@@ -215,3 +216,12 @@ def adapter_class(env_type: str) -> type[SimEnv]:
         UserError: no such name, module or class, or one without ``Params``.
     """
     return ADAPTERS.load(env_type)
+
+
+def params_of_the_machine(env_type: str) -> Collection[str]:
+    """The names in ``init_params`` that change no episode (:data:`~embodied_rl.params.OF_THE_MACHINE`); none of an
+    adapter that is not at hand."""
+    try:
+        return [f.name for f in fields(adapter_class(env_type).Params) if f.metadata == OF_THE_MACHINE]
+    except UserError:
+        return ()

@@ -17,6 +17,7 @@ from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_re
 from embodied_rl.envs.rendering import explain_missing
 from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, action_map, at, leaves, words_of
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.params import OF_THE_MACHINE
 from embodied_rl.seeding import derived_seed
 
 _CONTROL_HZ: Final = 30.0
@@ -32,7 +33,7 @@ class EnvPoolParams:
     """One of envpool.list_all_envs(): CartPole-v1, HalfCheetah-v5, Pong-v5, ..."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of envpool.make_gymnasium."""
-    num_threads: NonNegativeInt = 1
+    num_threads: NonNegativeInt = field(default=1, metadata=OF_THE_MACHINE)
     """Threads that step the envs of a worker; 0: one for each core."""
     instruction: str | None = None
     """The instruction for language policies; null: made from the id ("half cheetah")."""

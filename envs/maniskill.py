@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SeededParams, SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import missing_package, quiet
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.params import OF_THE_MACHINE
 from embodied_rl.seeding import derived_seed
 
 CANNOT_RENDER = (
@@ -55,7 +56,7 @@ class ManiSkillParams(SeededParams):
     sim_backend: str = "physx_cpu"
     """physx_cpu: a scene for each slot. physx_cuda: all slots in one batch on the worker's GPU (physx_cuda:1: on that
     one)."""
-    render_backend: str | None = None
+    render_backend: str | None = field(default=None, metadata=OF_THE_MACHINE)
     """ManiSkill's name of the device that renders; null: the worker's GPU where torch sees one, else the
     CPU."""
 

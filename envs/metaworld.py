@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from embodied_rl.envs.base import SimEnv, SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
 from embodied_rl.envs.rendering import explain_missing, quiet, require_renderer
 from embodied_rl.errors import UserError
+from embodied_rl.params import OF_THE_MACHINE
 from embodied_rl.seeding import derived_seed
 
 INSTRUCTIONS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -119,9 +120,9 @@ class MetaworldParams:
     """Height in pixels of every camera's images."""
     camera_width: PositiveInt = 128
     """Width in pixels of every camera's images."""
-    render_height: PositiveInt = 256
+    render_height: PositiveInt = field(default=256, metadata=OF_THE_MACHINE)
     """Height in pixels of video frames."""
-    render_width: PositiveInt = 256
+    render_width: PositiveInt = field(default=256, metadata=OF_THE_MACHINE)
     """Width in pixels of video frames."""
     draft: bool = True
     """Pictures without shadows, mirrors and smooth edges, which a software renderer draws twenty times as

@@ -20,9 +20,9 @@ from embodied_rl.launch import run
 from embodied_rl.runtime.signals import Terminated
 from embodied_rl.schema import EmbodiedConfig
 from embodied_rl.tasks.embodied.run import reportable
-from embodied_rl.tasks.embodied.settings import settings_of
+from embodied_rl.tasks.embodied.settings import changes, settings_of
 from embodied_rl.workers.env import EnvWorker
-from tests.configs import tiny_run
+from tests.configs import embodied, tiny_run
 from tests.test_end_to_end import metrics_of, only_run
 
 HORIZON, ROLLOUT, ENVS = 40, 8, 16
@@ -147,6 +147,16 @@ def test_other_settings_start_new_episodes_and_say_so(tmp_path: Path, capsys: py
     state = saved(more, 8)
     assert len(state.episodes) == 32
     assert min(e.number for e in state.episodes) > max(numbers), "no initial states are drawn again"
+
+
+def test_what_changes_no_episode_makes_no_new_ones(tmp_path: Path) -> None:
+    config = embodied("env=libero_10", "++env.init_params.max_cached_scenes=2", "++env.init_params.render_width=64")
+    settings = settings_of(config)
+    assert changes(settings, embodied("env=libero_10")) == []
+    [changed] = changes(settings, embodied("env=libero_10", "++env.init_params.drawn_states=7"))
+    assert changed.startswith("env.init_params: ")
+    assert "'drawn_states': 7" in changed
+    assert "render_width" not in changed
 
 
 def test_a_checkpoint_without_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

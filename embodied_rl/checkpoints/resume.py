@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS
+from embodied_rl.envs.base import params_of_the_machine
 from embodied_rl.errors import CheckpointError
 from embodied_rl.params import flat, shown
 from embodied_rl.schema import Config
@@ -45,8 +46,6 @@ _OF_OUTCOMES: Final = (
     "env.train.ignore_terminations",
 )
 """Keys or sections that decide what came of a chunk, which a replay buffer keeps."""
-_OF_THE_MACHINE: Final = re.compile(r"env\.init_params\.(render_\w+|\w*cache\w*|num_threads)")
-"""Exceptions to that: how an env draws and what it takes."""
 _OPEN: Final = ("model.params.", "model.hf_overrides.", "env.init_params.")
 """Sections whose keys need not be there to mean something."""
 _COMMIT: Final = re.compile("[0-9a-f]{7,40}")
@@ -154,12 +153,17 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
     for fixed, why in _FIXED.items():
         if _within(key, fixed) and key not in _FREE:
             return why
-    of_outcomes = any(_within(key, part) for part in _OF_OUTCOMES) and not _OF_THE_MACHINE.fullmatch(key)
-    if LEARNERS[config.algorithm.learner].replays and of_outcomes:
+    if LEARNERS[config.algorithm.learner].replays and _of_outcomes(key, str(now.get("env.env_type"))):
         return "the rewards to come would be of another kind; the replay buffer's are those of before"
     if key in _OF_REFERENCE and config.algorithm.kl_beta > 0:
         return "the reference policy (algorithm.kl_beta) would be another"
     return None
+
+
+def _of_outcomes(key: str, env_type: str) -> bool:
+    section, _, name = key.rpartition(".")
+    free = section == "env.init_params" and name in params_of_the_machine(env_type)
+    return not free and any(_within(key, part) for part in _OF_OUTCOMES)
 
 
 def _within(key: str, section: str) -> bool:

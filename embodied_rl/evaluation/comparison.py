@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embodied_rl.envs.base import adapter_class
+from embodied_rl.envs.base import adapter_class, params_of_the_machine
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.evaluation.eval_file import COMPLETIONS, EPISODES, SavedEvaluation
 from embodied_rl.evaluation.paired import Differences, Estimate, Pairs, differences, mcnemar
@@ -41,10 +41,6 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Kind -> the keys of ``meta`` that have to be equal; those of a section each."""
-_WITHOUT_EFFECT: Final = tuple(
-    f"init_params.{name}" for name in ("max_cached_scenes", "cache_scenes", "render_height", "render_width")
-)
-"""They change a simulator's speed, or its videos."""
 _NOTED: Final = tuple(
     f"versions.{name}" for name in ("python", "embodied_rl", "torch", "numpy", "transformers", "vllm")
 )
@@ -107,9 +103,10 @@ def _other_conditions(first: SavedEvaluation, other: SavedEvaluation) -> Iterato
         defaults = _defaults(left.get("env_type"))
         for found, missing in ((left, right.keys() - left.keys()), (right, left.keys() - right.keys())):
             found |= {key: defaults[key] for key in missing & defaults.keys()}
+    free = {f"init_params.{name}" for name in params_of_the_machine(str(left.get("env_type")))}
     for key in dict.fromkeys([*left, *right]):
         same = key in left and key in right and left[key] == right[key]
-        if not same and key not in _WITHOUT_EFFECT:
+        if not same and key not in free:
             one, two = (repr(found[key]) if key in found else "nothing" for found in (left, right))
             yield key, f"{one} and {two}"
 

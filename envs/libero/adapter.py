@@ -9,7 +9,7 @@ import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from embodied_rl.envs.libero import NAME
 from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot, give_memory_back
 from embodied_rl.envs.libero.suites import GROUPS, check_suites, load_suite
 from embodied_rl.envs.rendering import require_renderer
+from embodied_rl.params import OF_THE_MACHINE
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,9 @@ class LiberoParams:
     """Names from :data:`CAMERAS`; fewer render faster, none makes a state-only env."""
     num_steps_wait: NonNegativeInt = 10
     """Idle control steps after a reset, while objects settle; they are not part of the episode."""
-    render_height: PixelCount = 256
+    render_height: PixelCount = field(default=256, metadata=OF_THE_MACHINE)
     """Height in pixels of video frames."""
-    render_width: PixelCount = 256
+    render_width: PixelCount = field(default=256, metadata=OF_THE_MACHINE)
     """Width in pixels of video frames."""
     draft: bool = False
     """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as
@@ -54,7 +55,7 @@ class LiberoParams:
     """The reward level of a step. success: 1 while the goal holds, else 0, which is LIBERO's own. progress: how much
     nearer the goal is than at the episode's start, from the simulator's privileged state
     (``envs/libero/progress.py``)."""
-    cache_scenes: bool = True
+    cache_scenes: bool = field(default=True, metadata=OF_THE_MACHINE)
     """Keep compiled scenes in ``$XDG_CACHE_HOME/embodied_rl/libero``, by default below ``~/.cache``, where the next
     start finds them: they are then built in a third of the time. A suite takes up to 1 GB of disk."""
     drawn_states: NonNegativeInt = 0
@@ -63,7 +64,7 @@ class LiberoParams:
     exchange_places: bool = False
     """In drawn states objects stand in each other's regions, too, at random: a policy must look where they are. What
     there are several of, such as two bowls, and what is much larger than the others stays in its own."""
-    max_cached_scenes: PositiveInt = 4
+    max_cached_scenes: PositiveInt = field(default=4, metadata=OF_THE_MACHINE)
     """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
     a software renderer and 4 seconds to build."""
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +164,19 @@ def test_a_buffer_holds_outcomes_of_one_kind(tmp_path: Path, now: str) -> None:
 
 def test_how_an_env_draws_is_nothing_to_a_buffer(tmp_path: Path) -> None:
     sac = ("model=sac_mlp", "algorithm=sac")
-    env = asdict(config_of(*BASE, *sac))["env"]
-    for key, allowed in (("render_backend", True), ("max_cached_scenes", True), ("sim_backend", False)):
-        found = changes(saved(tmp_path, *sac, env=env | {"init_params": {key: "it had one"}}), *sac)
+    config = config_of(*BASE, *sac)
+    for env_type, key, allowed in (
+        ("maniskill", "render_backend", True),
+        ("maniskill", "sim_backend", False),
+        ("libero", "max_cached_scenes", True),
+        ("libero", "render_width", True),
+        ("libero", "draft", False),
+        ("envpool", "num_threads", True),
+        ("tests.nowhere:Env", "render_width", False),  # an adapter that is not at hand says nothing
+    ):
+        env = replace(config.env, env_type=env_type)
+        checkpoint = saved(tmp_path, *sac, env=asdict(replace(env, init_params={key: "it had one"})))
+        found = compare(checkpoint, replace(config, env=env)) or []
         assert [(c.key, c.refusal is None) for c in found] == [(f"env.init_params.{key}", allowed)]
 
 

@@ -231,7 +231,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
                 f"every env starts a new episode: {checkpoint.name} was saved without env.train.auto_reset", "yellow"
             )
             return
-        if changed := changes(state.settings, settings_of(self.config)):
+        if changed := changes(state.settings, self.config):
             self.say(
                 f"every env starts a new episode, as other settings make other ones: {'; '.join(changed)}", "yellow"
             )
