@@ -12,7 +12,7 @@ from embodied_rl.checkpoints import resume
 from embodied_rl.checkpoints.resume import ABSENT, Change, compare
 from embodied_rl.errors import CheckpointError
 from embodied_rl.launch import run
-from tests.configs import config_of, tiny_run
+from tests.configs import config_of, embodied, tiny_run
 
 BASE = ("env=dummy", "model=mlp")
 
@@ -164,7 +164,7 @@ def test_a_buffer_holds_outcomes_of_one_kind(tmp_path: Path, now: str) -> None:
 
 def test_how_an_env_draws_is_nothing_to_a_buffer(tmp_path: Path) -> None:
     sac = ("model=sac_mlp", "algorithm=sac")
-    config = config_of(*BASE, *sac)
+    config = embodied(*BASE, *sac)
     for env_type, key, allowed in (
         ("maniskill", "render_backend", True),
         ("maniskill", "sim_backend", False),
