@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, asdict, fields
@@ -150,7 +151,9 @@ def headers_only() -> Iterator[None]:
     """Within, :func:`read_tensors` gives the tensors of large files without their numbers, on the device ``meta``."""
     token = _headers_only.set(True)
     try:
-        yield
+        with warnings.catch_warnings():  # those of small files have theirs, which a policy without any does not take
+            warnings.filterwarnings("ignore", "(?s).*copying from a non-meta parameter")
+            yield
     finally:
         _headers_only.reset(token)
 

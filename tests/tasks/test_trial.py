@@ -10,7 +10,8 @@ import torch
 from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
-from embodied_rl.models.registry import policy_class
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.registry import build_policy, policy_class
 from embodied_rl.models.weights import folder
 from embodied_rl.tasks import planning, trial
 from embodied_rl.tasks.planning import plan_of
@@ -94,6 +95,16 @@ def test_of_large_files_only_the_headers_are_read(tmp_path: Path, monkeypatch: p
         found = folder.read_tensors(path)["a"]
         assert (found.device.type, found.shape) == ("meta", (2, 3))
     assert torch.equal(folder.read_tensors(path)["a"], torch.ones(2, 3))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("no_workers")
+def test_a_small_folder_is_tried_without_a_warning(tmp_path: Path) -> None:
+    spec = PolicySpec(action_dim=2, num_action_chunks=1, state_dim=4, image_shapes={}, values_per_chunk=0)
+    build_policy("mlp", spec, {}).save_pretrained(tmp_path / "folder")
+    trial.try_policy(
+        plan_of(tiny_run(tmp_path, "model=mlp", "model.num_action_chunks=1", f"model.path={tmp_path / 'folder'}"))
+    )
 
 
 @pytest.mark.parametrize("key", ["runner.init_from", "runner.resume_dir"])
