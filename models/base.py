@@ -136,7 +136,8 @@ def require_reparameterized(policy: Policy, model_type: str) -> None:
     if not policy.reparameterized:
         raise UserError(
             f"algorithm.learner=sac: model_type={model_type} as configured gives no actions with a gradient; use "
-            "model=sac_mlp, or model_type=mlp with model.params.squash=true"
+            "model=sac_mlp, or model_type=mlp with model.params.squash=true; where actions depend on pictures, "
+            "model=residual_vla"
         )
 
 
@@ -201,11 +202,16 @@ class Policy(nn.Module):
     """Those of ``model.hf_overrides``, ``revision``, ``trust_remote_code`` and ``tokenizer_path`` that it can have: its
     constructor and :meth:`from_pretrained` then take a :class:`~embodied_rl.models.weights.loading.Loading`,
     ``loading``."""
-    float32_root: ClassVar[bool] = False
+    float32_root: bool = False
     """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
     log-probabilities directly."""
     reparameterized: bool = False
-    """It has :meth:`rsample` and :meth:`features`, so it can be trained through critics (``algorithm.learner=sac``)."""
+    """It has :meth:`rsample`, :meth:`features` and :meth:`decisions`, so it can be trained through critics
+    (``algorithm.learner=sac``)."""
+    num_features: int = 0
+    """F of :meth:`features`."""
+    decision_shape: tuple[int, int]
+    """[K,A] of :meth:`decisions`, of a policy that is :attr:`reparameterized`."""
     decision_inputs: ClassVar[tuple[str, ...]] = ()
     """Names of the ``replay_inputs`` that record what was decided; the others tell what was seen."""
     spec: PolicySpec
@@ -272,8 +278,8 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def rsample(self, inputs: Mapping[str, Tensor], *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Actions [N,C,A] in [-1, 1] and their log-probabilities [N,C,A], at temperature 1, both with gradients. Only
-        of a policy that is :attr:`reparameterized`, as is :meth:`features`.
+        """Decisions [N,K,A], as :meth:`decisions` gives them, and their log-probabilities [N,K,A], at temperature 1,
+        both with gradients. Only of a policy that is :attr:`reparameterized`, as is :meth:`features`.
 
         Args:
             inputs: the ``replay_inputs`` that tell what was seen.
@@ -283,6 +289,21 @@ class Policy(nn.Module):
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """[N,F] of the same inputs: the part of what the policy sees that critics read."""
         raise NotImplementedError
+
+    def decisions(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+        """What was decided where these actions [N,C,A] were executed, [N,K,A]: here the actions themselves."""
+        del inputs
+        return actions
+
+    @property
+    def num_summary(self) -> int:
+        """F of :meth:`summarize`."""
+        return self.spec.state_dim
+
+    def summarize(self, obs: EnvObs) -> tuple[Tensor, Tensor]:
+        """For another policy that builds on this one: numbers that tell what was seen [N,F], here the state, and what
+        it would do without sampling [N,C,A]."""
+        return obs.state, self.act(obs, greedy=True, temperature=1.0, generator=None).actions
 
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None

@@ -73,8 +73,9 @@ class MlpPolicy(Policy):
     def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
         super().__init__()
         self.spec, self.params = spec, params
-        features = self._build_inputs()
-        shape, choices = (spec.num_action_chunks, spec.action_dim), spec.action_choices
+        self.num_features = features = self._build_inputs()
+        self.decision_shape = shape = self._decision_shape()
+        choices = spec.action_choices
         if params.squash and choices:
             raise UserError(
                 "model.params.squash: got true, but this env's actions are choices, which no tanh gives; set it to "
@@ -82,7 +83,7 @@ class MlpPolicy(Policy):
             )
         self.distribution_type = Categorical if choices else None if params.squash else Normal
         self.truncates, self.reparameterized = bool(choices), params.squash
-        outputs = spec.num_action_chunks * (sum(choices) or spec.action_dim) * (2 if params.squash else 1)
+        outputs = shape[0] * (sum(choices) or spec.action_dim) * (2 if params.squash else 1)
         # A small last layer starts the policy near its mean, so that log_std alone sets the first exploration, or with
         # choices that are about as likely.
         self.policy = _layers(features, outputs, params, last_gain=0.01)
@@ -106,13 +107,25 @@ class MlpPolicy(Policy):
         self.normalizer = RunningNormalizer(self.spec.state_dim) if self.params.normalize_observations else None
         return self.spec.state_dim
 
+    def _decision_shape(self) -> tuple[int, int]:
+        return self.spec.num_action_chunks, self.spec.action_dim
+
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return self._features(inputs)
 
     def rsample(self, inputs: Mapping[str, Tensor], *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         actions = self._distribution(self._features(inputs), 1.0)
         sample = _sample(actions, self.truncation, generator)
-        return sample.tanh(), self._logprobs(actions, sample)
+        return self.decisions(inputs, self._executed(inputs, sample.tanh())), self._logprobs(actions, sample)
+
+    def _executed(self, inputs: Mapping[str, Tensor], decided: Tensor) -> Tensor:
+        """[N,C,A] of decisions [N,K,A] in [-1, 1]."""
+        del inputs
+        return decided
+
+    def _of_actions(self, numbers: Tensor) -> Tensor:
+        """[N,C,A] of what decisions have [N,K,A], with the same sum."""
+        return numbers
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
         """What of an observation is recorded."""
@@ -130,9 +143,10 @@ class MlpPolicy(Policy):
         actions = self._distribution(features, temperature)
         sample = _mode(actions) if greedy else _sample(actions, self.truncation, generator)
         choices = bool(self.spec.action_choices)
+        decided = sample.float() if choices else sample.tanh() if self.params.squash else sample.clamp(-1.0, 1.0)
         return PolicyOutput(
-            actions=sample.float() if choices else sample.tanh() if self.params.squash else sample.clamp(-1.0, 1.0),
-            logprobs=self._logprobs(actions, sample),
+            actions=self._executed(inputs, decided),
+            logprobs=self._of_actions(self._logprobs(actions, sample)),
             values=self._values(features),
             replay_inputs=inputs | {"samples": sample},
             tokens=sample if choices else None,
@@ -145,11 +159,13 @@ class MlpPolicy(Policy):
     def demonstration(
         self, obs: EnvObs, actions: Tensor, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
+        return self._inputs(obs) | {"samples": self._sample_of(actions)}
+
+    def _sample_of(self, decided: Tensor) -> Tensor:
+        """What would have to be drawn for it."""
         if self.spec.action_choices:
-            samples = actions.long()
-        else:
-            samples = actions.clamp(-_LARGEST, _LARGEST).atanh() if self.params.squash else actions
-        return self._inputs(obs) | {"samples": samples}
+            return decided.long()
+        return decided.clamp(-_LARGEST, _LARGEST).atanh() if self.params.squash else decided
 
     def evaluate(
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
@@ -164,8 +180,8 @@ class MlpPolicy(Policy):
         distribution = {name: tensor.clone() for name, tensor in parameters.items()} if with_distribution else None
         samples = replay_inputs["samples"].to(features.device)
         return Evaluation(
-            logprobs=self._logprobs(actions, samples),
-            entropy=self._entropy(actions, samples),
+            logprobs=self._of_actions(self._logprobs(actions, samples)),
+            entropy=self._of_actions(self._entropy(actions, samples)),
             values=self._values(features),
             distribution=distribution,
         )
@@ -189,20 +205,21 @@ class MlpPolicy(Policy):
         return self.value_head(features).float() if self.value_head else None
 
     def _distribution(self, features: Tensor, temperature: float) -> Normal | Tensor:
-        """Of [N,C,A]; where they are choices, the log-probabilities [N,C,A,K]."""
+        """Of [N,K,A]; where they are choices, the log-probabilities, one more dimension."""
         check_temperature(temperature)
         outputs, spec = self.policy(features).float(), self.spec
+        count = self.decision_shape[0]
         if self.params.squash:
-            mean, log_std = outputs.unflatten(-1, (2, spec.num_action_chunks, spec.action_dim)).unbind(-3)
+            mean, log_std = outputs.unflatten(-1, (2, *self.decision_shape)).unbind(-3)
             return Normal(mean, temperature * log_std.clamp(*_LOG_STD).exp(), validate_args=False)
         if self.log_std is not None:
-            mean = outputs.unflatten(-1, (spec.num_action_chunks, spec.action_dim))
+            mean = outputs.unflatten(-1, self.decision_shape)
             return Normal(mean, temperature * self.log_std.float().exp(), validate_args=False)
         most = max(spec.action_choices)
         if set(spec.action_choices) == {most}:
-            logits = outputs.unflatten(-1, (spec.num_action_chunks, spec.action_dim, most))
+            logits = outputs.unflatten(-1, (*self.decision_shape, most))
         else:
-            parts = outputs.unflatten(-1, (spec.num_action_chunks, -1)).split(list(spec.action_choices), dim=-1)
+            parts = outputs.unflatten(-1, (count, -1)).split(list(spec.action_choices), dim=-1)
             logits = torch.stack([pad(part, (0, most - part.shape[-1]), value=_NO_CHOICE) for part in parts], dim=-2)
         return scaled_log_softmax(logits, temperature)
 

@@ -24,6 +24,7 @@ MODELS: Final = Registry(
         "openvla_oft": "embodied_rl.models.openvla.oft:OpenVlaOftPolicy",
         "pi0": "embodied_rl.models.pi0:Pi0Policy",
         "pi05": "embodied_rl.models.pi05:Pi05Policy",
+        "residual": "embodied_rl.models.residual:ResidualPolicy",
         "smolvla": "embodied_rl.models.smolvla:SmolVlaPolicy",
         "tiny_vla": "embodied_rl.models.tiny_vla:TinyVlaPolicy",
     },

@@ -211,8 +211,31 @@ class TinyVlaPolicy(Policy):
             inputs[f"images/{camera}"] = camera_images("tiny_vla", self.spec, obs, camera)
         return inputs
 
+    @property
+    def num_summary(self) -> int:
+        return self.params.hidden_size * (1 + len(self.cameras)) + self.spec.state_dim
+
+    @torch.no_grad()
+    def summarize(self, obs: EnvObs) -> tuple[Tensor, Tensor]:
+        """The mean of the slots, where each camera's features are, both normalised; the state; and the medians."""
+        inputs = self._inputs(obs)
+        tokens, mask = self._tokens(inputs)
+        slots = self._attend(tokens, mask)
+        parts = [slots.mean(1), *(token[:, -1] for token in tokens[: len(self.cameras)])]
+        seen = [functional.layer_norm(part.float(), part.shape[-1:]) for part in parts]
+        bins = median_bins(self._log_probabilities(slots, 1.0))
+        return (
+            torch.cat([*seen, *([] if self.proprio is None else [inputs["proprio"].to(slots.device)])], -1),
+            bins_to_actions(bins, self.action_low, self.action_high),
+        )
+
     def _encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """[N, slots, D]."""
+        return self._attend(*self._tokens(inputs))
+
+    def _tokens(self, inputs: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor]:
+        """[N, tokens, D] of each camera, of the instruction, of proprioception if there is any, and of the slots; and
+        [N, all tokens] bool, true where there is one."""
         device, dtype = self.slots.device, self.slots.dtype
         words = _without_padding(inputs["words"]).to(device)
         text = self.word_projection(self.words(words)) + self.word_positions[: words.shape[1]]
@@ -226,11 +249,13 @@ class TinyVlaPolicy(Policy):
         if self.proprio is not None:
             tokens.append(self.proprio(_waves(inputs["proprio"].to(device)).to(dtype)).unsqueeze(1))
         tokens.append(self.slots.expand(len(words), -1, -1))
-
-        x = torch.cat(tokens, 1)
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
+        mask = torch.ones((len(words), sum(token.shape[1] for token in tokens)), dtype=torch.bool, device=device)
         mask[:, start : start + words.shape[1]] = said
-        slots = len(self.slots)
+        return tokens, mask
+
+    def _attend(self, tokens: Sequence[Tensor], mask: Tensor) -> Tensor:
+        """[N, slots, D]."""
+        x, slots = torch.cat(list(tokens), 1), len(self.slots)
         if len(self.blocks) > 1:
             x = self.blocks[0](x, None, mask)
         others, x = x[:, :-slots], x[:, -slots:]

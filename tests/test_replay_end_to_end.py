@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from embodied_rl.cli import main
 from embodied_rl.launch import run
+from embodied_rl.models.base import PolicySpec
+from embodied_rl.models.registry import build_policy
 from embodied_rl.training.replay import FILE
 from embodied_rl.workers.rollout import RolloutWorker
 from tests.checkpoints.saved import saved_tensors
@@ -79,6 +83,72 @@ def test_rollouts_may_run_ahead(tmp_path: Path) -> None:
     lines = metrics_of(only_run(config))
     assert [line["actor/staleness"] for line in lines][-1] == 1
     assert lines[-1]["actor/updates"] > 0
+
+
+def residual(tmp_path: Path, *overrides: str) -> tuple[str, ...]:
+    """Corrections of a small VLA that is in a folder there."""
+    spec = PolicySpec(
+        action_dim=2, num_action_chunks=4, state_dim=4, image_shapes={"agentview": (32, 32)}, values_per_chunk=0
+    )
+    small = {"hidden_size": 16, "num_layers": 1}
+    torch.manual_seed(0)
+    build_policy("tiny_vla", spec, small).save_pretrained(tmp_path / "base")
+    return (
+        *SAC[1:],
+        "model=residual_vla",
+        f"model.path={tmp_path / 'base'}",
+        "++model.params.base_params={hidden_size: 16, num_layers: 1}",
+        "++model.params.hidden_size=16",
+        "++model.params.corrections_per_chunk=2",
+        "++env.init_params.image_size=32",
+        "algorithm.replay.random_chunks=0",
+        *overrides,
+    )
+
+
+def test_corrections_of_a_policy_that_looks_are_learned_from_a_buffer(tmp_path: Path) -> None:
+    """With demonstrations that have pictures, in one process and several, resumed, and played from its folder."""
+    shown = record(tmp_path / "shown", range(4), image_size=32)
+    keys = residual(tmp_path, f"algorithm.replay.demonstrations={shown}", "runner.save_interval=1")
+    folders = []
+    for cluster in ("serial", "process"):
+        config = tiny_run(tmp_path / cluster, *keys, f"cluster={cluster}")
+        run(config)
+        folders.append(only_run(config))
+    serial, process = folders
+    assert metrics_of(serial) == metrics_of(process)
+    assert metrics_of(serial)[-1]["actor/updates"] > 0
+    first, second = (saved_tensors(serial / f"checkpoints/global_step_{step}") for step in (1, 2))
+    changed = {name for name in first if name.startswith("model.") and not torch.equal(first[name], second[name])}
+    assert changed and not any(name.startswith("model.base.") for name in changed)
+    buffer = load_file(serial / "checkpoints/global_step_2" / FILE)
+    assert buffer["inputs/state"].shape[1:] == (16 * 2 + 4 + 4 * 2,), "what the base made of pictures"
+
+    run(
+        tiny_run(
+            tmp_path / "serial", *keys, "cluster=serial", f"runner.resume_dir={serial / 'checkpoints/global_step_1'}"
+        )
+    )
+    assert_equal(second, saved_tensors(serial / "checkpoints/global_step_2"))
+
+    main(["export", str(serial / "checkpoints/global_step_2"), str(tmp_path / "folder")])
+    scores = []
+    for source in (f"runner.init_from={serial}", f"model.path={tmp_path / 'folder'}"):
+        config = tiny_run(tmp_path / source[:6], *keys, "cluster=serial", "runner.only_eval=true", source)
+        run(config)
+        evaluation = json.loads(next(only_run(config).glob("eval_*/eval.json")).read_text())
+        scores.append(evaluation["overall"]["avg_sum_reward"])
+    assert scores[0] == scores[1]
+
+
+def test_corrections_are_learned_by_ppo(tmp_path: Path) -> None:
+    keys = [key for key in residual(tmp_path) if not key.startswith("algorithm")]
+    config = tiny_run(tmp_path, *keys, "algorithm=ppo", "algorithm.n_minibatches=2", "cluster=serial")
+    run(config)
+    line = metrics_of(only_run(config))[-1]
+    assert line["actor/policy_loss"] != 0 and line["actor/value_loss"] > 0
+    tensors = saved_tensors(only_run(config) / "checkpoints/global_step_2")
+    assert "model.value_head.0.weight" in tensors and "model.base.slots" in tensors
 
 
 @pytest.mark.slow

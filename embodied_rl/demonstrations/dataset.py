@@ -109,8 +109,7 @@ class Demonstrations:
         """
         chosen = np.asarray(frames, dtype=np.int64)
         rows = self._frames[chosen]
-        steps = rows[:, None] + np.arange(self._chunk)
-        ends = self._ends[chosen][:, None]
+        actions, valid = self.chunks(chosen)
         obs = EnvObs(
             env_ids=torch.from_numpy(self._episode[chosen].astype(np.int64)),
             images={
@@ -119,7 +118,13 @@ class Demonstrations:
             state=self._state[rows],
             instructions=tuple(self._tasks[index] for index in self._task_index[rows]),
         )
-        return obs, self._actions[np.minimum(steps, ends - 1)], torch.from_numpy(steps < ends)
+        return obs, actions, valid
+
+    def chunks(self, frames: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """The actions and what of them is valid, as of :meth:`sample`."""
+        steps = self._frames[frames][:, None] + np.arange(self._chunk)
+        ends = self._ends[frames][:, None]
+        return self._actions[np.minimum(steps, ends - 1)], torch.from_numpy(steps < ends)
 
 
 class Aggregate:

@@ -83,20 +83,29 @@ class DemonstratedOutcomes:
     def __len__(self) -> int:
         return len(self._begins)
 
-    def sample(self, index: Tensor) -> tuple[EnvObs, Tensor, Tensor, Tensor, Tensor, EnvObs]:
+    @property
+    def num_frames(self) -> int:
+        """Observations; a chunk may begin with any of them, or not."""
+        return self._frames.num_frames
+
+    def observations(self, frames: Tensor) -> EnvObs:
+        """Those of the frames with these numbers ([B] int64)."""
+        return self._frames.sample(frames)[0]
+
+    def sample(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The chunks with these numbers ([B] int64).
 
         Returns:
-            The observations; actions [B,C,A]; rewards [B,C] float32; valid [B,C] bool, False beyond the end;
-            terminated [B,C] bool; and the observations that follow, anything after a termination.
+            The frame that each begins with [B] int64; actions [B,C,A]; rewards [B,C] float32; valid [B,C] bool, False
+            beyond the end; terminated [B,C] bool; and the frame that follows [B], any after a termination.
         """
         begins = self._begins[index.numpy()]
-        obs, actions, _ = self._frames.sample(torch.from_numpy(begins))
+        actions, _ = self._frames.chunks(begins)
         steps = begins[:, None] + np.arange(self._chunk)
         ends = self._ends[begins][:, None]
         valid = steps < ends
         terminated = (steps == ends - 1) & self._terminal[begins][:, None]
         following = np.minimum(begins + self._chunk, ends[:, 0] - 1)
-        next_obs, _, _ = self._frames.sample(torch.from_numpy(following))
         rewards = self._rewards[np.minimum(steps, ends - 1)]
-        return obs, actions, rewards, torch.from_numpy(valid), torch.from_numpy(terminated), next_obs
+        begins, following, valid, terminated = map(torch.from_numpy, (begins, following, valid, terminated))
+        return begins, actions, rewards, valid, terminated, following

@@ -55,8 +55,7 @@ class SacUpdater:
         self._policy, self._critics, self._optimizers = policy, critics, optimizers
         self._config, self._optim, self._draw = config, optim, draw
         self._seed, self._device, self._report_progress = seed, device, report_progress
-        numbers = policy.spec.num_action_chunks * policy.spec.action_dim
-        self._target_entropy = config.target_entropy * numbers
+        self._target_entropy = config.target_entropy * math.prod(policy.decision_shape)
         if is_sharded(policy):
             from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -109,7 +108,7 @@ class SacUpdater:
                 logprobs.sum((1, 2)) if config.backup_entropy else None,
                 temperature=critics.temperature,
             )
-        q = critics.online(features, batch.actions)
+        q = critics.online(features, self._policy.decisions(batch.inputs, batch.actions))
         loss = critic_loss(q, targets)
         self._optimizers[1].zero_grad(set_to_none=True)
         loss.backward()

@@ -35,7 +35,7 @@ class _Layer(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """E critics of features and chunks that share nothing."""
+    """E critics of features and decisions that share nothing."""
 
     def __init__(self, features: int, actions: int, config: SacConfig) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Ensemble(nn.Module):
         )
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
-        """[E,B] of features [B,F] and chunks [B,C,A]."""
+        """[E,B] of features [B,F] and decisions [B,K,A]."""
         x = torch.cat([features, actions.flatten(1)], -1)
         return self.layers(x.expand(self._count, *x.shape)).squeeze(-1)
 
@@ -65,11 +65,9 @@ class SoftCritics(nn.Module):
 
     @classmethod
     def of(cls, policy: Policy, config: SacConfig) -> SoftCritics:
-        """Fresh critics of a policy's features and chunks, on its device."""
-        spec, device = policy.spec, next(policy.parameters()).device
-        with torch.no_grad():
-            features = policy.features({"state": torch.zeros(1, spec.state_dim, device=device)}).shape[-1]
-        return cls(features, spec.num_action_chunks * spec.action_dim, config).to(device)
+        """Fresh critics of a policy's features and decisions, on its device."""
+        device = next(policy.parameters()).device
+        return cls(policy.num_features, math.prod(policy.decision_shape), config).to(device)
 
     def __init__(self, features: int, actions: int, config: SacConfig) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl import checkpoints
 from embodied_rl.algorithms.soft_q import chunk_outcomes
-from embodied_rl.contracts import EnvObs
 from embodied_rl.models.base import Policy, PolicySpec, require_reparameterized
 from embodied_rl.monitoring.work import Flops
 from embodied_rl.schema import EmbodiedConfig
@@ -28,6 +27,10 @@ from embodied_rl.workers.actor import ActorWorker
 
 if TYPE_CHECKING:
     from embodied_rl.demonstrations.outcomes import DemonstratedOutcomes
+
+
+_FRAMES: Final = 64
+"""Demonstrated frames that a policy looks at in one go."""
 
 
 class ReplayActor(ActorWorker):
@@ -45,6 +48,7 @@ class ReplayActor(ActorWorker):
             checkpoints.shards.load_critic_weights(self._critics, self._initial)
         self._buffer = ReplayBuffer(algorithm.replay.capacity, gamma=algorithm.gamma, left_out=policy.decision_inputs)
         self._demonstrations = self._open_demonstrations(spec)
+        self._shown = {} if self._demonstrations is None else self._see(self._demonstrations)
         self._sac = SacUpdater(
             policy,
             self._critics,
@@ -75,6 +79,18 @@ class ReplayActor(ActorWorker):
             state=spec.state_dim > 0,
             report=self.context.report_progress,
         )
+
+    def _see(self, demonstrations: DemonstratedOutcomes) -> dict[str, Tensor]:
+        """Of each frame the part of ``replay_inputs`` that tells what was seen, which no training changes."""
+        spec, frames, found = self._policy.spec, torch.arange(demonstrations.num_frames), []
+        shape = (spec.num_action_chunks, spec.action_dim)
+        for part in frames.split(_FRAMES):
+            obs = demonstrations.observations(part)
+            with torch.no_grad():
+                inputs = self._policy.demonstration(obs, torch.zeros(len(part), *shape))
+            found.append({name: t.cpu() for name, t in inputs.items() if name not in self._policy.decision_inputs})
+            self.context.report_progress("demonstrations", int(part[-1]) + 1, len(frames))
+        return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
     def _update(self, step: int) -> dict[str, float]:
         self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))  # however the messages came in
@@ -112,23 +128,18 @@ class ReplayActor(ActorWorker):
         batch = self._buffer.sample(torch.from_numpy(rng.integers(len(self._buffer), size=replay.batch_size - count)))
         if shown is None or not count:
             return batch
-        return Transitions.concatenate([batch, self._shown(shown, rng.integers(len(shown), size=count))])
+        return Transitions.concatenate([batch, self._demonstrated(shown, rng.integers(len(shown), size=count))])
 
-    def _shown(self, demonstrations: DemonstratedOutcomes, index: NDArray[np.int64]) -> Transitions:
-        obs, actions, rewards, valid, terminated, next_obs = demonstrations.sample(torch.from_numpy(index))
+    def _demonstrated(self, demonstrations: DemonstratedOutcomes, index: NDArray[np.int64]) -> Transitions:
+        frames, actions, rewards, valid, terminated, following = demonstrations.sample(torch.from_numpy(index))
         returns, discounts = chunk_outcomes(rewards, valid, terminated, gamma=self._algorithm.gamma)
         return Transitions(
-            inputs=self._seen(obs, actions),
+            inputs={name: tensor[frames] for name, tensor in self._shown.items()},
             actions=actions,
             rewards=returns,
             discounts=discounts,
-            next_inputs=self._seen(next_obs, actions),
+            next_inputs={name: tensor[following] for name, tensor in self._shown.items()},
         )
-
-    def _seen(self, obs: EnvObs, actions: Tensor) -> dict[str, Tensor]:
-        """The part of ``replay_inputs`` that tells what was seen; ``actions`` are any."""
-        inputs = self._policy.demonstration(obs, actions)
-        return {name: tensor.cpu() for name, tensor in inputs.items() if name not in self._policy.decision_inputs}
 
     def _without_gradient(self) -> tuple[str, ...]:
         return ()

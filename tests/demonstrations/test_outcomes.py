@@ -39,7 +39,8 @@ def test_chunks_of_episodes_that_end_in_success(shown: tuple[str, list[int]]) ->
     found, source = opened(path, env(), 3), DataSet.open(Path(path))
     level, state = source.rows("next.reward")[:, 0], source.rows("observation.state")
     assert len(found) == sum(lengths), "every chunk's outcome is known: after the last there is nothing"
-    obs, actions, rewards, valid, terminated, next_obs = found.sample(torch.arange(len(found)))
+    frames, actions, rewards, valid, terminated, following = found.sample(torch.arange(len(found)))
+    obs, next_obs = (found.observations(of) for of in (frames, following))
     assert actions.shape[1] == rewards.shape[1] == 3
     row = 0
     for length in lengths:

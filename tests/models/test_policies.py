@@ -16,16 +16,23 @@ from embodied_rl.models.base import Policy, PolicyOutput, PolicySpec
 from embodied_rl.models.registry import build_policy
 from embodied_rl.models.weights.precision import hold_in
 
-N, C, A, S = 5, 3, 2, 4
+N, C, A, S = 5, 4, 2, 4
 SIZES: Mapping[str, dict[str, Any]] = {
     "cnn": {"hidden_size": 64, "image_features": 64},
     "mlp": {"hidden_size": 32},
+    "residual": {
+        "base_params": {"hidden_size": 32, "num_layers": 2},
+        "corrections_per_chunk": 2,
+        "hidden_size": 32,
+        "scale": 0.5,
+    },
     "tiny_vla": {"hidden_size": 32, "num_layers": 2},
 }
 """The tiny size of each model."""
 IMAGES: Mapping[str, dict[str, tuple[int, int]]] = {
     "cnn": {"agentview": (36, 44), "wrist": (40, 40)},
     "mlp": {},
+    "residual": {"agentview": (40, 32), "wrist": (32, 32)},
     "tiny_vla": {"agentview": (40, 32), "wrist": (32, 32)},
 }
 
@@ -180,7 +187,9 @@ def test_gradients_reach_every_parameter(model_type: str, values: int) -> None:
     if evaluation.values is not None:
         loss = loss + evaluation.values.square().mean()
     loss.backward()
-    silent = [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    trained = {name: p for name, p in policy.named_parameters() if not name.startswith("base.")}
+    assert all(p.requires_grad for p in trained.values())
+    silent = [name for name, p in trained.items() if p.grad is None or not p.grad.abs().sum() > 0]
     assert silent == []
 
 
@@ -197,7 +206,7 @@ def test_shard_units_are_its_own_modules(model_type: str) -> None:
     policy = make(model_type)
     modules = set(policy.modules())
     assert all(unit in modules for unit in policy.shard_units())
-    assert len(policy.shard_units()) == {"cnn": 4, "mlp": 2, "tiny_vla": SIZES["tiny_vla"]["num_layers"]}[model_type]
+    assert len(policy.shard_units()) == {"cnn": 4, "mlp": 2, "residual": 4, "tiny_vla": 2}[model_type]
 
 
 def test_a_folder_gives_the_same_policy(model_type: str, tmp_path: Path) -> None:
@@ -218,7 +227,7 @@ def test_a_folder_of_another_policy_is_refused(model_type: str, tmp_path: Path) 
     policy.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"choose the model and model\.params that the weights were made with"):
         build_policy(model_type, policy.spec, {}, str(tmp_path))
-    narrow = dataclasses.replace(policy.spec, num_action_chunks=C + 1)
+    narrow = dataclasses.replace(policy.spec, num_action_chunks=C + 2)
     with pytest.raises(UserError, match=r"the weights do not fit the model: .* is \[.*\], expected \["):
         build_policy(model_type, narrow, SIZES[model_type], str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"x" * 99)
@@ -232,8 +241,11 @@ def test_a_folder_of_another_policy_is_refused(model_type: str, tmp_path: Path) 
 def test_imitation_makes_the_demonstrated_actions_likely(model_type: str) -> None:
     policy, obs = make(model_type), observe(model_type)
     actions = torch.rand(N, C, A, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    if model_type == "residual":  # it reaches so far, and no further
+        actions = act(policy, obs, seed=3).actions
+        assert (actions - act(policy, obs, greedy=True).actions).abs().mean() > 0.1
     inputs = policy.demonstration(obs, actions)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=3e-3)
     for _ in range(150):
         optimizer.zero_grad()
         (-policy(inputs, temperature=1.0).logprobs.mean()).backward()

@@ -122,7 +122,7 @@ def test_half_of_a_batch_is_shown(tmp_path: Path) -> None:
         actor = actor_of(job)
         shown = actor._demonstrations
         assert shown is not None
-        everything = shown.sample(torch.arange(len(shown)))[0].state
+        everything = shown.observations(torch.arange(shown.num_frames)).state
         batches = [actor._draw(number) for number in range(20)]
     for batch in batches:
         from_data = (batch.inputs["state"][:, None] == everything).all(-1).any(-1)
