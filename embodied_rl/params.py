@@ -20,8 +20,8 @@ NOT_OF_WEIGHTS: Final[Mapping[str, bool]] = {"of_weights": False}
 """``metadata`` of a model's option that its weights do not depend on, such as one of sampling: folders of weights are
 taken whatever its value."""
 OF_THE_MACHINE: Final[Mapping[str, bool]] = {"of_the_machine": True}
-"""``metadata`` of a simulator's option that changes neither what happens in an episode nor what a policy sees of it:
-what it draws with, what it keeps, how large videos are."""
+"""``metadata`` of a simulator's option that changes neither what happens in an episode nor, but for how a renderer
+rounds, what a policy sees of it: what it draws with, what it keeps, how large videos are."""
 
 
 @functools.lru_cache(maxsize=64)

@@ -222,6 +222,6 @@ def params_of_the_machine(env_type: str) -> Collection[str]:
     """The names in ``init_params`` that change no episode (:data:`~embodied_rl.params.OF_THE_MACHINE`); none of an
     adapter that is not at hand."""
     try:
-        return [f.name for f in fields(adapter_class(env_type).Params) if f.metadata == OF_THE_MACHINE]
+        return [f.name for f in fields(adapter_class(env_type).Params) if OF_THE_MACHINE.items() <= f.metadata.items()]
     except UserError:
         return ()

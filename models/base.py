@@ -137,7 +137,7 @@ def require_reparameterized(policy: Policy, model_type: str) -> None:
         raise UserError(
             f"algorithm.learner=sac: model_type={model_type} as configured gives no actions with a gradient; use "
             "model=sac_mlp, or model_type=mlp with model.params.squash=true; where actions depend on pictures, "
-            "model=residual_vla"
+            "model=residual"
         )
 
 
@@ -212,6 +212,8 @@ class Policy(nn.Module):
     """F of :meth:`features`."""
     decision_shape: tuple[int, int]
     """[K,A] of :meth:`decisions`, of a policy that is :attr:`reparameterized`."""
+    sharded_methods: ClassVar[tuple[str, ...]] = ()
+    """Methods beside ``forward`` that run its layers where it is trained: FSDP gathers parameters for them, too."""
     decision_inputs: ClassVar[tuple[str, ...]] = ()
     """Names of the ``replay_inputs`` that record what was decided; the others tell what was seen."""
     spec: PolicySpec
@@ -299,6 +301,11 @@ class Policy(nn.Module):
     def num_summary(self) -> int:
         """F of :meth:`summarize`."""
         return self.spec.state_dim
+
+    def executed(self, inputs: Mapping[str, Tensor], decisions: Tensor) -> Tensor:
+        """The actions [N,C,A] of decisions [N,K,A] in [-1, 1]: here the decisions themselves."""
+        del inputs
+        return decisions
 
     def summarize(self, obs: EnvObs) -> tuple[Tensor, Tensor]:
         """For another policy that builds on this one: numbers that tell what was seen [N,F], here the state, and what

@@ -27,7 +27,8 @@ class Footprint:
     saved: int
     """What a forward pass keeps of a sample for the backward pass."""
     widest: int
-    """What the operation with most has in and out, of a sample: all that a pass without gradient needs at once."""
+    """What the operation with most has in and out, of a sample, in acting or in evaluating: all that a pass without
+    gradient needs at once."""
     recorded: int
     """What is recorded of a sample to compute its probability again."""
 
@@ -38,7 +39,6 @@ def footprint(policy: Policy, lengths: tuple[int, ...] | None = None) -> Footpri
     Args:
         lengths: of the parts of its longest sample, where it has any.
     """
-    inputs = _example(policy) if lengths is None else policy.sample_of(lengths)
     own = {parameter.untyped_storage()._cdata for parameter in policy.parameters()}
     saved: dict[int, int] = {}
     kept: list[Tensor] = []
@@ -51,8 +51,10 @@ def footprint(policy: Policy, lengths: tuple[int, ...] | None = None) -> Footpri
             kept.append(tensor)
         return tensor
 
-    with granted(), _Widest(own) as mode, saved_tensors_hooks(keep, lambda tensor: tensor):
-        policy.evaluate(inputs, temperature=1.0)
+    with granted(), _Widest(own) as mode:
+        inputs = _example(policy) if lengths is None else policy.sample_of(lengths)
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            policy.evaluate(inputs, temperature=1.0)
     return Footprint(
         weights=sum(_bytes(parameter) for parameter in policy.parameters()),
         trained=sum(_bytes(parameter) for parameter in policy.parameters() if parameter.requires_grad),
@@ -71,8 +73,7 @@ def _example(policy: Policy) -> Mapping[str, Tensor]:
         state=torch.zeros(1, spec.state_dim),
         instructions=("do what is to be done",),
     )
-    with granted():
-        return policy.act(obs, greedy=True, temperature=1.0, generator=None).replay_inputs
+    return policy.act(obs, greedy=True, temperature=1.0, generator=None).replay_inputs
 
 
 class _Widest(TorchDispatchMode):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -27,6 +27,7 @@ from embodied_rl.models.base import (
 )
 from embodied_rl.models.categorical import chosen_logprobs, cut, draw, entropy, scaled_log_softmax
 from embodied_rl.models.normalization import RunningNormalizer
+from embodied_rl.params import NOT_OF_WEIGHTS
 
 _NO_CHOICE = -1e30
 """Logit of what a dimension with fewer choices than others does not have."""
@@ -49,7 +50,7 @@ class MlpParams:
     squash: bool = False
     """Actions are the tanh of a Gaussian whose deviation, like its mean, depends on the state, so none lies outside of
     [-1, 1]; ``algorithm.learner=sac`` needs it. false: a Gaussian that is cut off there."""
-    initial_log_std: float = -0.5
+    initial_log_std: float = field(default=-0.5, metadata=NOT_OF_WEIGHTS)
     """Log of the standard deviation that every action dimension starts with; learned, without ``squash`` the same in
     every state."""
     normalize_observations: bool = False
@@ -68,6 +69,7 @@ class MlpPolicy(Policy):
     Params = MlpParams
     takes_choices = True
     decision_inputs = ("samples",)
+    sharded_methods = ("rsample",)
     float32_root = True  # log_std
 
     def __init__(self, spec: PolicySpec, params: MlpParams) -> None:
@@ -116,12 +118,7 @@ class MlpPolicy(Policy):
     def rsample(self, inputs: Mapping[str, Tensor], *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         actions = self._distribution(self._features(inputs), 1.0)
         sample = _sample(actions, self.truncation, generator)
-        return self.decisions(inputs, self._executed(inputs, sample.tanh())), self._logprobs(actions, sample)
-
-    def _executed(self, inputs: Mapping[str, Tensor], decided: Tensor) -> Tensor:
-        """[N,C,A] of decisions [N,K,A] in [-1, 1]."""
-        del inputs
-        return decided
+        return self.decisions(inputs, self.executed(inputs, sample.tanh())), self._logprobs(actions, sample)
 
     def _of_actions(self, numbers: Tensor) -> Tensor:
         """[N,C,A] of what decisions have [N,K,A], with the same sum."""
@@ -145,7 +142,7 @@ class MlpPolicy(Policy):
         choices = bool(self.spec.action_choices)
         decided = sample.float() if choices else sample.tanh() if self.params.squash else sample.clamp(-1.0, 1.0)
         return PolicyOutput(
-            actions=self._executed(inputs, decided),
+            actions=self.executed(inputs, decided),
             logprobs=self._of_actions(self._logprobs(actions, sample)),
             values=self._values(features),
             replay_inputs=inputs | {"samples": sample},

@@ -31,9 +31,13 @@ from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.mlp import MlpParams, MlpPolicy
 from embodied_rl.models.normalization import RunningNormalizer
-from embodied_rl.models.registry import build_policy
+from embodied_rl.models.registry import build_policy, policy_class
 from embodied_rl.models.weights import folder as pretrained
 from embodied_rl.models.weights.look import CONFIG_FILE, read_json
+from embodied_rl.params import NOT_OF_WEIGHTS, parse_params
+
+_FARTHEST = 0.999
+"""The largest correction that a demonstration asks for: the inverse of a tanh has no end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,9 @@ class ResidualParams(MlpParams):
     weights, or one of a residual."""
 
     base: str = "tiny_vla"
-    """``model_type`` of the policy that is corrected."""
+    """``model_type`` of the policy that is corrected: one that can be built without published weights."""
     base_params: dict[str, Any] = field(default_factory=dict)
-    """Its ``model.params``."""
+    """Its ``model.params``; what is left out has its default."""
     scale: Annotated[float, Field(gt=0, le=2)] = 0.2
     """The largest correction of an action."""
     corrections_per_chunk: PositiveInt = 1
@@ -58,15 +62,20 @@ class ResidualPolicy(MlpPolicy):
 
     A correction's log-probability and entropy are those of its first action, the others' are 0: sums over a chunk are
     those of what was decided.
+
+    Raises:
+        UserError: a base that cannot be, or a chunk that the corrections do not divide.
     """
 
     Params = ResidualParams
     takes_choices = False
+    float32_root = False  # or the base's would be, too
+    sharded_methods = ("rsample", "demonstration")
     params: ResidualParams
 
     def __init__(self, spec: PolicySpec, params: ResidualParams) -> None:
-        super().__init__(spec, params)
-        self.float32_root = self.log_std is not None
+        base_params = _of_weights(params)
+        super().__init__(spec, dataclasses.replace(params, base_params=base_params))
         self.distribution_type = None  # over [N,K,A], where one over [N,C,A] is asked for
 
     @classmethod
@@ -74,9 +83,9 @@ class ResidualPolicy(MlpPolicy):
         """With the weights of a residual's folder, or fresh corrections of a base with those of its own."""
         policy = cls(spec, params)
         if read_json(Path(path) / CONFIG_FILE).get("policy") == cls.__name__:
-            pretrained.read(policy, params, Path(path))
+            pretrained.read(policy, policy.params, Path(path))
         else:
-            policy.base = _frozen(params, policy.base.spec, path)
+            policy.base = _frozen(policy.params, policy.base.spec, path)
         return policy
 
     def demonstration(
@@ -84,12 +93,19 @@ class ResidualPolicy(MlpPolicy):
     ) -> dict[str, Tensor]:
         """What would correct the base's chunks to ``actions``, as far as ``scale`` reaches."""
         inputs = self._inputs(obs)
-        return inputs | {"samples": self._sample_of(self.decisions(inputs, actions).clamp(-1.0, 1.0))}
+        return inputs | {"samples": self._sample_of(self.decisions(inputs, actions).clamp(-_FARTHEST, _FARTHEST))}
 
     def decisions(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
-        """The corrections, or what is left of them where actions were cut off."""
-        given = (actions.to(self._device) - self._base_chunks(inputs)) / self.params.scale
-        return given.unflatten(1, (self.params.corrections_per_chunk, -1)).mean(2)
+        """The corrections, or what is left of them where actions were cut off: the mean over those that a correction
+        reached, but for repetitions of the one before, with which data sets fill up what an episode's end cuts off."""
+        actions = actions.to(self._device)
+        given = (actions - self._base_chunks(inputs)) / self.params.scale
+        new = torch.ones(actions.shape[:2], device=actions.device, dtype=actions.dtype)
+        new[:, 1:] = (actions[:, 1:] != actions[:, :-1]).any(-1)
+        parts = (self.params.corrections_per_chunk, self._held)
+        given, new = given.unflatten(1, parts), new.unflatten(1, parts).unsqueeze(-1)
+        new[:, :, 0] = 1.0
+        return (given * new).sum(2) / new.sum(2)
 
     def shard_units(self) -> list[nn.Module]:
         return [*self.base.shard_units(), *super().shard_units()]
@@ -117,14 +133,15 @@ class ResidualPolicy(MlpPolicy):
         """In the place of a state: what the base saw, and its chunk."""
         with torch.no_grad():
             seen, actions = self.base.summarize(obs)
-        return {"state": torch.cat([seen.float(), actions.float().flatten(1)], -1)}
+        return {"state": torch.cat([seen.float().to(actions.device), actions.float().flatten(1)], -1)}
 
-    def _executed(self, inputs: Mapping[str, Tensor], decided: Tensor) -> Tensor:
-        held = decided.repeat_interleave(self._held, 1)
+    def executed(self, inputs: Mapping[str, Tensor], decisions: Tensor) -> Tensor:
+        """The base's chunks, corrected."""
+        held = decisions.to(self._device).repeat_interleave(self._held, 1)
         return (self._base_chunks(inputs) + self.params.scale * held).clamp(-1.0, 1.0)
 
     def _of_actions(self, numbers: Tensor) -> Tensor:
-        return pad(numbers.unsqueeze(2), (0, 0, 0, self._held - 1)).flatten(1, 2)
+        return pad(numbers.unsqueeze(2), (0, 0, 0, self._held - 1)).flatten(1, 2).clone()  # FSDP warns of views
 
     def _base_chunks(self, inputs: Mapping[str, Tensor]) -> Tensor:
         chunks = inputs["state"][:, self.base.num_summary :]
@@ -138,3 +155,29 @@ class ResidualPolicy(MlpPolicy):
 
 def _frozen(params: ResidualParams, spec: PolicySpec, path: str | None = None) -> Any:
     return build_policy(params.base, spec, params.base_params, path).requires_grad_(False)
+
+
+def _of_weights(params: ResidualParams) -> dict[str, Any]:
+    """Those of ``base_params`` that are not the defaults and on which the base's weights depend, so that folders tell
+    the same of the same base.
+
+    Raises:
+        UserError: no such base, one that needs published weights, or a parameter that it does not have.
+    """
+    try:
+        base = policy_class(params.base)
+    except UserError as error:
+        raise UserError(f"model.params.base: {error}") from error
+    if base.loading_keys:
+        raise UserError(
+            f"model.params.base: got {params.base!r}, whose layers come from a published folder, which a residual's "
+            "own would not hold; expected tiny_vla, mlp, cnn or a policy of your own"
+        )
+    own = parse_params(base.Params, params.base_params, "model.params.base_params")
+    return {
+        option.name: params.base_params[option.name]
+        for option in dataclasses.fields(own)
+        if option.name in params.base_params
+        and option.metadata != NOT_OF_WEIGHTS
+        and getattr(own, option.name) != option.default
+    }

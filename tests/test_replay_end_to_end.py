@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from embodied_rl.cli import main
+from embodied_rl.errors import ConfigError
 from embodied_rl.launch import run
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.registry import build_policy
@@ -95,7 +96,7 @@ def residual(tmp_path: Path, *overrides: str) -> tuple[str, ...]:
     build_policy("tiny_vla", spec, small).save_pretrained(tmp_path / "base")
     return (
         *SAC[1:],
-        "model=residual_vla",
+        "model=residual",
         f"model.path={tmp_path / 'base'}",
         "++model.params.base_params={hidden_size: 16, num_layers: 1}",
         "++model.params.hidden_size=16",
@@ -139,6 +140,28 @@ def test_corrections_of_a_policy_that_looks_are_learned_from_a_buffer(tmp_path: 
         evaluation = json.loads(next(only_run(config).glob("eval_*/eval.json")).read_text())
         scores.append(evaluation["overall"]["avg_sum_reward"])
     assert scores[0] == scores[1]
+
+
+def test_demonstrations_are_looked_at_by_the_base_that_is_loaded(tmp_path: Path) -> None:
+    """By a sharded policy, too; and not by the one that model.path gives, where a checkpoint has another."""
+    shown = record(tmp_path / "shown", range(2), image_size=32)
+    precise = "actor.fsdp_config.mixed_precision.param_dtype=bfloat16"
+    keys = residual(tmp_path, f"algorithm.replay.demonstrations={shown}", "cluster=serial", precise)
+    config = tiny_run(tmp_path / "first", *keys, "runner.max_steps=1")
+    run(config)
+    started = only_run(config)
+    more = (*keys, "model.path=null", "runner.save_interval=1")
+    config = tiny_run(tmp_path / "more", *more, f"runner.init_from={started}", "runner.max_steps=2")
+    run(config)
+    whole = saved_tensors(only_run(config) / "checkpoints/global_step_2")
+    run(tiny_run(tmp_path / "more", *more, f"runner.resume_dir={only_run(config) / 'checkpoints/global_step_1'}"))
+    assert_equal(whole, saved_tensors(only_run(config) / "checkpoints/global_step_2"))
+
+
+def test_corrections_of_nothing_are_refused(tmp_path: Path) -> None:
+    keys = residual(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.path: got null, but a residual corrects a policy that is there"):
+        tiny_run(tmp_path, *keys, "model.path=null")
 
 
 def test_corrections_are_learned_by_ppo(tmp_path: Path) -> None:

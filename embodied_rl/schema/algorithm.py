@@ -117,7 +117,7 @@ class SacConfig(Section):
     temperature_lr: PositiveFloat | None
     """Learning rate with which its logarithm follows the entropy; null: it stays."""
     target_entropy: float
-    """Entropy to aim at, in nats for each number of a chunk; -1 is the paper's -dim(A)."""
+    """Entropy to aim at, in nats for each number of a decision; -1 is the paper's -dim(A)."""
     backup_entropy: bool
     """Count the entropy of later actions as reward in the target."""
 

@@ -17,7 +17,7 @@ from embodied_rl.schema import OptimConfig, SacConfig
 from embodied_rl.seeding import derived_seed, generator
 from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
 from embodied_rl.training.replay import Transitions
-from embodied_rl.training.sharding import is_distributed, is_sharded
+from embodied_rl.training.sharding import is_distributed
 from embodied_rl.training.soft_critics import SoftCritics
 
 _NOISE, _TARGETS = 1, 2
@@ -56,10 +56,6 @@ class SacUpdater:
         self._config, self._optim, self._draw = config, optim, draw
         self._seed, self._device, self._report_progress = seed, device, report_progress
         self._target_entropy = config.target_entropy * math.prod(policy.decision_shape)
-        if is_sharded(policy):
-            from torch.distributed.fsdp import register_fsdp_forward_method
-
-            register_fsdp_forward_method(self._policy, "rsample")
 
     def run(self, updates: range, *, learning_rate_factor: float = 1.0) -> dict[str, float]:
         """Make the updates of these numbers; returns the means of what they show.

@@ -90,7 +90,13 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
     if float32 and mesh.device_type == "cpu" and mesh.size() == 1:
         settle(policy)
         return
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     blocks = MixedPrecisionPolicy(
         param_dtype=None if precision.param_dtype is None else getattr(torch, precision.param_dtype),
@@ -110,6 +116,8 @@ def shard(policy: Policy, mesh: DeviceMesh, config: FSDPConfig) -> None:
         fully_shard(block, mesh=replicas, reshard_after_forward=reshard, mp_policy=blocks, offload_policy=offload)
     settle(policy)
     fully_shard(policy, mesh=replicas, reshard_after_forward=reshard, mp_policy=root, offload_policy=offload)
+    for name in policy.sharded_methods:
+        register_fsdp_forward_method(policy, name)
 
 
 def is_sharded(module: object) -> TypeGuard[FSDPModule]:

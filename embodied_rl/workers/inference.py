@@ -81,10 +81,13 @@ def uniform(policy: Policy, obs: EnvObs, *, seed: int) -> PolicyOutput:
     """Decisions at random, uniform in [-1, 1], in the policy's place; all on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     shape = (len(obs), policy.spec.num_action_chunks, policy.spec.action_dim)
-    actions = 2.0 * torch.rand(shape, generator=generator) - 1.0
-    inputs = policy.demonstration(obs, actions)
+    decided = 2.0 * torch.rand((len(obs), *policy.decision_shape), generator=generator) - 1.0
+    actions = policy.executed(policy.demonstration(obs, torch.zeros(shape)), decided)
     return PolicyOutput(
-        actions=actions, logprobs=torch.full(shape, -math.log(2.0)), values=None, replay_inputs=inputs
+        actions=actions,
+        logprobs=torch.full(shape, -math.log(2.0)),
+        values=None,
+        replay_inputs=policy.demonstration(obs, actions),
     ).changed(Tensor.cpu)
 
 

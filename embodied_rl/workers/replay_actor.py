@@ -48,7 +48,7 @@ class ReplayActor(ActorWorker):
             checkpoints.shards.load_critic_weights(self._critics, self._initial)
         self._buffer = ReplayBuffer(algorithm.replay.capacity, gamma=algorithm.gamma, left_out=policy.decision_inputs)
         self._demonstrations = self._open_demonstrations(spec)
-        self._shown = {} if self._demonstrations is None else self._see(self._demonstrations)
+        self._shown: dict[str, Tensor] | None = None
         self._sac = SacUpdater(
             policy,
             self._critics,
@@ -81,7 +81,10 @@ class ReplayActor(ActorWorker):
         )
 
     def _see(self, demonstrations: DemonstratedOutcomes) -> dict[str, Tensor]:
-        """Of each frame the part of ``replay_inputs`` that tells what was seen, which no training changes."""
+        """Of each frame the part of ``replay_inputs`` that tells what was seen. No training changes it; weights that
+        are loaded do."""
+        if self._shown is not None:
+            return self._shown
         spec, frames, found = self._policy.spec, torch.arange(demonstrations.num_frames), []
         shape = (spec.num_action_chunks, spec.action_dim)
         for part in frames.split(_FRAMES):
@@ -90,7 +93,8 @@ class ReplayActor(ActorWorker):
                 inputs = self._policy.demonstration(obs, torch.zeros(len(part), *shape))
             found.append({name: t.cpu() for name, t in inputs.items() if name not in self._policy.decision_inputs})
             self.context.report_progress("demonstrations", int(part[-1]) + 1, len(frames))
-        return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+        self._shown = {name: torch.cat([part[name] for part in found]) for name in found[0]}
+        return self._shown
 
     def _update(self, step: int) -> dict[str, float]:
         self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))  # however the messages came in
@@ -133,12 +137,13 @@ class ReplayActor(ActorWorker):
     def _demonstrated(self, demonstrations: DemonstratedOutcomes, index: NDArray[np.int64]) -> Transitions:
         frames, actions, rewards, valid, terminated, following = demonstrations.sample(torch.from_numpy(index))
         returns, discounts = chunk_outcomes(rewards, valid, terminated, gamma=self._algorithm.gamma)
+        seen = self._see(demonstrations)
         return Transitions(
-            inputs={name: tensor[frames] for name, tensor in self._shown.items()},
+            inputs={name: tensor[frames] for name, tensor in seen.items()},
             actions=actions,
             rewards=returns,
             discounts=discounts,
-            next_inputs={name: tensor[following] for name, tensor in self._shown.items()},
+            next_inputs={name: tensor[following] for name, tensor in seen.items()},
         )
 
     def _without_gradient(self) -> tuple[str, ...]:
@@ -152,6 +157,7 @@ class ReplayActor(ActorWorker):
 
     def load(self, directory: Path, *, weights_only: bool) -> None:
         super().load(directory, weights_only=weights_only)
+        self._shown = None
         if not weights_only:
             self._buffer.load(directory)
 
