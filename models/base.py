@@ -210,8 +210,6 @@ class Policy(nn.Module):
     (``algorithm.learner=sac``)."""
     num_features: int = 0
     """F of :meth:`features`."""
-    decision_shape: tuple[int, int]
-    """[K,A] of :meth:`decisions`, of a policy that is :attr:`reparameterized`."""
     sharded_methods: ClassVar[tuple[str, ...]] = ()
     """Methods beside ``forward`` that run its layers where it is trained: FSDP gathers parameters for them, too."""
     decision_inputs: ClassVar[tuple[str, ...]] = ()
@@ -292,20 +290,25 @@ class Policy(nn.Module):
         """[N,F] of the same inputs: the part of what the policy sees that critics read."""
         raise NotImplementedError
 
+    @property
+    def decision_shape(self) -> tuple[int, int]:
+        """[K,A] of :meth:`decisions`."""
+        return self.spec.num_action_chunks, self.spec.action_dim
+
     def decisions(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """What was decided where these actions [N,C,A] were executed, [N,K,A]: here the actions themselves."""
         del inputs
         return actions
 
-    @property
-    def num_summary(self) -> int:
-        """F of :meth:`summarize`."""
-        return self.spec.state_dim
-
     def executed(self, inputs: Mapping[str, Tensor], decisions: Tensor) -> Tensor:
         """The actions [N,C,A] of decisions [N,K,A] in [-1, 1]: here the decisions themselves."""
         del inputs
         return decisions
+
+    @property
+    def num_summary(self) -> int:
+        """F of :meth:`summarize`."""
+        return self.spec.state_dim
 
     def summarize(self, obs: EnvObs) -> tuple[Tensor, Tensor]:
         """For another policy that builds on this one: numbers that tell what was seen [N,F], here the state, and what

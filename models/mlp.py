@@ -76,8 +76,7 @@ class MlpPolicy(Policy):
         super().__init__()
         self.spec, self.params = spec, params
         self.num_features = features = self._build_inputs()
-        self.decision_shape = shape = self._decision_shape()
-        choices = spec.action_choices
+        shape, choices = self.decision_shape, spec.action_choices
         if params.squash and choices:
             raise UserError(
                 "model.params.squash: got true, but this env's actions are choices, which no tanh gives; set it to "
@@ -108,9 +107,6 @@ class MlpPolicy(Policy):
             )
         self.normalizer = RunningNormalizer(self.spec.state_dim) if self.params.normalize_observations else None
         return self.spec.state_dim
-
-    def _decision_shape(self) -> tuple[int, int]:
-        return self.spec.num_action_chunks, self.spec.action_dim
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return self._features(inputs)
@@ -204,19 +200,18 @@ class MlpPolicy(Policy):
     def _distribution(self, features: Tensor, temperature: float) -> Normal | Tensor:
         """Of [N,K,A]; where they are choices, the log-probabilities, one more dimension."""
         check_temperature(temperature)
-        outputs, spec = self.policy(features).float(), self.spec
-        count = self.decision_shape[0]
+        outputs, spec, shape = self.policy(features).float(), self.spec, self.decision_shape
         if self.params.squash:
-            mean, log_std = outputs.unflatten(-1, (2, *self.decision_shape)).unbind(-3)
+            mean, log_std = outputs.unflatten(-1, (2, *shape)).unbind(-3)
             return Normal(mean, temperature * log_std.clamp(*_LOG_STD).exp(), validate_args=False)
         if self.log_std is not None:
-            mean = outputs.unflatten(-1, self.decision_shape)
+            mean = outputs.unflatten(-1, shape)
             return Normal(mean, temperature * self.log_std.float().exp(), validate_args=False)
         most = max(spec.action_choices)
         if set(spec.action_choices) == {most}:
-            logits = outputs.unflatten(-1, (*self.decision_shape, most))
+            logits = outputs.unflatten(-1, (*shape, most))
         else:
-            parts = outputs.unflatten(-1, (count, -1)).split(list(spec.action_choices), dim=-1)
+            parts = outputs.unflatten(-1, (shape[0], -1)).split(list(spec.action_choices), dim=-1)
             logits = torch.stack([pad(part, (0, most - part.shape[-1]), value=_NO_CHOICE) for part in parts], dim=-2)
         return scaled_log_softmax(logits, temperature)
 

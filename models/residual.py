@@ -126,7 +126,8 @@ class ResidualPolicy(MlpPolicy):
         self.normalizer = RunningNormalizer(features) if params.normalize_observations else None
         return features
 
-    def _decision_shape(self) -> tuple[int, int]:
+    @property
+    def decision_shape(self) -> tuple[int, int]:
         return self.params.corrections_per_chunk, self.spec.action_dim
 
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
