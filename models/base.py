@@ -187,6 +187,8 @@ class Policy(nn.Module):
     """
 
     Params: ClassVar[type]
+    needs_weights: ClassVar[bool] = False
+    """Fresh ones are of no use to a run: it starts from ``model.path`` or a checkpoint."""
     takes_choices: ClassVar[bool] = False
     """It acts in envs whose actions are choices (``PolicySpec.action_choices``), too."""
     distribution_type: type[Distribution] | None = None

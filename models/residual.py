@@ -68,6 +68,7 @@ class ResidualPolicy(MlpPolicy):
     """
 
     Params = ResidualParams
+    needs_weights = True
     takes_choices = False
     float32_root = False  # or the base's would be, too
     sharded_methods = ("rsample", "demonstration")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from embodied_rl.cli import main
-from embodied_rl.errors import ConfigError
+from embodied_rl.errors import UserError
 from embodied_rl.launch import run
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.registry import build_policy
@@ -159,9 +159,9 @@ def test_demonstrations_are_looked_at_by_the_base_that_is_loaded(tmp_path: Path)
 
 
 def test_corrections_of_nothing_are_refused(tmp_path: Path) -> None:
-    keys = residual(tmp_path)
-    with pytest.raises(ConfigError, match=r"model\.path: got null, but a residual corrects a policy that is there"):
-        tiny_run(tmp_path, *keys, "model.path=null")
+    config = tiny_run(tmp_path, *residual(tmp_path), "model.path=null", "cluster=serial")
+    with pytest.raises(UserError, match=r"model\.path: got null, but model_type=residual builds on a policy that is"):
+        run(config)
 
 
 def test_corrections_are_learned_by_ppo(tmp_path: Path) -> None:

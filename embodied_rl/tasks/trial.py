@@ -31,9 +31,15 @@ def try_policy(plan: RunPlan[Any]) -> None:
     only the simulator knows; a language model's folder, which transformers reads as a whole.
 
     Raises:
-        UserError: as :func:`policy_of` and :meth:`Policy.truncate`.
+        UserError: as :func:`policy_of` and :meth:`Policy.truncate`, or there are none that the model could start from.
     """
     policy, config = _build(plan), plan.config
+    given = config.model.path or plan.start.initial or plan.start.resumed
+    if policy is not None and policy.needs_weights and not given:
+        raise UserError(
+            f"model.path: got null, but model_type={config.model.model_type} builds on a policy that is there; give "
+            "its folder of weights"
+        )
     if plan.trained_critic is not None:
         try:
             _build(plan, of_critic=True)

@@ -33,8 +33,6 @@ def embodied_problems(c: EmbodiedConfig, placement: Placement | None) -> Iterato
 def _name_problems(c: EmbodiedConfig) -> Iterator[str]:
     if c.algorithm.loss_type == "nll":
         yield "algorithm.loss_type: nll imitates demonstrations, and envs have none; use another loss, or task=sft"
-    if c.model.model_type == "residual" and not (c.model.path or c.runner.init_from or c.runner.resume_dir):
-        yield "model.path: got null, but a residual corrects a policy that is there; give its folder of weights"
     yield from adapter_problems(c)
 
 
