@@ -1,4 +1,4 @@
-"""EnvPool: envs in C++, all slots in one call (arXiv:2206.10558). See docs/gymnasium.md."""
+"""EnvPool: envs in C++, all slots in one call (arXiv:2206.10558). See docs/envpool.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import explain_missing
-from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, action_map, at, leaves, words_of
+from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, Pictures, action_map, at, leaves, words_of
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.params import OF_THE_MACHINE
 from embodied_rl.seeding import derived_seed
@@ -87,10 +87,10 @@ class EnvPoolEnv:
         self._shows = not any(name in family for name in _MUJOCO)
         self.action_dim, self.action_choices, self._to_actions = action_map(example.action_space)
         found = dict(leaves(example.observation_space))
-        images = {key: leaf for key, leaf in found.items() if _is_image(leaf)}
-        self._images = {key or CAMERA: key for key in images}
+        images = {key: shown for key, leaf in found.items() if (shown := Pictures.of(leaf)) is not None}
+        self._images = {key or CAMERA: (key, shown) for key, shown in images.items()}
         self.image_shapes: Mapping[str, tuple[int, int]] = {
-            camera: images[key].shape[1:] for camera, key in self._images.items()
+            camera: shown.size for camera, (_, shown) in self._images.items()
         }
         keys = [key for key in found if key not in images] if params.state is None else list(params.state)
         for key in keys:
@@ -190,11 +190,9 @@ class EnvPoolEnv:
 
     def _seen(self, observation: Any) -> SimObs:
         parts = [vectors(at(observation, key)) for key, vectors in self._state]
-        count = len(parts[0]) if parts else len(at(observation, next(iter(self._images.values()))))
-        return SimObs(
-            images={camera: _pictures(at(observation, key)) for camera, key in self._images.items()},
-            state=np.concatenate(parts, 1) if parts else np.zeros((count, 0), np.float32),
-        )
+        images = {camera: shown.rgb(at(observation, key)) for camera, (key, shown) in self._images.items()}
+        count = len(parts[0] if parts else next(iter(images.values())))
+        return SimObs(images=images, state=np.concatenate(parts, 1) if parts else np.zeros((count, 0), np.float32))
 
     def _holds(self, info: Mapping[str, Any]) -> NDArray[np.bool_]:
         key = self._params.success_key
@@ -229,15 +227,6 @@ def _reset(params: EnvPoolParams, seeds: list[int]) -> tuple[Any, Any]:
             return envs, envs.reset()[0]
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"env.init_params.kwargs: {params.id} cannot be made with {params.kwargs}: {error}") from error
-
-
-def _is_image(space: Any) -> bool:
-    return space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[0] in (1, 3, 4)
-
-
-def _pictures(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[n,H,W,3] of [n,C,H,W]."""
-    return np.broadcast_to(images[:, -3:].transpose(0, 2, 3, 1), (len(images), *images.shape[2:], 3))
 
 
 def _to_vectors(env_id: str, space: Any) -> Any:

@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import prefer_egl
-from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, action_map, at, is_image, leaves, rgb, words_of
+from embodied_rl.envs.spaces import CAMERA, PICTURES, SUCCESS_KEYS, Pictures, action_map, at, leaves, words_of
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import module_of_file
 from embodied_rl.seeding import derived_seed
@@ -36,7 +36,7 @@ class GymnasiumParams:
     instruction: str | None = None
     """The instruction for language policies; null: made from the id ("cart pole")."""
     state: tuple[str, ...] | None = None
-    """Dict observations: the keys that make the state, in this order (a/b is b in a); null: all that are no images."""
+    """The keys that make the state, in this order (a/b is b in a); null: all that are no images; []: no state."""
     images: dict[str, str] | None = None
     """Dict observations: camera -> key of its image; null: every image, its key being the camera's name."""
     pixels: bool = False
@@ -193,24 +193,31 @@ class _Observation:
                     f"env.init_params.{option}: {params.id} observes no {key!r}, only "
                     f"{', '.join(repr(name) for name in found)}.{suggestion(key, list(found))}"
                 )
-        images = {CAMERA if key == "" else key: key for key, leaf in found.items() if is_image(leaf)}
-        self._images = images if params.images is None else params.images
-        for camera, key in self._images.items():
-            if not is_image(found[key]):
+        pictures = {key: shown for key, leaf in found.items() if (shown := Pictures.of(leaf)) is not None}
+        cameras = {key or CAMERA: key for key in pictures} if params.images is None else params.images
+        for camera, key in cameras.items():
+            if key not in pictures:
                 raise UserError(
-                    f"env.init_params.images.{camera}: expected an image, uint8 [H,W,3], [H,W,1] or [H,W], but "
+                    f"env.init_params.images.{camera}: expected an image, {PICTURES}, but "
                     f"{params.id} observes {found[key]} as {key!r}; a wrapper can change it"
                 )
-        shown = {*images.values(), *self._images.values()}
-        keys = [key for key in found if key not in shown] if params.state is None else params.state
+        keys = [key for key in found if key not in pictures] if params.state is None else params.state
+        for key in () if params.state is not None else keys:
+            if found[key].dtype == np.uint8 and len(found[key].shape) > 2:
+                name = f" as {key!r}" if key else ""
+                raise UserError(
+                    f"{params.id} observes {found[key]}{name}, which is no picture ({PICTURES})."
+                    f" A wrapper can change it; env.init_params.state=[{key or repr(key)}] takes it as numbers"
+                )
+        self._images = [(camera, key, pictures[key]) for camera, key in cameras.items()]
         self._state = [(key, _flattener(found[key])) for key in keys]
         self.state_dim = sum(_flat_dim(params.id, key, found[key]) for key in keys)
-        self.image_shapes = {camera: tuple(found[key].shape[:2]) for camera, key in self._images.items()}
+        self.image_shapes = {camera: shown.size for camera, _, shown in self._images}
 
     def of(self, observation: Any) -> tuple[NDArray[np.float32], dict[str, NDArray[np.uint8]]]:
         """[S] and camera -> [H,W,3]."""
         parts = [np.asarray(flat(at(observation, key)), dtype=np.float32) for key, flat in self._state]
-        images = {camera: rgb(at(observation, key)) for camera, key in self._images.items()}
+        images = {camera: shown.rgb(at(observation, key)) for camera, key, shown in self._images}
         return np.concatenate(parts) if parts else np.zeros(0, np.float32), images
 
 

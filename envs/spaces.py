@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -39,16 +40,37 @@ def at(observation: Any, key: str) -> Any:
     return observation
 
 
-def is_image(space: Any) -> bool:
-    """Whether these are pictures: uint8 [H,W,3], [H,W,1] or [H,W]."""
-    shape = getattr(space, "shape", None) or ()
-    return space.dtype == np.uint8 and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3)))
+PICTURES: Final = "uint8 [H,W,3], [H,W,1], [H,W] or [C,H,W] of 1, 3 or 4 channels or frames"
 
 
-def rgb(image: Any) -> NDArray[np.uint8]:
-    """[H,W,3] of [H,W,3], [H,W,1] or [H,W]."""
-    image = np.asarray(image)
-    return np.broadcast_to(image if image.ndim == 3 else image[..., None], (*image.shape[:2], 3))
+@dataclass(frozen=True)
+class Pictures:
+    """A space whose elements are :data:`PICTURES`; the last three of four frames become red, green and blue."""
+
+    size: tuple[int, int]
+    """Height, width."""
+    _first: int
+    """The axis of channels, from the end; 0: none."""
+
+    @classmethod
+    def of(cls, space: Any) -> Pictures | None:
+        shape = getattr(space, "shape", None) or ()
+        if space.dtype != np.uint8 or len(shape) not in (2, 3):
+            return None
+        if len(shape) == 2:
+            return cls(shape, 0)
+        if shape[2] in (1, 3):
+            return cls(shape[:2], -1)
+        return cls(shape[1:], -3) if shape[0] in (1, 3, 4) else None
+
+    def rgb(self, pictures: Any) -> NDArray[np.uint8]:
+        """[...,H,W,3] of elements [...,*shape]."""
+        pictures = np.asarray(pictures)
+        if self._first == -3:
+            pictures = np.moveaxis(pictures[..., -3:, :, :], -3, -1)
+        elif not self._first:
+            pictures = pictures[..., None]
+        return np.broadcast_to(pictures, (*pictures.shape[:-1], 3))
 
 
 def action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.float32]], NDArray[Any]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,18 @@ def test_a_rollout(use_async_envs: bool) -> None:
     assert np.stack(envs.call("render")).shape == (3, 128, 128, 3)
     for each in found["dummy"].values():
         each.close()
+
+
+@pytest.mark.parametrize("given", [{}, {"cfg": object()}])  # lerobot passes its EnvConfig only where it has one
+def test_the_documented_file_is_called_as_lerobot_calls_it(given: dict[str, Any]) -> None:
+    text = (Path(__file__).parents[1] / "docs/gymnasium.md").read_text()
+    (block,) = re.findall(r"```python\n(# env\.py\n.*?)```", text, re.DOTALL)
+    file: dict[str, Any] = {}
+    exec(block, file)
+    file["vectors"] = lambda _, *sizes, **__: vectors("dummy", *sizes)  # ten scenes of LIBERO would take a while
+    envs = file["make_env"](n_envs=2, use_async_envs=False, **given)
+    assert envs["dummy"][0].num_envs == 2
+    envs["dummy"][0].close()
 
 
 def test_without_cameras_there_are_no_pixels() -> None:

@@ -209,6 +209,24 @@ def findings(kind: type[DummyEnv], tmp_path: Path, **settings: Any) -> dict[str,
     return {finding.what: (finding.status, finding.text) for finding in found}
 
 
+@pytest.mark.parametrize("slippery", [True, False])
+def test_a_grid_with_one_start_is_sound(slippery: bool, tmp_path: Path) -> None:
+    """On slippery ice one comes back to the start now and then."""
+    from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
+
+    def of(starts: int) -> dict[str, tuple[str, str]]:
+        params = GymnasiumParams(id="FrozenLake-v1", kwargs={"is_slippery": slippery}, num_reset_states=starts)
+        about: dict[str, Any] = {"horizon": 100, "relative": False, "steps": 20, "params": params, "seed": 0}
+        states = first_states({0: range(starts)})
+        subject = Subject(sim=GymnasiumEnv(SLOTS, params, 0), states=states, **about)
+        found = check(subject, resets=0, picture=tmp_path / "seen.png")
+        return {finding.what: (finding.status, finding.text) for finding in found}
+
+    problems = {what: text for what, (status, text) in of(1).items() if status == "problem"}
+    assert not problems
+    assert of(64)["initial states"] == ("problem", "0, 1, 2, 3 look alike")
+
+
 def test_a_sound_env_passes_and_is_pictured(tmp_path: Path) -> None:
     found = findings(DummyEnv, tmp_path)
     assert {status for status, _ in found.values()} == {"ok"}, found

@@ -143,6 +143,28 @@ def test_an_image_observation_is_a_camera(shape: tuple[int, ...]) -> None:
     assert np.array_equal(obs.images["agentview"][0, ..., 0], np.reshape(env._last[0], (6, 8, -1))[..., 0])
 
 
+@pytest.mark.parametrize(("shape", "newest"), [((4, 6, 8), [1, 2, 3]), ((3, 6, 8), [0, 1, 2]), ((1, 6, 8), [0, 0, 0])])
+def test_channels_in_front_are_a_camera_too(shape: tuple[int, ...], newest: list[int]) -> None:
+    """Of stacked grey frames the newest three, as with Gymnasium's AtariPreprocessing and FrameStackObservation."""
+    env, _ = probe(observation=spaces.Box(0, 255, shape, np.uint8))
+    assert (env.state_dim, env.image_shapes) == (0, {"agentview": (6, 8)})
+    seen = env.observe([0]).images["agentview"]
+    assert seen.shape == (1, 6, 8, 3)
+    assert np.array_equal(seen[0], np.moveaxis(env._last[0][newest], 0, -1))
+
+
+def test_pictures_of_a_shape_that_is_not_known_do_not_become_a_state_unasked() -> None:
+    stacked = spaces.Box(0, 255, (4, 6, 8, 3), np.uint8)  # FrameStackObservation of coloured frames
+    with pytest.raises(UserError, match=r"which is no picture \(uint8 \[H,W,3\].*env\.init_params\.state=\[''\]"):
+        probe(observation=stacked)
+    with pytest.raises(UserError, match=r"as 'frames', which is no picture.*state=\[frames\]"):
+        probe(observation=spaces.Dict({"frames": stacked, "goal": spaces.Box(0, 1, (1,))}))
+    env, _ = probe(observation=spaces.Dict({"frames": stacked, "goal": spaces.Box(0, 1, (1,))}), state=("frames",))
+    assert env.state_dim == 4 * 6 * 8 * 3
+    env, _ = probe(observation=spaces.Dict({"frames": stacked, "goal": spaces.Box(0, 1, (1,))}), state=("goal",))
+    assert env.state_dim == 1
+
+
 def test_dict_observations_by_a_mapping() -> None:
     robot = spaces.Dict({"position": spaces.Box(0, 1, (2,)), "velocity": spaces.Box(0, 1, (3,)), "front": PICTURE})
     space = spaces.Dict({"robot": robot, "top": PICTURE, "goal": spaces.Box(0, 1, (1,))})
