@@ -211,7 +211,7 @@ def findings(kind: type[DummyEnv], tmp_path: Path, **settings: Any) -> dict[str,
 
 @pytest.mark.parametrize("slippery", [True, False])
 def test_a_grid_with_one_start_is_sound(slippery: bool, tmp_path: Path) -> None:
-    """On slippery ice one comes back to the start now and then."""
+    """On slippery ice one comes back to the start now and then, and another seed slips another way."""
     from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
 
     def of(starts: int) -> dict[str, tuple[str, str]]:
@@ -224,7 +224,8 @@ def test_a_grid_with_one_start_is_sound(slippery: bool, tmp_path: Path) -> None:
 
     problems = {what: text for what, (status, text) in of(1).items() if status == "problem"}
     assert not problems
-    assert of(64)["initial states"] == ("problem", "0, 1, 2, 3 look alike")
+    same = ("problem", "0, 1, 2, 3 look alike, and go on alike")
+    assert of(64).get("initial states") == (None if slippery else same)
 
 
 def test_a_sound_env_passes_and_is_pictured(tmp_path: Path) -> None:
