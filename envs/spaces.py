@@ -54,14 +54,13 @@ class Pictures:
 
     @classmethod
     def of(cls, space: Any) -> Pictures | None:
-        shape = getattr(space, "shape", None) or ()
-        if space.dtype != np.uint8 or len(shape) not in (2, 3):
-            return None
-        if len(shape) == 2:
-            return cls(shape, 0)
-        if shape[2] in (1, 3):
-            return cls(shape[:2], -1)
-        return cls(shape[1:], -3) if shape[0] in (1, 3, 4) else None
+        shape: tuple[int, ...] = (space.dtype == np.uint8 and space.shape) or ()
+        match shape:
+            case (height, width) | (height, width, 1 | 3):
+                return cls((height, width), -1 if len(shape) == 3 else 0)
+            case (1 | 3 | 4, height, width):
+                return cls((height, width), -3)
+        return None
 
     def rgb(self, pictures: Any) -> NDArray[np.uint8]:
         """[...,H,W,3] of elements [...,*shape]."""
