@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,7 +187,9 @@ class Won(DummyEnv):
 class Hoarding(DummyEnv):
     def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
         super().reset(slots, reset_state_ids)
-        self.kept = [*getattr(self, "kept", []), np.ones(2**17)]  # a megabyte
+        megabyte = mmap.mmap(-1, 2**20)  # not from what earlier tests of this process have freed
+        megabyte.write(b"1" * 2**20)
+        self.kept = [*getattr(self, "kept", []), megabyte]
 
 
 class Raising(DummyEnv):
