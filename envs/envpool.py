@@ -15,7 +15,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import explain_missing
-from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, Pictures, action_map, at, leaves, words_of
+from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, action_map, at, parts_of, words_of
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.params import OF_THE_MACHINE
 from embodied_rl.seeding import derived_seed
@@ -86,8 +86,7 @@ class EnvPoolEnv:
         family = type(example).__mro__[1].__module__
         self._shows = not any(name in family for name in _MUJOCO)
         self.action_dim, self.action_choices, self._to_actions = action_map(example.action_space)
-        found = dict(leaves(example.observation_space))
-        images = {key: shown for key, leaf in found.items() if (shown := Pictures.of(leaf)) is not None}
+        found, images = parts_of(params.id, example.observation_space, params.state)
         self._images = {key or CAMERA: (key, shown) for key, shown in images.items()}
         self.image_shapes: Mapping[str, tuple[int, int]] = {
             camera: shown.size for camera, (_, shown) in self._images.items()

@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import prefer_egl
-from embodied_rl.envs.spaces import CAMERA, PICTURES, SUCCESS_KEYS, Pictures, action_map, at, leaves, words_of
+from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, Pictures, action_map, at, parts_of, words_of
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import module_of_file
 from embodied_rl.seeding import derived_seed
@@ -183,7 +183,7 @@ class _Observation:
     """The way from an observation to a state vector and images."""
 
     def __init__(self, space: Any, params: GymnasiumParams) -> None:
-        found = dict(leaves(space))
+        found, pictures = parts_of(params.id, space, params.state)
         named = [("images", key) for key in (params.images or {}).values()] + [
             ("state", key) for key in params.state or ()
         ]
@@ -193,22 +193,14 @@ class _Observation:
                     f"env.init_params.{option}: {params.id} observes no {key!r}, only "
                     f"{', '.join(repr(name) for name in found)}.{suggestion(key, list(found))}"
                 )
-        pictures = {key: shown for key, leaf in found.items() if (shown := Pictures.of(leaf)) is not None}
         cameras = {key or CAMERA: key for key in pictures} if params.images is None else params.images
         for camera, key in cameras.items():
             if key not in pictures:
                 raise UserError(
-                    f"env.init_params.images.{camera}: expected an image, {PICTURES}, but "
+                    f"env.init_params.images.{camera}: expected an image, {Pictures.KNOWN}, but "
                     f"{params.id} observes {found[key]} as {key!r}; a wrapper can change it"
                 )
         keys = [key for key in found if key not in pictures] if params.state is None else params.state
-        for key in () if params.state is not None else keys:
-            if found[key].dtype == np.uint8 and len(found[key].shape) > 2:
-                name = f" as {key!r}" if key else ""
-                raise UserError(
-                    f"{params.id} observes {found[key]}{name}, which is no picture ({PICTURES})."
-                    f" A wrapper can change it; env.init_params.state=[{key or repr(key)}] takes it as numbers"
-                )
         self._images = [(camera, key, pictures[key]) for camera, key in cameras.items()]
         self._state = [(key, _flattener(found[key])) for key in keys]
         self.state_dim = sum(_flat_dim(params.id, key, found[key]) for key in keys)

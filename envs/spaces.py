@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +40,17 @@ def at(observation: Any, key: str) -> Any:
     return observation
 
 
-PICTURES: Final = "uint8 [H,W,3], [H,W,1], [H,W] or [C,H,W] of 1, 3 or 4 channels or frames"
-
-
 @dataclass(frozen=True)
 class Pictures:
-    """A space whose elements are :data:`PICTURES`; the last three of four frames become red, green and blue."""
+    """A space of pictures: uint8 [H,W,3], [H,W,1], [H,W], or [C,H,W] of 1, 3 or 4 channels or frames, of which the last
+    three become red, green and blue."""
+
+    KNOWN: ClassVar[str] = "uint8 [H,W,3], [H,W,1], [H,W] or [C,H,W] of 1, 3 or 4 channels or frames"
 
     size: tuple[int, int]
     """Height, width."""
-    _first: int
-    """The axis of channels, from the end; 0: none."""
+    _channels: int
+    """The axis of channels, from the end; 0: there is none."""
 
     @classmethod
     def of(cls, space: Any) -> Pictures | None:
@@ -65,11 +65,28 @@ class Pictures:
     def rgb(self, pictures: Any) -> NDArray[np.uint8]:
         """[...,H,W,3] of elements [...,*shape]."""
         pictures = np.asarray(pictures)
-        if self._first == -3:
+        if self._channels == -3:
             pictures = np.moveaxis(pictures[..., -3:, :, :], -3, -1)
-        elif not self._first:
+        elif not self._channels:
             pictures = pictures[..., None]
         return np.broadcast_to(pictures, (*pictures.shape[:-1], 3))
+
+
+def parts_of(env_id: str, space: Any, state: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, Pictures]]:
+    """(leaves by key, those of them that are pictures) of an observation space.
+
+    Raises:
+        UserError: ``state`` does not say what makes the state, and pictures of a shape that is not known would.
+    """
+    found = dict(leaves(space))
+    pictures = {key: shown for key, leaf in found.items() if (shown := Pictures.of(leaf)) is not None}
+    for key, leaf in found.items():
+        if state is None and key not in pictures and leaf.dtype == np.uint8 and len(leaf.shape) > 2:
+            raise UserError(
+                f"{env_id} observes {leaf}{f' as {key!r}' if key else ''}, which is no picture ({Pictures.KNOWN}). A "
+                f"wrapper can change it; env.init_params.state=[{key or repr(key)}] takes it as numbers"
+            )
+    return found, pictures
 
 
 def action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.float32]], NDArray[Any]]]:

@@ -153,6 +153,14 @@ def test_channels_in_front_are_a_camera_too(shape: tuple[int, ...], newest: list
     assert np.array_equal(seen[0], np.moveaxis(env._last[0][newest], 0, -1))
 
 
+def test_frames_that_gymnasium_stacks_are_a_camera() -> None:
+    grey = spaces.Box(0, 255, (6, 8), np.uint8)
+    env, _ = probe(observation=grey, wrappers=({"FrameStackObservation": {"stack_size": 4}},))
+    env.step([0], np.zeros((1, env.action_dim), np.float32))
+    assert (env.state_dim, env.image_shapes) == (0, {"agentview": (6, 8)})
+    assert np.array_equal(env.observe([0]).images["agentview"][0], np.moveaxis(np.asarray(env._last[0])[1:], 0, -1))
+
+
 def test_pictures_of_a_shape_that_is_not_known_do_not_become_a_state_unasked() -> None:
     stacked = spaces.Box(0, 255, (4, 6, 8, 3), np.uint8)  # FrameStackObservation of coloured frames
     with pytest.raises(UserError, match=r"which is no picture \(uint8 \[H,W,3\].*env\.init_params\.state=\[''\]"):
