@@ -245,8 +245,8 @@ def test_imitation_makes_the_demonstrated_actions_likely(model_type: str) -> Non
         actions = act(policy, obs, seed=3).actions
         assert (actions - act(policy, obs, greedy=True).actions).abs().mean() > 0.1
     inputs = policy.demonstration(obs, actions)
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=3e-3)
-    for _ in range(150):
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-3)
+    for _ in range(300):  # at three times the rate the convolutions died in one of six roundings of their weights
         optimizer.zero_grad()
         (-policy(inputs, temperature=1.0).logprobs.mean()).backward()
         optimizer.step()
