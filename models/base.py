@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Self
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.utils._pytree import register_dataclass
 
 from embodied_rl.contracts import EnvObs, Trajectory
 from embodied_rl.errors import UserError
@@ -114,6 +115,11 @@ class Evaluation:
     """[N,V] float32."""
     distribution: Mapping[str, Tensor] | None = None
     """Parameters of ``Policy.distribution_type`` over each of [N,C,A], where they were asked for."""
+
+
+# FSDP looks there for the tensors that a backward pass begins at; before torch 2.13 it saw none in a dataclass, and a
+# sharded policy's weights were not there when the pass came to them.
+register_dataclass(Evaluation)
 
 
 def check_temperature(temperature: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
@@ -191,6 +192,14 @@ def test_gradients_reach_every_parameter(model_type: str, values: int) -> None:
     assert all(p.requires_grad for p in trained.values())
     silent = [name for name, p in trained.items() if p.grad is None or not p.grad.abs().sum() > 0]
     assert silent == []
+
+
+def test_sharding_finds_the_tensors_of_an_evaluation(model_type: str) -> None:
+    """FSDP hangs the gathering of weights for the backward pass on them; torch 2.11 looks where trees are told of."""
+    policy, obs = make(model_type), observe(model_type)
+    evaluation = policy.evaluate(act(policy, obs).replay_inputs, temperature=1.0)
+    found = {id(leaf) for leaf in tree_leaves(evaluation)}
+    assert {id(evaluation.logprobs), id(evaluation.entropy), id(evaluation.values)} <= found
 
 
 def test_state_dict_carries_everything(model_type: str) -> None:
