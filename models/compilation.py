@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch.overrides import _pop_mode_temporarily
+from torch.utils._pytree import tree_map_only
 
 from embodied_rl.errors import UserError, first_line
 from embodied_rl.models.base import Policy
@@ -44,7 +45,8 @@ def compile_acting(policy: Policy, device: str, *, cuda_graphs: bool) -> None:
     def compiled(function: F) -> F:
         # Each shape is recorded on its own, so a shape is not to become a variable.
         options: dict[str, Any] = {"mode": "reduce-overhead", "dynamic": False} if cuda_graphs else {}
-        return _outside_of_modes(torch.compile(function, **options))
+        call = torch.compile(function, **options)
+        return _outside_of_modes(_copied(call) if cuda_graphs else call)
 
     policy.compile_acting(compiled, cuda_graphs=cuda_graphs)
 
@@ -66,6 +68,17 @@ def require_compiler(key: str, device: str) -> None:
             f"{key}=true: torch.compile needs a C++ compiler and finds none ({first_line(error)}); install g++ or set "
             "CXX to one, or set the key to false"
         ) from None
+
+
+def _copied(function: Any) -> Any:
+    """With results of its own: a graph writes to the same memory each time, also where another of a policy's blocks, or
+    the same one, has what the call before gave."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, torch.clone, function(*args, **kwargs))
+
+    return call
 
 
 def _outside_of_modes(function: Any) -> Any:
