@@ -34,7 +34,7 @@ def augment(
     """Camera -> [N,H,W,3] uint8, changed; the given tensors themselves where nothing is asked for.
 
     Args:
-        images: camera -> [N,H,W,3] uint8.
+        images: camera -> [N,H,W,3] uint8, on any device: that is where they are changed.
         positions: [N] int64, the samples' in the batch of ``batch_size``.
     """
     rng = generator(seed, step, 1)
@@ -46,9 +46,9 @@ def augment(
         unit = torch.from_numpy(rng.random((batch_size, 2)))[positions]
         if config.random_shift:
             size = 2 * config.random_shift + 1
-            image = shift(image, (unit * size).long() - config.random_shift)
+            image = shift(image, ((unit * size).long() - config.random_shift).to(image.device))
         if config.brightness or config.contrast or config.saturation:
-            parts = zip(image.split(_AT_ONCE), factors.split(_AT_ONCE), strict=True)
+            parts = zip(image.split(_AT_ONCE), factors.to(image.device).split(_AT_ONCE), strict=True)
             image = torch.cat([jitter(part, factor) for part, factor in parts])
         changed[camera] = image
     return changed
@@ -61,10 +61,10 @@ def shift(images: Tensor, offsets: Tensor) -> Tensor:
         images: [N,H,W,3].
         offsets: [N,2] int64: down and right.
     """
-    n, height, width, _ = images.shape
-    rows = (torch.arange(height) - offsets[:, :1]).clamp(0, height - 1)
-    columns = (torch.arange(width) - offsets[:, 1:]).clamp(0, width - 1)
-    return images[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    sample, row, column = (torch.arange(size, device=images.device) for size in images.shape[:3])
+    rows = (row - offsets[:, :1]).clamp(0, len(row) - 1)
+    columns = (column - offsets[:, 1:]).clamp(0, len(column) - 1)
+    return images[sample[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def jitter(images: Tensor, factors: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def jitter(images: Tensor, factors: Tensor) -> Tensor:
         images: [N,H,W,3] uint8.
         factors: [N,3]: of brightness, contrast and saturation; 1 leaves as it is.
     """
-    luma = torch.tensor(_LUMA)
+    luma = torch.tensor(_LUMA, device=images.device)
     brightness, contrast, saturation = (factors[:, i, None, None, None] for i in range(3))
     x = images.float() * brightness
     x = torch.lerp((x @ luma).mean((1, 2))[:, None, None, None], x, contrast)

@@ -109,7 +109,7 @@ class ImitationWorker(RolloutWorker):
                 obs, actions, valid = self._demonstrations.sample(self._frames(step)[positions])
                 trajectory = demonstration_trajectory(
                     positions=positions,
-                    replay_inputs=self._replay_inputs(self._augmented(obs, step, positions), actions, step),
+                    replay_inputs=self._replay_inputs(self._augmented(self._move(obs), step, positions), actions, step),
                     valid=valid,
                     action_dim=actions.shape[-1],
                     policy_version=self._weights.version,
@@ -145,7 +145,7 @@ class ImitationWorker(RolloutWorker):
         device = self.context.device
         seed = derived_seed(self._data.seed, step, 2, self.context.rank)
         generator = torch.Generator(device).manual_seed(seed)
-        inputs = self.policy.demonstration(self._move(obs), actions.to(device), generator)
+        inputs = self.policy.demonstration(obs, actions.to(device), generator)
         return {key: tensor.cpu() for key, tensor in inputs.items()}
 
 
