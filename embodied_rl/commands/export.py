@@ -117,17 +117,23 @@ def export(
             policy.save_pretrained(scratch)
         if (checkpoint / views.FILE).is_file():
             shutil.copyfile(checkpoint / views.FILE, scratch / views.FILE)
-        content = {
-            "model_type": record.model.model_type,
-            "params": record.model.params,
-            "num_action_chunks": record.spec.num_action_chunks,
-            "record": asdict(record),
-            "base": record.model.path if adapters_only else None,
-            "step": read_state(checkpoint).step,
-            "versions": record.versions,
-        }
-        (scratch / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
+        base = record.model.path if adapters_only else None
+        describe(scratch, record, base=base, step=read_state(checkpoint).step)
     return checkpoint
+
+
+def describe(folder: Path, record: PolicyRecord, *, base: str | None, step: int) -> None:
+    """Write down what the weights in an exported folder are of."""
+    content = {
+        "model_type": record.model.model_type,
+        "params": record.model.params,
+        "num_action_chunks": record.spec.num_action_chunks,
+        "record": asdict(record),
+        "base": base,
+        "step": step,
+        "versions": record.versions,
+    }
+    (folder / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def use_of(folder: Path) -> str:
