@@ -117,8 +117,8 @@ class Evaluation:
     """Parameters of ``Policy.distribution_type`` over each of [N,C,A], where they were asked for."""
 
 
-# FSDP looks there for the tensors that a backward pass begins at; before torch 2.13 it saw none in a dataclass, and a
-# sharded policy's weights were not there when the pass came to them.
+# A backward pass gathers a sharded policy's weights when it comes to the tensors of an evaluation. FSDP of torch 2.11
+# finds them in a dataclass only if that is registered.
 register_dataclass(Evaluation)
 
 

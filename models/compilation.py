@@ -71,8 +71,7 @@ def require_compiler(key: str, device: str) -> None:
 
 
 def _copied(function: Any) -> Any:
-    """With results of its own: a graph writes to the same memory each time, also where another of a policy's blocks, or
-    the same one, has what the call before gave."""
+    """``function`` with copies of its results: a graph's next call overwrites what this one gave."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

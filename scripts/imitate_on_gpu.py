@@ -25,7 +25,6 @@ from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.cli import config_of
 from embodied_rl.commands.export import describe
 from embodied_rl.commands.terminal import new_folder, refuse_existing
-from embodied_rl.contracts import EnvObs
 from embodied_rl.demonstrations.augmentation import jitter, shift
 from embodied_rl.demonstrations.dataset import Aggregate, Demonstrations
 from embodied_rl.evaluation.views import Views, spread
@@ -54,14 +53,8 @@ class Frames:
         parts: list[dict[str, Tensor]] = []
         for rows in torch.arange(data.num_frames).split(READ_AT_ONCE):
             obs, actions, valid = data.sample(rows)
-            moved = EnvObs(
-                env_ids=obs.env_ids,
-                images={camera: images.to(device) for camera, images in obs.images.items()},
-                state=obs.state.to(device),
-                instructions=obs.instructions,
-            )
-            parts.append({**policy.demonstration(moved, actions.to(device)), "valid": valid})
-        joined = {name: torch.cat([part[name].to(device) for part in parts]) for name in parts[0]}
+            parts.append({**policy.demonstration(obs, actions), "valid": valid})
+        joined = {name: torch.cat([part[name] for part in parts]).to(device) for name in parts[0]}
         return cls(inputs=joined, valid=joined.pop("valid"))
 
     def batches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -151,8 +144,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     policy = build_policy("tiny_vla", spec, args.params)
     policy.set_action_statistics(ActionStatistics(**{k: tuple(v) for k, v in data.action_statistics.items()}))
-    policy.to(args.device).train()
-    step = imitate(policy, Frames.read(data, policy, args.device), config.actor.optim, args)
+    frames = Frames.read(data, policy, args.device)
+    step = imitate(policy.to(args.device).train(), frames, config.actor.optim, args)
     config.model.params.update(args.params)
     with new_folder(args.folder) as scratch:
         policy.cpu().save_pretrained(scratch)

@@ -195,7 +195,7 @@ def test_gradients_reach_every_parameter(model_type: str, values: int) -> None:
 
 
 def test_sharding_finds_the_tensors_of_an_evaluation(model_type: str) -> None:
-    """FSDP hangs the gathering of weights for the backward pass on them; torch 2.11 looks where trees are told of."""
+    """A backward pass gathers the weights when it comes to them; torch 2.11 looks for them in registered classes."""
     policy, obs = make(model_type), observe(model_type)
     evaluation = policy.evaluate(act(policy, obs).replay_inputs, temperature=1.0)
     found = {id(leaf) for leaf in tree_leaves(evaluation)}
