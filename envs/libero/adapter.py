@@ -51,10 +51,10 @@ class LiberoParams:
     draft: bool = False
     """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as
     fast. For policies that were trained on them; published ones know LIBERO's own."""
-    reward: Literal["success", "progress"] = "success"
-    """The reward level of a step. success: 1 while the goal holds, else 0, which is LIBERO's own. progress: how much
-    nearer the goal is than at the episode's start, from the simulator's privileged state
-    (``envs/libero/progress.py``)."""
+    reward: Literal["success", "progress", "subgoals"] = "success"
+    """The reward level of a step. success: 1 while the goal holds, else 0, which is LIBERO's own. The others: how much
+    nearer the goal is than at the episode's start, from the simulator's privileged state; progress sees some 20 cm far
+    (``envs/libero/progress.py``), subgoals from one object to the next (``envs/libero/subgoals.py``)."""
     cache_scenes: bool = field(default=True, metadata=OF_THE_MACHINE)
     """Keep compiled scenes in ``$XDG_CACHE_HOME/embodied_rl/libero``, by default below ``~/.cache``, where the next
     start finds them: they are then built in a third of the time. A suite takes up to 1 GB of disk."""
@@ -88,8 +88,8 @@ _SCENE: Final = 0.38e9
 class _Slot:
     spec: SceneSpec
     snapshot: Snapshot
-    first_progress: float
-    """At the episode's start: a robot that does nothing makes no progress."""
+    first: float
+    """Nearness to the goal at the episode's start: a robot that does nothing earns nothing."""
 
 
 class LiberoEnv:
@@ -154,7 +154,8 @@ class LiberoEnv:
             spec = self._scene_spec(self._tasks[task_id].bddl_file)
             scene = self._scene(spec)
             snapshot = scene.start(self._init_state(scene, task_id, trial), self._params.num_steps_wait)
-            first = scene.progress_at(snapshot) if self._params.reward == "progress" else 0.0
+            reward = self._params.reward
+            first = 0.0 if reward == "success" else scene.nearness_at(snapshot, reward)
             self._slots[slot] = _Slot(spec, snapshot, first)
         self._warn_if_scenes_do_not_fit()
 
@@ -166,8 +167,8 @@ class LiberoEnv:
             state = self._state_of(slot)
             scene = self._scene(state.spec)
             state.snapshot, success[row] = scene.step(state.snapshot, action)
-            dense = self._params.reward == "progress"
-            rewards[row] = scene.progress() - state.first_progress if dense else success[row]
+            reward = self._params.reward
+            rewards[row] = success[row] if reward == "success" else scene.nearness(reward) - state.first
         return SimStep(rewards=rewards, success=success)
 
     def observe(self, slots: Sequence[int]) -> SimObs:

@@ -13,9 +13,10 @@ import ctypes
 import gc
 import mmap
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,12 @@ from embodied_rl.envs.libero.culling import Culling, drawn_textures
 from embodied_rl.envs.libero.meshes import coarsen_meshes
 from embodied_rl.envs.libero.placements import drawn_state, heights
 from embodied_rl.envs.libero.progress import Progress
+from embodied_rl.envs.libero.subgoals import SubGoals
 from embodied_rl.envs.rendering import quiet, render_context
 from embodied_rl.errors import UserError
+
+DENSE_REWARDS: Final[Mapping[str, Callable[[Any], DenseReward]]] = {"progress": Progress, "subgoals": SubGoals}
+"""Of LIBERO's problem environment, which they watch."""
 
 _PLACEMENT_SEED = 0
 """The seed that published evaluations pass to ``env.seed``. It places the fixtures, which initial states leave out."""
@@ -42,6 +47,14 @@ _AS_USUAL = 0.02
 """Metres."""
 _IDLE_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 """The action of published evaluations while the objects settle."""
+
+
+class DenseReward(Protocol):
+    """Watches a simulation."""
+
+    def level(self) -> float:
+        """0 to 1, how near the goal is now; 1 where it holds."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +142,7 @@ class Scene:
         self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR  # type: ignore[attr-defined]
         robot = self._robot = self._env.robots[0]
         self._controller = Controller(robot, self._sim)
-        self._progress: Progress | None = None
+        self._dense: dict[str, DenseReward] = {}
         self._eef_body = self._sim.model.body_name2id(robot.robot_model.eef_name)
         self._gripper_qpos = list(robot._ref_gripper_joint_pos_indexes)
         self._physics_size = self._mujoco.mj_stateSize(self._model, self._mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -218,16 +231,16 @@ class Scene:
         self._env._post_process()
         return self._save(view), success
 
-    def progress_at(self, snapshot: Snapshot) -> float:
-        """Nearness to the goal in ``snapshot``, 0 to 1."""
+    def nearness_at(self, snapshot: Snapshot, reward: str) -> float:
+        """Nearness to the goal in ``snapshot``, 0 to 1, as the dense ``reward`` sees it."""
         self.expose(snapshot)
-        return self.progress()
+        return self.nearness(reward)
 
-    def progress(self) -> float:
+    def nearness(self, reward: str) -> float:
         """Nearness to the goal after the step that was just made, 0 to 1."""
-        if self._progress is None:
-            self._progress = Progress(self._env)
-        return self._progress.level()
+        if reward not in self._dense:
+            self._dense[reward] = DENSE_REWARDS[reward](self._env)
+        return self._dense[reward].level()
 
     def proprioception(self, snapshot: Snapshot) -> NDArray[np.float32]:
         """[8]: end-effector position (m), axis-angle (rad), gripper joint positions (m)."""
@@ -273,7 +286,7 @@ class Scene:
             self._sim._render_context_offscreen = None
             self._context = self._culling = None
         # LIBERO's own close() would collect garbage, a second for each scene of a worker that has many and ends.
-        del self._control_env, self._env, self._sim, self._robot, self._controller, self._progress
+        del self._control_env, self._env, self._sim, self._robot, self._controller, self._dense
         del self._model, self._data
 
     def _place(self) -> None:

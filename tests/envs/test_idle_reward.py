@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -23,10 +24,14 @@ def free_scenes() -> Iterator[None]:
     _scenes.clear()
 
 
-def libero(suite: str) -> SimEnv:
+def libero(suite: str, reward: Literal["progress", "subgoals"] = "progress") -> SimEnv:
     pytest.importorskip("libero", reason="the libero extra is not installed")
-    params = LiberoParams(task_suite_name=suite, cameras=(), reward="progress", max_cached_scenes=1)
+    params = LiberoParams(task_suite_name=suite, cameras=(), reward=reward, max_cached_scenes=1)
     return LiberoEnv(1, params, seed=0)
+
+
+def libero_by_subgoals(suite: str) -> SimEnv:
+    return libero(suite, "subgoals")
 
 
 def robosuite(task: str) -> SimEnv:
@@ -53,6 +58,8 @@ EVERY_TASK = [50 * task + trial for task in range(10) for trial in range(0, 50, 
         (dummy, "", FEW),
         (libero, "libero_10", [0, 400, 401]),
         pytest.param(libero, "libero_10", EVERY_TASK, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        (libero_by_subgoals, "libero_10", [0, 100, 401]),
+        pytest.param(libero_by_subgoals, "libero_10", EVERY_TASK, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         pytest.param(libero, "libero_spatial", EVERY_TASK, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         *((robosuite, task, FEW) for task in ("Lift", "Stack", "Door", "PickPlaceCan")),
         *((maniskill, task, FEW) for task in ("PushCube-v1", "PickCube-v1", "StackCube-v1")),

@@ -162,7 +162,7 @@ class World:
 
     def surroundings_of_link(self, joint: str) -> Boxes:
         """All collision shapes but those of the robot, planes, and what the joint moves."""
-        return self._boxes(~self._robot_geoms & ~self._link(joint))
+        return self._boxes(~self.robot_geoms & ~self._link(joint))
 
     def shape(self, name: str) -> Boxes:
         """An object's or fixture's collision shapes."""
@@ -171,7 +171,7 @@ class World:
     def surroundings(self, *without: str) -> Boxes:
         """All collision shapes but those of the robot, planes and the objects ``without``."""
         ignored = [self._env.obj_body_id[name] for name in without]
-        return self._boxes(~self._robot_geoms & ~np.isin(self._roots, ignored))
+        return self._boxes(~self.robot_geoms & ~np.isin(self._roots, ignored))
 
     def _site(self, site: int) -> Frame:
         return Frame(
@@ -187,7 +187,8 @@ class World:
         return self._model.body_rootid[self._model.geom_bodyid]
 
     @property
-    def _robot_geoms(self) -> NDArray[np.bool_]:
+    def robot_geoms(self) -> NDArray[np.bool_]:
+        """[geoms], which are the robot's."""
         bodies = range(self._model.nbody)
         robot = [body for body in bodies if self._model.body(body).name.startswith(_ROBOT_BODIES)]
         return np.isin(self._model.geom_bodyid, robot)
