@@ -30,7 +30,7 @@ from embodied_rl.checkpoints.store import find_checkpoint
 from embodied_rl.config import CONFIG_MODULE, GROUPS
 from embodied_rl.errors import CheckpointError, ConfigError, UserError, first_line, suggestion
 from embodied_rl.models.weights.shipped import register_resolvers
-from embodied_rl.params import at, unknown_key
+from embodied_rl.params import argument, at, unknown_key
 from embodied_rl.runtime.placement import separate_overrides
 from embodied_rl.schema import Config, EnvConfig
 from embodied_rl.tasks.table import TASKS
@@ -179,10 +179,10 @@ def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
         given = _parse([text])
         key, value = (given[0].key_or_group, given[0].value()) if given else ("", None)
         if not given or key in GROUPS or (key == "eval_env" and isinstance(value, str)):
-            got = f"{text}: expected key=value, such as env.eval.rollout_epoch=2; groups are the run's own"
+            got = f"{text}: expected key=value, such as env.eval.episodes_per_task=2; groups are the run's own"
             if key in ("env", "eval_env"):
                 got += "; to play another env, repeat the command that trained and add "
-                got += f"eval_env={value} runner.only_eval=true runner.resume_dir={resume_dir}"
+                got += f"eval_env={value} runner.only_eval=true {argument('runner.resume_dir', str(resume_dir))}"
             raise UserError(got)
         OmegaConf.update(config, key, value, force_add=True)
     return from_hydra(config, value_keys(overrides))
@@ -294,8 +294,8 @@ def check_grammar(arguments: Sequence[str]) -> None:
             parser.parse_override(text)
         except HydraException:
             problems.append(
-                f"{text!r}: cannot be read as key=value; a value with spaces, commas, brackets, quotes or = needs "
-                "quotes within the shell's: 'key=\"a, b\"'"
+                f"{text!r}: cannot be read as key=value; a value with spaces, commas, brackets, quotes, = or letters "
+                "beyond ASCII needs quotes within the shell's: 'key=\"a, b\"'; a key has none of them"
             )
     if problems:
         raise ConfigError(problems)

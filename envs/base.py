@@ -7,7 +7,7 @@ video: ``chunked.py`` does those, once for every simulator. Adapters speak numpy
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.params import OF_THE_MACHINE
+from embodied_rl.params import OF_THE_MACHINE, jsonable
 from embodied_rl.registry import Registry
 
 
@@ -225,3 +225,21 @@ def params_of_the_machine(env_type: str) -> Collection[str]:
         return [f.name for f in fields(adapter_class(env_type).Params) if OF_THE_MACHINE.items() <= f.metadata.items()]
     except UserError:
         return ()
+
+
+def default_params(env_type: str) -> dict[str, Any]:
+    """The names in ``init_params`` and their defaults, as JSON types; none of an adapter that is not at hand."""
+    try:
+        params = adapter_class(env_type).Params
+    except UserError:
+        return {}
+    return {f.name: jsonable(f.default) for f in fields(params) if f.default is not MISSING} | {
+        f.name: jsonable(f.default_factory()) for f in fields(params) if f.default_factory is not MISSING
+    }
+
+
+def params_of_episodes(env_type: str, init_params: Mapping[str, Any]) -> dict[str, Any]:
+    """What episodes depend on of ``init_params``, as JSON types, to tell whether two sets of them mean the same: with
+    defaults, without what changes no episode."""
+    free = params_of_the_machine(env_type)
+    return {k: v for k, v in {**default_params(env_type), **jsonable(dict(init_params))}.items() if k not in free}

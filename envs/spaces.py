@@ -72,11 +72,16 @@ class Pictures:
         return np.broadcast_to(pictures, (*pictures.shape[:-1], 3))
 
 
+_TAKES: Final = """'env.init_params.state=["{}"]'"""
+"""Quoted for a shell and for Hydra: the key of an observation that is no dict is empty."""
+
+
 def parts_of(env_id: str, space: Any, state: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, Pictures]]:
     """(leaves by key, those of them that are pictures) of an observation space.
 
     Raises:
-        UserError: ``state`` does not say what makes the state, and pictures of a shape that is not known would.
+        UserError: ``state`` does not say what makes the state, and pictures of a shape that is not known would; or
+            nothing is left to observe.
     """
     found = dict(leaves(space))
     pictures = {key: shown for key, leaf in found.items() if (shown := Pictures.of(leaf)) is not None}
@@ -84,8 +89,13 @@ def parts_of(env_id: str, space: Any, state: Sequence[str] | None) -> tuple[dict
         if state is None and key not in pictures and leaf.dtype == np.uint8 and len(leaf.shape) > 2:
             raise UserError(
                 f"{env_id} observes {leaf}{f' as {key!r}' if key else ''}, which is no picture ({Pictures.KNOWN}). A "
-                f"wrapper can change it; env.init_params.state=[{key or repr(key)}] takes it as numbers"
+                f"wrapper can change it; {_TAKES.format(key)} takes it as numbers"
             )
+    if not pictures and state is not None and not state:
+        raise UserError(
+            f"env.init_params.state: got [], but {env_id} has no picture, so a policy would observe nothing; name what "
+            "it is to see, or leave the key out, which takes all numbers"
+        )
     return found, pictures
 
 

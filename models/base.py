@@ -374,8 +374,7 @@ class Policy(nn.Module):
         """Put what :meth:`act` runs most through ``compiled``, in place: here the blocks.
 
         Args:
-            cuda_graphs: results are overwritten by the next call, and tensors that are written to must stay where they
-                are.
+            cuda_graphs: tensors that are written to must stay where they are.
 
         Raises:
             UserError: there is nothing.

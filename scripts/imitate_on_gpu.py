@@ -3,7 +3,7 @@
 Usage: python scripts/imitate_on_gpu.py FOLDER --data DATASET [DATASET ...] [--minutes 4]
            [--params '{"hidden_size": 160}'] [--batch 512] [--lr 1e-3] [--shift 2] [--seed 0] [--device cuda]
 
-FOLDER is new and gets the weights, as ``python train.py export`` writes them: model=tiny_vla model.path=FOLDER. The
+FOLDER is new and gets the weights, as ``python train.py export`` writes them. It prints how to use them. The
 learning rate falls as a cosine over the minutes, after 3 % of them, so a faster machine takes more steps. A frame takes
 96 KiB with two cameras of 128 by 128. Nothing is evaluated, and there are no checkpoints.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.cli import config_of
-from embodied_rl.commands.export import describe
+from embodied_rl.commands.export import describe, use_of
 from embodied_rl.commands.terminal import new_folder, refuse_existing
 from embodied_rl.demonstrations.augmentation import jitter, shift
 from embodied_rl.demonstrations.dataset import Aggregate, Demonstrations
@@ -153,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if (shown := views(parts)) is not None:
             shown.write(scratch)
     print(f"{args.folder}: after {step} steps of {args.batch} of {data.num_frames} frames")
+    print(f"use it with: {use_of(args.folder)}")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,9 @@ def test_evaluation_needs_the_checkpoint_alone(trained: tuple[er.Run, list[str]]
         with pytest.raises(er.UserError) as caught:
             er.evaluate(run, group)
         said = str(caught.value)
-        assert said.startswith(f"{group}: expected key=value, such as env.eval.rollout_epoch=2; groups are the run's")
+        assert said.startswith(
+            f"{group}: expected key=value, such as env.eval.episodes_per_task=2; groups are the run's"
+        )
         command = f"add eval_env=dummy runner.only_eval=true runner.resume_dir={run.last}"
         assert (command in said) == ("env" in group)
     assert er.evaluate(run, "eval_env=null", "env.eval.episodes_per_task=1").count < again.count

@@ -132,8 +132,9 @@ def normalize(
         tasks: needed for the task level: those of all ranks, and which of them each of the B is of.
 
     Returns:
-        As ``units``; 0 where ``mask`` is false. A unit that is alone in its group, task or batch has no deviation and
-        no others: it is not scaled, and with a mean taken off it is 0.
+        As ``units``; 0 where ``mask`` is false, and with a mean taken off where units are equal but for rounding. A
+        unit that is alone in its group, task or batch has no deviation and no others: it is not scaled, and with a mean
+        taken off it is 0.
     """
     if mask.dtype != torch.bool or mask.shape != units.shape:
         raise ValueError(f"mask: got {list(mask.shape)} {mask.dtype}, expected bool {list(units.shape)}")
@@ -146,7 +147,10 @@ def normalize(
     result = kept
     if mean_level != "none":
         count, mean = counts[mean_level], means[mean_level]
-        result = kept - mean
+        # Divided by the deviation of what rounding left, equal units would be as large as any.
+        rounding = min(ROUNDING, 8 * torch.finfo(units.dtype).eps)
+        deviation = (squares[mean_level] / count.clamp(min=1.0)).sqrt()
+        result = (kept - mean).masked_fill(deviation <= rounding * mean.abs(), 0.0)
         if leave_one_out:
             # x - (sum - x) / (n - 1) = n / (n - 1) * (x - mean)
             result = result * count / (count - 1.0).clamp(min=1.0)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embodied_rl.algorithms.catalog import ADVANTAGES, LEARNERS
-from embodied_rl.envs.base import params_of_the_machine
+from embodied_rl.envs.base import default_params, params_of_the_machine
 from embodied_rl.errors import CheckpointError
 from embodied_rl.params import flat, shown
 from embodied_rl.schema import Config
@@ -76,6 +76,7 @@ def compare(checkpoint: Path, config: Config) -> list[Change] | None:
         return None
     saved = read_config(path)
     before, now = dict(flat(saved)), dict(flat(yaml.safe_load(yaml.safe_dump(asdict(config)))))
+    _fill(before, now)
     return [
         Change(
             key=key,
@@ -134,6 +135,18 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: got {type(content).__name__}, expected a run's configuration; {DAMAGED}")
     return content
+
+
+def _fill(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Give what one of them leaves out of ``env.init_params`` its default, where both have the same adapter."""
+    env_type = now.get("env.env_type")
+    if env_type is None or before.get("env.env_type") != env_type:
+        return
+    for name, value in default_params(str(env_type)).items():
+        key = f"env.init_params.{name}"
+        if (key in before) != (key in now):
+            before.setdefault(key, value)
+            now.setdefault(key, value)
 
 
 def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config: Config) -> str | None:

@@ -7,7 +7,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -24,19 +24,34 @@ _PROVENANCE: Final = "meta/provenance.json"
 _PACKAGES: Final = ("torch", "numpy", "av", "mujoco", "robosuite", "mani-skill", "transformers")
 
 
+def settings_of_collection(root: Path) -> dict[str, Any] | None:
+    """The configuration that a data set's episodes were played with; None where ``task=collect`` did not make it.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    config = root / CONFIG
+    if not config.is_file():
+        return None
+    try:
+        settings = yaml.safe_load(config.read_text())
+        if not isinstance(settings, dict):
+            raise ValueError(f"got {type(settings).__name__}, expected a configuration")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise damaged(config, error) from error
+    return settings
+
+
 def may_lack_starts(root: Path) -> bool:
     """Whether the first steps of a data set's episodes may be missing, as takeovers leave them out.
 
     Raises:
         UserError: its configuration is damaged.
     """
-    config = root / CONFIG
-    if not config.is_file():
+    settings = settings_of_collection(root)
+    if settings is None:
         return (root / _PROVENANCE).exists()  # then it is dagger's, since task=collect writes both
-    try:
-        return at(yaml.safe_load(config.read_text()), "collect.takeover_after") is not None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise damaged(config, error) from error
+    return at(settings, "collect.takeover_after") is not None
 
 
 def executed_noise(root: Path) -> float:
@@ -46,16 +61,16 @@ def executed_noise(root: Path) -> float:
     Raises:
         UserError: what tells it is damaged.
     """
-    config, provenance = root / CONFIG, root / _PROVENANCE
-    path = config if config.is_file() else provenance
-    if not path.is_file():
-        return 0.0
+    settings, path = settings_of_collection(root), root / CONFIG
     try:
-        if path == config:
-            return float(at(yaml.safe_load(path.read_text()), "collect.noise") or 0.0)
+        if settings is not None:
+            return float(at(settings, "collect.noise") or 0.0)
+        path = root / _PROVENANCE
+        if not path.is_file():
+            return 0.0
         # dagger's; of earlier versions none says it
         return max((float(at(played, "noise") or 0.0) for played in parse_json(path.read_text())), default=0.0)
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise damaged(path, error) from error
 
 

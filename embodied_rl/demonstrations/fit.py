@@ -13,12 +13,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied_rl.demonstrations.collection import executed_noise
+from embodied_rl.demonstrations.collection import executed_noise, settings_of_collection
 from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.reader import DataSet
+from embodied_rl.demonstrations.plan import other_params
 from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.errors import ConfigError, UserError, listed, suggestion
-from embodied_rl.schema import AugmentationConfig, DemonstrationConfig
+from embodied_rl.params import at
+from embodied_rl.schema import AugmentationConfig, DemonstrationConfig, EnvConfig
 
 DATA: Final = "data.path"
 """The key of what a run imitates, whose other keys say how it is read; elsewhere a folder is all."""
@@ -46,7 +48,9 @@ def _check(config: DemonstrationConfig, root: Path, spaces: KnownSpaces, key: st
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
     # As the env, as far as is known.
-    pictures_only = not spaces.state_dim and metadata.STATE not in source.info["features"]
+    pictures_only = spaces.state_dim == 0 or (
+        spaces.state_dim is None and metadata.STATE not in source.info["features"]
+    )
     if not pictures_only:
         source.require(metadata.STATE, "the state")
     source.require(metadata.ACTION, "the actions")
@@ -73,8 +77,8 @@ def _check(config: DemonstrationConfig, root: Path, spaces: KnownSpaces, key: st
         raise ConfigError(problems)
 
 
-def check_executed(path: str, *, key: str) -> None:
-    """See that the actions of a data set are those that led to its rewards.
+def check_outcomes(path: str, env: EnvConfig, *, key: str) -> None:
+    """See that a data set's rewards are those of its actions, and of ``env``'s kind, as far as is known.
 
     Args:
         key: where ``path`` is from, for messages.
@@ -83,6 +87,15 @@ def check_executed(path: str, *, key: str) -> None:
         UserError: what tells it is damaged.
         ConfigError: they are not.
     """
+    played = settings_of_collection(Path(path))
+    if played is not None and at(played, "env.env_type") == env.env_type and (others := other_params(played, env)):
+        what = listed(f"{name} was {was!r}, now {now!r}" for name, (was, now) in others.items())
+        raise ConfigError(
+            [
+                f"{key}={path}: was played with other env.init_params than this run's, so its rewards or pictures are "
+                f"of another kind: {what}; set them as they were, or use another data set"
+            ]
+        )
     if noise := executed_noise(Path(path)):
         raise ConfigError(
             [

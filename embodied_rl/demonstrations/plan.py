@@ -15,17 +15,19 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
+from embodied_rl.envs.base import params_of_episodes
 from embodied_rl.envs.reset_states import after_evaluation
 from embodied_rl.errors import UserError
 from embodied_rl.params import at
-from embodied_rl.schema import CollectConfig, CollectSection, PlaySection
+from embodied_rl.schema import CollectConfig, CollectSection, EnvConfig, PlaySection
 from embodied_rl.seeding import generator
 
 CONFIG: Final = "meta/collection.yaml"
 """The configuration that the data set's episodes were played with."""
+_PARAMS: Final = "env.init_params"
 _DECISIVE: Final = (
     "env.env_type",
-    "env.init_params",
+    _PARAMS,
     "env.seed",
     "collect.policy",
     "collect.teacher",
@@ -177,6 +179,15 @@ def takeover_problems(section: PlaySection) -> Iterator[str]:
         )
 
 
+def other_params(played: Mapping[str, Any], env: EnvConfig) -> dict[str, tuple[Any, Any]]:
+    """Name -> (what it was, what it is) of each of ``env.init_params`` that makes the episodes of the configuration
+    ``played`` others than those of ``env``, whose type is the same; an adapter's own has its default where it is not
+    given, and None is a name that is not there."""
+    was = params_of_episodes(env.env_type, at(played, _PARAMS) or {})
+    now = params_of_episodes(env.env_type, env.init_params)
+    return {key: (was.get(key), now.get(key)) for key in {**was, **now} if was.get(key) != now.get(key)}
+
+
 def conflicts(config: CollectConfig) -> Iterator[str]:
     """Reasons, a message each, why the collection cannot go to ``collect.path``: other settings made what is there."""
     root = Path(config.collect.path)
@@ -207,9 +218,12 @@ def conflicts(config: CollectConfig) -> Iterator[str]:
     if collect.learner_plays or not collect.scripted:
         decisive.append("collect.temperature")
     was = {key: _EARLIER.get(key) if (value := at(before, key)) is None else value for key in decisive}
-    differing = [key for key in decisive if was[key] != at(now, key)]
+    wanted = {key: at(now, key) for key in decisive}
+    differing = [key for key in decisive if was[key] != wanted[key]]
+    if _PARAMS in differing and not other_params(before, config.env):
+        differing.remove(_PARAMS)
     if differing:
-        changes = "; ".join(f"{key} was {was[key]}, now {at(now, key)}" for key in differing)
+        changes = "; ".join(f"{key} was {was[key]}, now {wanted[key]}" for key in differing)
         yield (
             f"collect.path: the episodes in {root} were played with other settings: {changes}. Set them as they were, "
             "or give another collect.path"

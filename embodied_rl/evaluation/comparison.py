@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from embodied_rl.envs.base import adapter_class, params_of_the_machine
+from embodied_rl.envs.base import default_params, params_of_the_machine
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.evaluation.eval_file import COMPLETIONS, EPISODES, SavedEvaluation
 from embodied_rl.evaluation.paired import Differences, Estimate, Pairs, differences, mcnemar
-from embodied_rl.params import jsonable
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     EPISODES: (
@@ -100,7 +99,7 @@ def _other_conditions(first: SavedEvaluation, other: SavedEvaluation) -> Iterato
     left, right = _conditions(first), _conditions(other)
     if left.get("env_type") == right.get("env_type"):
         # A parameter that is newer than a report had its default there.
-        defaults = _defaults(left.get("env_type"))
+        defaults = {f"init_params.{name}": value for name, value in default_params(str(left.get("env_type"))).items()}
         for found, missing in ((left, right.keys() - left.keys()), (right, left.keys() - right.keys())):
             found |= {key: defaults[key] for key in missing & defaults.keys()}
     free = {f"init_params.{name}" for name in params_of_the_machine(str(left.get("env_type")))}
@@ -121,17 +120,6 @@ def _conditions(evaluation: SavedEvaluation) -> dict[str, Any]:
         elif key in evaluation.meta:
             found[key] = value
     return found
-
-
-def _defaults(env_type: object) -> dict[str, Any]:
-    """``init_params.<name>`` -> its default; nothing of an adapter that is not at hand."""
-    try:
-        params = adapter_class(str(env_type)).Params
-    except UserError:
-        return {}
-    return {
-        f"init_params.{field.name}": jsonable(field.default) for field in fields(params) if field.default is not MISSING
-    }
 
 
 def _other_questions(first: SavedEvaluation, other: SavedEvaluation) -> Iterator[tuple[str, str]]:

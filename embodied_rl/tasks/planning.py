@@ -145,10 +145,10 @@ def plan_of(config: Config) -> RunPlan[Any]:
         check_data(kept_to(config.algorithm.bc_path), spaces, key="algorithm.bc_path")
     replay = config.algorithm.replay
     if LEARNERS[config.algorithm.learner].replays and replay.demonstrations and not config.runner.only_eval:
-        from embodied_rl.demonstrations.fit import check_data, check_executed, kept_to  # imports pyarrow
+        from embodied_rl.demonstrations.fit import check_data, check_outcomes, kept_to  # imports pyarrow
 
         check_data(kept_to(replay.demonstrations), spaces, key="algorithm.replay.demonstrations")
-        check_executed(replay.demonstrations, key="algorithm.replay.demonstrations")
+        check_outcomes(replay.demonstrations, config.env, key="algorithm.replay.demonstrations")
     here = asdict(spaces) | {"num_action_chunks": getattr(config.model, "num_action_chunks", None)}
     check_folder(config.model, here)
     critic = critic_model(config)

@@ -129,10 +129,11 @@ class CheckpointSaver:
             self._unpublished = None
         self.published(written.state.step, written.directory)
 
-    def _appears(self, directory: Path) -> bool:
+    def _appears(self, publication: Publication) -> bool:
         """Whether a checkpoint that workers write gets its name. In an update they could not answer a call."""
         until = time.monotonic() + _PATIENCE_S
-        while not directory.exists():
+        # The name may be that of an older one, from before the run went back to an earlier step.
+        while publication.scratch.exists() or not publication.directory.exists():
             if time.monotonic() > until:
                 return False
             time.sleep(0.1)
@@ -146,7 +147,7 @@ class CheckpointSaver:
             outcome = f"no checkpoint of step {self.finished}: step {self.finished + 1} was being trained"
             if self._unpublished is None or self.interrupted:  # who asks twice does not wait
                 return outcome
-            state = "is complete" if self._appears(self._unpublished.directory) else "was not written in time"
+            state = "is complete" if self._appears(self._unpublished) else "was not written in time"
             return f"{outcome}; checkpoint of step {self._unpublished.state.step} {state}"
         if self.saved == self.finished:
             self.wait()

@@ -62,6 +62,9 @@ class ReplayActor(ActorWorker):
         )
         return []
 
+    def _extra_state(self) -> dict[str, Tensor]:
+        return {}
+
     def _open_demonstrations(self, spec: PolicySpec) -> DemonstratedOutcomes | None:
         path, config = self._algorithm.replay.demonstrations, self._plan.config
         if path is None or config.runner.only_eval:

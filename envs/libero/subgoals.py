@@ -12,7 +12,8 @@ those that do not, a placement ``(On object target)`` or ``(In object target)`` 
 
 and ``Open``, ``Close``, ``Turnon`` and ``Turnoff`` count 0.6 times the share of the joint's way that is done. The one
 that the hand is nearest to counts 0.2 n(hand - object or moving part) more. A ``Close`` counts, even where it holds,
-only while all placements do: what is closed first cannot be filled. The level is the mean over sub-goals.
+only while what belongs ``In`` the closed thing is there: what is closed first cannot be filled. The level is the mean
+over sub-goals.
 
 A function of the state alone, so differences of it sum to what an episode achieved (Ng, Harada & Russell 1999, "Policy
 invariance under reward transformations", with a discount of 1).
@@ -103,13 +104,21 @@ class SubGoals:
             for goal in env.parsed_problem["goal_state"]
         ]
 
+    def _places(self, target: str) -> set[str]:
+        """What a goal would name that closes ``target``: itself, such as a drawer, or whose part it is."""
+        site = self._env.object_sites_dict.get(target)
+        return {target} if site is None else {target, str(site.parent_name)}
+
     def level(self) -> float:
         """0 to 1; 1 if all predicates hold."""
         holds = [bool(self._env._eval_predicate(goal)) for goal, _ in self._goals]
-        placed = all(held for (goal, _), held in zip(self._goals, holds, strict=True) if is_placement(goal))
+        unfilled: set[str] = set()
+        for (goal, _), held in zip(self._goals, holds, strict=True):
+            if not held and goal[0].lower() == "in":
+                unfilled |= self._places(goal[2])
         total, nearest = 0.0, np.inf
         for (goal, sub_goal), held in zip(self._goals, holds, strict=True):
-            if goal[0].lower() == "close" and not placed:
+            if goal[0].lower() == "close" and goal[1] in unfilled:
                 continue
             if held:
                 total += 1.0

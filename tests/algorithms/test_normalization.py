@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,6 +93,20 @@ def test_equal_units_become_exactly_zero() -> None:
     for level in ("batch", "group"):
         got = normalize(units, mask, mean_level=level, std_level=level, group_ids=torch.zeros(7, dtype=torch.int64))
         assert torch.equal(got, torch.zeros(7))
+
+
+@pytest.mark.parametrize("std_level", LEVELS)
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_what_rounding_left_is_no_difference(std_level: NormLevel, leave_one_out: bool) -> None:
+    """Of two groups one has returns that are sums in another order."""
+    above = float(np.nextafter(np.float32(30.0), np.float32(31.0)))
+    units, ids = torch.tensor([above, 30.0, 30.0, above, 1.0, 2.0]), torch.tensor([3, 3, 3, 3, 5, 5])
+    got = normalize(
+        units, torch.ones(6, dtype=torch.bool), mean_level="group", std_level=std_level, leave_one_out=leave_one_out,
+        group_ids=ids, tasks=Groups.of(ids),
+    )  # fmt: skip
+    assert got[:4].tolist() == [0.0] * 4
+    assert got[4] == -got[5] != 0.0
 
 
 def test_small_deviations_of_large_units_are_not_lost() -> None:

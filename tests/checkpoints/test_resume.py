@@ -162,6 +162,13 @@ def test_a_buffer_holds_outcomes_of_one_kind(tmp_path: Path, now: str) -> None:
     resume.check(checkpoint, changes(checkpoint, *sac, *free))
 
 
+@pytest.mark.parametrize("learner", [("model=sac_mlp", "algorithm=sac"), ("algorithm=ppo",)])
+def test_a_default_that_is_written_out_is_no_change(tmp_path: Path, learner: tuple[str, ...]) -> None:
+    written = "++env.init_params.success_radius=0.12"
+    for before, now in (((), (written,)), ((written,), ())):
+        assert changes(saved(tmp_path, *learner, *before), *learner, *now) == []
+
+
 def test_how_an_env_draws_is_nothing_to_a_buffer(tmp_path: Path) -> None:
     sac = ("model=sac_mlp", "algorithm=sac")
     config = embodied(*BASE, *sac)

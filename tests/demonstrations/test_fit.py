@@ -49,6 +49,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_fits_passes(root: Path) -> None:
     check_data(config(root).data, spaces(BOTH))
     check_data(config(root).data, KnownSpaces(action_dim=None, state_dim=None, image_shapes=None))
+    check_data(config(root).data, spaces(BOTH, state_dim=0))  # a policy that sees no numbers sees no others
     named = "data.cameras={front: observation.images.wrist}"
     check_data(config(root, named).data, spaces({"front": (HEIGHT, WIDTH)}))
 
@@ -171,7 +172,36 @@ def test_actions_that_were_not_executed_have_no_values(
         plan_of(values)
 
 
-@pytest.mark.parametrize("content", ["collect: {noise: loud}", "- ["])
+@pytest.mark.parametrize(
+    ("played", "refused"),
+    [
+        ("{env_type: dummy, init_params: {}}", None),
+        ("{env_type: dummy, init_params: {success_bonus: 1.0}}", None),
+        ("{env_type: dummy, init_params: {success_bonus: 0.0}}", "success_bonus was 0.0, now 1.0"),
+        ("{env_type: dummy, init_params: {image_size: 32}}", "image_size was 32, now 0"),
+        ("{env_type: libero, init_params: {reward: progress}}", None),  # of another env: its spaces say whether it fits
+        ("{}", None),
+    ],
+)
+def test_rewards_of_another_kind_have_other_values(tmp_path: Path, played: str, refused: str | None) -> None:
+    root = record(tmp_path, [0, 3])
+    (root / "meta/collection.yaml").write_text(f"env: {played}\ncollect: {{noise: 0.0}}")
+    values, imitates = (
+        embodied("env=dummy", *keys)
+        for keys in (
+            ("model=sac_mlp", "algorithm=rlpd", f"algorithm.replay.demonstrations={root}"),
+            ("algorithm=ppo", "algorithm.bc_coef=0.1", f"algorithm.bc_path={root}"),
+        )
+    )
+    plan_of(imitates)
+    if refused is None:
+        plan_of(values)
+        return
+    with pytest.raises(ConfigError, match=rf"replay\.demonstrations={root}: .*of another kind: {refused}; set them"):
+        plan_of(values)
+
+
+@pytest.mark.parametrize("content", ["collect: {noise: loud}", "- [", "a text"])
 def test_a_damaged_record_of_noise_is_said(tmp_path: Path, content: str) -> None:
     root = record(tmp_path, [0])
     (root / "meta/collection.yaml").write_text(content)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied_rl.cli import config_of
-from embodied_rl.demonstrations.plan import Job, plan, share
+from embodied_rl.demonstrations.plan import CONFIG, Job, conflicts, plan, share
 from embodied_rl.errors import UserError
 from embodied_rl.schema import CollectConfig, CollectSection
 
@@ -109,3 +111,22 @@ def test_an_episode_draws_the_same_wherever_it_is_played(collect: CollectSection
     assert draws[0] == draws[3]
     assert len({value for pair in draws for value in pair}) == 6
     assert [g.random() for g in a.generators(1)] != draws[0]
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        ({"max_cached_scenes": 2, "render_width": 64}, None),  # of the machine
+        ({"reward": "success", "cameras": ["agentview", "wrist"]}, None),  # its defaults
+        ({"reward": "progress"}, "env.init_params was"),
+    ],
+)
+def test_what_changes_no_episode_may_differ(tmp_path: Path, now: dict[str, object], reason: str | None) -> None:
+    config = config_of("task=collect", "env=libero_10", "model=tiny_vla", "algorithm=ppo", f"collect.path={tmp_path}")
+    assert isinstance(config, CollectConfig)
+    (tmp_path / CONFIG).parent.mkdir()
+    (tmp_path / CONFIG).write_text(yaml.safe_dump(asdict(config)))
+    env = replace(config.env, init_params={**config.env.init_params, **now})
+    found = list(conflicts(replace(config, env=env)))
+    assert len(found) == (reason is not None)
+    assert all(reason in problem for problem in found if reason)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
@@ -163,13 +165,24 @@ def test_frames_that_gymnasium_stacks_are_a_camera() -> None:
 
 def test_pictures_of_a_shape_that_is_not_known_do_not_become_a_state_unasked() -> None:
     stacked = spaces.Box(0, 255, (4, 6, 8, 3), np.uint8)  # FrameStackObservation of coloured frames
-    with pytest.raises(UserError, match=r"which is no picture \(uint8 \[H,W,3\].*env\.init_params\.state=\[''\]"):
-        probe(observation=stacked)
-    with pytest.raises(UserError, match=r"as 'frames', which is no picture.*state=\[frames\]"):
-        probe(observation=spaces.Dict({"frames": stacked, "goal": spaces.Box(0, 1, (1,))}))
-    env, _ = probe(observation=spaces.Dict({"frames": stacked, "goal": spaces.Box(0, 1, (1,))}), state=("frames",))
+    both = spaces.Dict({"frames": stacked, "goal": spaces.Box(0, 1, (1,))})
+    for observation, key, named in (
+        (stacked, "", r"which is no picture \(uint8 \[H,W,3\]"),
+        (
+            both,
+            "frames",
+            "as 'frames', which is no picture",
+        ),
+    ):
+        with pytest.raises(UserError, match=named) as caught:
+            probe(observation=observation)
+        (argument,) = (word for word in shlex.split(str(caught.value)) if word.startswith("env.init_params.state="))
+        assert OverridesParser.create().parse_override(argument).value() == [key], "as the shell hands it over"
+    with pytest.raises(UserError, match=r"state: got \[\], but .* has no picture"):
+        probe(observation=stacked, state=())
+    env, _ = probe(observation=both, state=("frames",))
     assert env.state_dim == 4 * 6 * 8 * 3
-    env, _ = probe(observation=spaces.Dict({"frames": stacked, "goal": spaces.Box(0, 1, (1,))}), state=("goal",))
+    env, _ = probe(observation=both, state=("goal",))
     assert env.state_dim == 1
 
 

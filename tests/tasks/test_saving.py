@@ -236,7 +236,8 @@ def test_terminated_in_an_update_while_an_earlier_step_is_written(
 
 
 def test_terminated_in_an_update_while_nothing_is_written_for_long(tmp_path: Path) -> None:
-    """A checkpoint that is there is not waited for, and one that does not come not for ever."""
+    """A checkpoint that is there is not waited for, and one that does not come not for ever; an older one of the same
+    step is none."""
     saver = CheckpointSaver(
         config=tiny_run(tmp_path, "runner.save_async=true").runner,
         run_dir=tmp_path,
@@ -248,8 +249,13 @@ def test_terminated_in_an_update_while_nothing_is_written_for_long(tmp_path: Pat
     there = tmp_path / "there"
     there.mkdir()
     state = store.RunState(step=100, policy_version=100)
-    for directory, outcome in ((there, "is complete"), (tmp_path / "nowhere", "was not written in time")):
-        saver._unpublished = store.Publication(scratch=tmp_path, directory=directory, state=state, max_keep=None)
+    late = "was not written in time"
+    for scratch, directory, outcome in (
+        (tmp_path / "nowhere", there, "is complete"),
+        (tmp_path, tmp_path / "nowhere", late),
+        (tmp_path, there, late),
+    ):
+        saver._unpublished = store.Publication(scratch=scratch, directory=directory, state=state, max_keep=None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(saving, "_PATIENCE_S", 0.2)
             found = saver.save_at_termination()

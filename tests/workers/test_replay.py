@@ -145,6 +145,17 @@ def test_a_run_starts_from_a_checkpoints_critics(tmp_path: Path) -> None:
         assert len(actor_of(job)._buffer) == 0
 
 
+def test_a_preset_that_adapts_a_penalty_has_none_to_save(tmp_path: Path) -> None:
+    """Keys that are not read may come from a file."""
+    config = replaying()
+    kl = replace(config.algorithm.kl_ctrl, type="adaptive")
+    with Job(replace(config, algorithm=replace(config.algorithm, kl_ctrl=kl))) as job:
+        job.roll()
+        job.update()
+        actor_of(job).save(tmp_path / "checkpoint", contents=("model", "optimizer"))
+        actor_of(job).load(tmp_path / "checkpoint", weights_only=False)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -157,6 +168,7 @@ def test_a_run_starts_from_a_checkpoints_critics(tmp_path: Path) -> None:
         ),
         (("cluster=process", "cluster.component_placement.actor=0-1"), r"got sac with 2 actor ranks"),
         (("actor.enable_offload=true",), r"its critics stay on the device"),
+        (("actor.fsdp_config.cpu_offload=true",), r"cpu_offload=true, but its critics stay on the device"),
         (("critic.enable=true",), r"critic\.enable: got true"),
         (("algorithm.clip_ratio_low=0.1",), r"clip_ratio_low: this run would not read it, since .*replay buffer"),
         (("algorithm.kl_beta=0.1",), r"kl_beta: this run would not read it"),

@@ -86,6 +86,8 @@ def _replay_problems(c: EmbodiedConfig, placement: Placement) -> Iterator[str]:
         yield f"{got} with {ranks} actor ranks, but one has the whole buffer; use cluster.component_placement.actor=0"
     if c.actor.enable_offload:
         yield f"{got} with actor.enable_offload=true, but its critics stay on the device; set it to false"
+    if c.actor.fsdp_config.cpu_offload:
+        yield f"{got} with actor.fsdp_config.cpu_offload=true, but its critics stay on the device; set it to false"
     if sac.target_critics > sac.num_critics:
         yield (
             f"algorithm.sac.target_critics: got {sac.target_critics}, more than num_critics={sac.num_critics}; use at "

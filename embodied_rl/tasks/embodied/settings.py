@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from embodied_rl.envs.base import params_of_the_machine
+from embodied_rl.envs.base import params_of_episodes
 from embodied_rl.schema import EmbodiedConfig
 
 _WITHOUT_EFFECT: Final = (
@@ -40,12 +40,11 @@ def settings_of(config: EmbodiedConfig) -> dict[str, Any]:
 
 def changes(before: Mapping[str, Any], config: EmbodiedConfig) -> list[str]:
     """``key: before -> now`` for each that differs, of what a checkpoint was saved with."""
-    free = params_of_the_machine(config.env.env_type)
-    left, right = (_without(settings, free) for settings in (before, settings_of(config)))
+    left, right = (_of_episodes(settings) for settings in (before, settings_of(config)))
     keys = [key for key in {**right, **left} if left.get(key) != right.get(key)]
     return [f"{key}: {left.get(key)} -> {right.get(key)}" for key in keys]
 
 
-def _without(settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
-    params = settings.get("env.init_params") or {}
-    return {**settings, "env.init_params": {name: value for name, value in params.items() if name not in free}}
+def _of_episodes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    params = params_of_episodes(str(settings.get("env.env_type")), settings.get("env.init_params") or {})
+    return {**settings, "env.init_params": params}
