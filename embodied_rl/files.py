@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 _IN_USE: Final = ".in_use"
 """Name of the file that the process of a temporary folder has locked."""
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 def hidden_neighbour(path: Path, suffix: str) -> Path:
@@ -44,14 +46,19 @@ def atomic(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock file, with the directories above it. The system lifts the lock when the process dies.
+    """Hold a lock file, with the directories above it. The system lifts the lock when the process dies. A file system
+    without locks has none to wait for.
 
     Raises:
         BlockingIOError: another process holds it, and ``wait`` is false.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
 
 

@@ -22,13 +22,12 @@ from embodied_rl.checkpoints.store import (
     complete_checkpoints,
     experiment_dir,
     later_checkpoints,
-    newest_whole,
     remove_torn,
     verify,
 )
 from embodied_rl.errors import UserError, listed
 from embodied_rl.evaluation.eval_file import set_later_aside
-from embodied_rl.files import locked, write_text
+from embodied_rl.files import locked, set_aside, write_text
 from embodied_rl.models.weights.shipped import provide
 from embodied_rl.monitoring.backend import RunInfo
 from embodied_rl.monitoring.console import LOG_FILE, RunConsole
@@ -48,9 +47,10 @@ from embodied_rl.runtime.signals import Terminated, terminable
 from embodied_rl.runtime.trace import DRIVER, Trace, TracePlan, merge
 from embodied_rl.runtime.worker import Backend, WorkerError, WorkerGroup
 from embodied_rl.schema import Config, EmbodiedConfig
+from embodied_rl.tasks.due import misses_evaluation
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.planning import node_groups_of, placement_of, plan_of
-from embodied_rl.tasks.recovery import Recovery, aside
+from embodied_rl.tasks.recovery import Recovery
 from embodied_rl.tasks.reporting import end_of, video_folder
 from embodied_rl.tasks.rules import AUTO
 from embodied_rl.tasks.saving import CheckpointSaver
@@ -150,7 +150,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
         if start.resumed:
             groups[-1].call(ActorWorker.load, start.resumed, weights_only=config.runner.only_eval).wait()
         if start.resumed and not config.runner.only_eval and not recoveries:
-            _set_later_evaluations_aside(config, start.resumed, start.step, run_dir, console)
+            _set_later_aside(config, start.resumed, start.step, run_dir, console)
         logger = stack.enter_context(
             MetricLogger(
                 config.runner.logger.logger_backends,
@@ -240,7 +240,8 @@ def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) 
     """
     config, start = plan.config, plan.start
     resumed, only_eval = start.resumed, config.runner.only_eval
-    if not only_eval and start.step >= config.runner.max_steps > 0:
+    finished = start.step >= config.runner.max_steps > 0
+    if finished and not only_eval and not (resumed and misses_evaluation(config.runner, resumed, start.step)):
         raise UserError(
             f"runner.max_steps={config.runner.max_steps}: {resumed} has {start.step} steps already; "
             "raise runner.max_steps to go on, or evaluate it with runner.only_eval=true"
@@ -268,9 +269,6 @@ def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) 
         console.print(resume.table(changes))
     elif changes is None:
         console.print(f"{resumed} has no {resume.CONFIG_FILE} of its run: settings are not compared", highlight=False)
-    if resumed and not only_eval:
-        with _unwritable(run_dir):
-            _show_later_checkpoints(config, resumed, console)
     return run_dir
 
 
@@ -281,22 +279,18 @@ def _begins_anew(runs: Path) -> str:
     return f"runner.resume_dir=auto: no whole checkpoint in {runs}, so the run begins at step 0{said}"
 
 
-def _show_later_checkpoints(config: Config, resumed: Path, console: Console) -> None:
-    """Say which checkpoints a run has of later steps than it goes on from."""
+def _set_later_aside(config: Config, resumed: Path, step: int, run_dir: Path, console: Console) -> None:
+    """Checkpoints and evaluations of later steps than a run goes on from are of other weights than it trains now.
+    Metrics of these steps are dropped at the same time: once the run can begin."""
     later = later_checkpoints(resumed)
-    if config.runner.recover == "auto":
-        later = [path for path in later if newest_whole([path], aside(partial(_warn, console)))]
+    for checkpoint in later:
+        set_aside(checkpoint, "former")
     if later:
         _warn(
             console,
-            f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, they stay, and "
-            "runner.resume_dir=auto goes on from the last step of all; move them away if it is to go on from here",
+            f"{', '.join(path.name for path in later)}: of later steps than {resumed.name}, from which the run goes on "
+            "now: renamed to former_..., which is never deleted",
         )
-
-
-def _set_later_evaluations_aside(config: Config, resumed: Path, step: int, run_dir: Path, console: Console) -> None:
-    """Evaluations after later steps than a run goes on from say nothing of what it trains now. Metrics of these steps
-    are dropped at the same time: once the run can begin."""
     evaluations = set_later_aside(run_dir, step)
     if isinstance(config, EmbodiedConfig):
         set_later_aside(video_folder(config, run_dir), step)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from embodied_rl import launch
 from embodied_rl.cli import config_of
+from embodied_rl.demonstrations.collection import Collection
 from embodied_rl.demonstrations.dataset import Demonstrations
 from embodied_rl.demonstrations.lerobot.episode import STAGING, count_staged
 from embodied_rl.demonstrations.lerobot.reader import DataSet
@@ -114,6 +115,10 @@ def test_a_killed_collection_goes_on_where_it_was(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "data" / STAGING).iterdir()) == []
 
 
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_more_are_added_and_none_is_played_twice(tmp_path: Path) -> None:
     launch.run(config(tmp_path, "env.task_ids=[0,1]", "collect.episodes_per_task=1"))
     launch.run(config(tmp_path, "env.task_ids=[0,2]", "collect.episodes_per_task=2"))
@@ -122,6 +127,13 @@ def test_more_are_added_and_none_is_played_twice(tmp_path: Path) -> None:
     assert [(r["task_id"], r["reset_state_id"]) for r in records] == [(0, 20), (1, 84), (0, 21), (2, 148), (2, 149)]
     provenance = json.loads((root / "meta/provenance.json").read_text())
     assert [run["episodes"] for run in provenance] == [[0, 2], [2, 5]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Collection, "_note_provenance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            launch.run(config(tmp_path, "env.task_ids=[3]"))
+    launch.run(config(tmp_path, "env.task_ids=[0,2]"))
+    provenance = json.loads((root / "meta/provenance.json").read_text())
+    assert [run["episodes"] for run in provenance] == [[0, 2], [2, 5], [5, 7]], "none is missing"
     before = contents(root)
     launch.run(config(tmp_path, "env.task_ids=[0,2]"))
     assert contents(root) == before

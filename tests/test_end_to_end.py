@@ -120,7 +120,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, algorithm: st
     )
 
 
-def test_going_back_to_an_earlier_checkpoint_says_what_auto_would_take(
+def test_going_back_to_an_earlier_checkpoint_sets_later_ones_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("cluster=serial", "runner.save_interval=1", "runner.max_keep=null", "runner.eval_at_end=false")
@@ -131,8 +131,12 @@ def test_going_back_to_an_earlier_checkpoint_says_what_auto_would_take(
     run(tiny_run(tmp_path, *options, "runner.max_steps=2", f"runner.resume_dir={earlier}"))
     said = " ".join(capsys.readouterr().out.split())
     assert "global_step_2, global_step_3: of later steps than global_step_1" in said
+    there = ["former_global_step_2", "former_global_step_3", "global_step_1", "global_step_2"]
+    assert sorted(path.name for path in earlier.parent.iterdir()) == there
     run(tiny_run(tmp_path, *options, "runner.max_steps=4", "runner.resume_dir=auto"))
-    assert "of later steps" not in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"weights of: {earlier.with_name('global_step_2')}" in said, "what was trained last, not the former ones"
+    assert "of later steps" not in said
 
 
 def test_going_back_to_an_earlier_checkpoint_sets_later_evaluations_aside(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import math
 import signal
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied_rl.files import Scratch, atomic, set_aside, write_json, write_text
+from embodied_rl.files import Scratch, atomic, locked, set_aside, write_json, write_text
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -53,6 +54,24 @@ def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:
         set_aside(path, "former")
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert found == {"former_notes": "first", "former_notes_1": "second", "former_notes_2": "third"}
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_file_system_without_locks_has_none_to_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    refused = [errno.ENOSYS, errno.ENOLCK, errno.EIO]
+
+    def flock(file: object, operation: int) -> None:
+        raise OSError(refused.pop(0), "no such thing")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    for _ in range(2):
+        with locked(tmp_path / "lock", wait=wait):
+            pass
+    with pytest.raises(OSError, match="no such thing"), locked(tmp_path / "lock", wait=wait):
+        pass
+    assert refused == []
 
 
 def test_json_has_no_word_for_nan(tmp_path: Path) -> None:

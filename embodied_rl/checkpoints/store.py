@@ -116,11 +116,20 @@ def begin(directory: Path) -> Path:
     for leftover in directory.parent.glob(_HIDDEN):
         _remove_unless_held(leftover, lockless=True)  # this run's own, as it trains alone in its directory
     scratch = hidden_neighbour(directory, "writing")
-    scratch.mkdir(parents=True)
-    _held.append(os.open(scratch, os.O_RDONLY))
+    while True:
+        scratch.mkdir(parents=True)
+        _held.append(_locked(scratch))
+        if scratch.exists():  # nobody was before us with the lock, and took it for left behind
+            return scratch
+        os.close(_held.pop())
+
+
+def _locked(folder: Path) -> int:
+    """A file descriptor that holds the folder's lock, whatever it is called later."""
+    descriptor = os.open(folder, os.O_RDONLY)
     with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(_held[-1], fcntl.LOCK_EX)
-    return scratch
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
 
 
 def remove_torn(experiment_dir: Path) -> list[Path]:
@@ -166,21 +175,32 @@ def publish(scratch: Path, directory: Path, *, max_keep: int | None) -> None:
 
     Checkpoints of later steps, from before the run was resumed at an earlier one, neither count nor are dropped.
     """
-    _remove(directory)
-    scratch.rename(directory)
+    with _out_of_the_way(directory):
+        scratch.rename(directory)
     if max_keep is not None:
         upto = complete_checkpoints(directory.parent)
         upto = upto[: upto.index(directory) + 1]
         for old in upto[:-max_keep]:
-            _remove(old)
+            with _out_of_the_way(old):
+                pass
 
 
-def _remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, if it exists, so that a half-deleted one does not pass for a whole one."""
+@contextlib.contextmanager
+def _out_of_the_way(checkpoint: Path) -> Iterator[None]:
+    """A checkpoint, if it exists, has a hidden name in the block and is deleted after it, so that a half-deleted one
+    does not pass for a whole one. It is locked, or another run's start would take it for left behind."""
+    if not (checkpoint.exists() or checkpoint.is_symlink()):
+        yield
+        return
     hidden = hidden_neighbour(checkpoint, "removed")
-    if checkpoint.exists() or checkpoint.is_symlink():
+    lock = None if checkpoint.is_symlink() else _locked(checkpoint)
+    try:
         checkpoint.rename(hidden)
+        yield
         remove(hidden)
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from embodied_rl.demonstrations.lerobot import metadata, writer
-from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, StagedEpisode, staged
+from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, staged
 from embodied_rl.demonstrations.lerobot.metadata import Shapes
 from embodied_rl.demonstrations.lerobot.reader import DataSet, damaged
 from embodied_rl.demonstrations.plan import CONFIG
@@ -130,19 +130,22 @@ class Collection:
         new = [episode for episode in waiting if episode.facts.name not in there]
         if new:
             writer.append(self.root, new, self.shapes, robot_type=self.robot_type)
-        if new or not self.played:
-            self._note_provenance(new, len(published), run_dir, weights)
+        self._note_provenance(len(published) + len(new), run_dir, weights)
         for episode in waiting:
             shutil.rmtree(episode.folder)
         return len(published) + len(new)
 
-    def _note_provenance(self, new: list[StagedEpisode], first: int, run_dir: Path, weights: str | None) -> None:
-        """Add to the list of the runs that the episodes came from."""
+    def _note_provenance(self, total: int, run_dir: Path, weights: str | None) -> None:
+        """Add to the list of the runs that the episodes came from those that it does not have yet, of ``total``: also
+        what a run wrote that was killed before it noted it."""
         path = self.root / _PROVENANCE
         runs = parse_json(path.read_text()) if path.exists() else []
+        noted = runs[-1]["episodes"][1] if runs else 0
+        if runs and noted >= total:
+            return
         runs.append(
             {
-                "episodes": [first, first + len(new)],
+                "episodes": [noted, total],
                 "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
                 "run_directory": str(run_dir),
                 "command": sys.argv,

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, NoReturn
@@ -86,6 +87,10 @@ def main(context: WorkerContext, pickled: bytes, pipe: Connection, parent_pid: i
     os.setpgid(0, 0)  # with its children, so that they can be killed together
     for number in (signal.SIGINT, signal.SIGHUP):  # the driver decides what they mean
         signal.signal(number, signal.SIG_IGN)
+    # Some systems send it to all processes of a run, whose last checkpoint needs its workers. Not ignored, which
+    # programs that they start would inherit, nor by what they fork, as pools end their processes by it.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     signals.unblock()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from embodied_rl.errors import listed
-from embodied_rl.evaluation.eval_file import evaluations_of
 from embodied_rl.monitoring.peak_memory import PeakMemory, memory_metrics
 from embodied_rl.monitoring.performance import ROLLOUT, StepWatch, Waits, performance
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.load import utilisation
 from embodied_rl.runtime.worker import Handle, WorkerGroup
 from embodied_rl.schema import EmbodiedConfig, MathConfig
+from embodied_rl.tasks.due import evaluates_after, misses_evaluation
 from embodied_rl.tasks.reporting import actor_metrics
 from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.tasks.wiring import RunContext, component_of
@@ -88,8 +88,11 @@ class TrainingLoop(Generic[C]):
             return
         if self.plan.start.resumed is not None:
             self.restore(self.plan.start.resumed)
-        if self._evaluates_first() and self._reaches_goal(self.first_step, self._evaluate(self.first_step)):
-            return
+        missing = self._misses_evaluation()
+        if missing or (cfg.val_before_train and not self.plan.start.recovered):
+            reached = self._evaluate(self.first_step)
+            if missing and self._reaches_goal(self.first_step, reached):
+                return
         work = self.evaluation_work() if self._evaluations_after(self.first_step) else None
         self.progress.begin_steps(self._evaluations_after)
         memory = PeakMemory("cpu")
@@ -116,22 +119,16 @@ class TrainingLoop(Generic[C]):
             self.progress.advance()
             self.hooks.stepped(done, metrics)
             self.saver.end_if_interrupted()
-            if self._evaluates_after(done):
+            if evaluates_after(self.config.runner, done):
                 self.sync(done)
                 if self._reaches_goal(done, self._evaluate(done)):
                     break
         self.saver.wait()
 
-    def _evaluates_first(self) -> bool:
-        """Whether to evaluate the weights that the run starts with: after a failure, if that is due and not done."""
-        if self.plan.start.recovered:
-            return self._evaluates_after(self.first_step) and self.first_step not in evaluations_of(self.run_dir)
-        return self.config.runner.val_before_train
-
-    def _evaluates_after(self, done: int) -> bool:
-        cfg = self.config.runner
-        at_end = cfg.eval_at_end and done == cfg.max_steps
-        return at_end or (cfg.val_check_interval > 0 and done % cfg.val_check_interval == 0)
+    def _misses_evaluation(self) -> bool:
+        """Whether the run that goes on here failed, or was ended, before an evaluation that was due."""
+        resumed = self.plan.start.resumed
+        return resumed is not None and misses_evaluation(self.config.runner, resumed, self.first_step)
 
     def _evaluations_after(self, done: int) -> int:
         """Number of evaluations after later steps than these."""
@@ -139,7 +136,7 @@ class TrainingLoop(Generic[C]):
         if done >= last:
             return 0
         before_the_end = (last - 1) // interval - done // interval if interval > 0 else 0
-        return before_the_end + self._evaluates_after(last)
+        return before_the_end + evaluates_after(self.config.runner, last)
 
     def _evaluate(self, step: int) -> float:
         with self.progress.phase("evaluation"):
@@ -150,8 +147,7 @@ class TrainingLoop(Generic[C]):
     def _reaches_goal(self, done: int, reached: float) -> bool:
         """Whether an evaluation during training came to ``runner.stop_at``, which ends it with a checkpoint."""
         goal = self.config.runner.stop_at
-        trained = done > self.first_step or self.plan.start.recovered
-        if goal is None or not trained or done == self.config.runner.max_steps:
+        if goal is None or done == self.config.runner.max_steps:
             return False
         if not reached >= goal:  # NaN, of an evaluation that verified nothing, reaches none
             return False

@@ -211,6 +211,54 @@ def test_a_failed_deletion_does_not_leave_half_a_checkpoint(tmp_path: Path, monk
     assert steps(tmp_path) == [2]
 
 
+@pytest.mark.parametrize("step", [2, 3], ids=["beyond max_keep", "saved again"])
+def test_a_checkpoint_that_is_being_deleted_is_left_to_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Another run of the experiment starts just then."""
+    for before in (1, 2, 3)[: step + 1]:
+        store(tmp_path / "run", before)
+    removed: list[Path] = []
+
+    def meanwhile(path: Path) -> None:
+        assert path.is_dir()
+        removed.extend(remove_torn(tmp_path))
+        shutil.rmtree(path)
+
+    monkeypatch.setattr("embodied_rl.checkpoints.store.remove", meanwhile)
+    store(tmp_path / "run", step, max_keep=1, content="newer")
+    assert removed == []
+    assert (checkpoint_dir(tmp_path / "run", step) / ACTOR).read_text() == "newer"
+
+
+def test_a_step_that_is_saved_again_is_there_while_the_old_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = store(tmp_path, 3)
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("embodied_rl.checkpoints.store.remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store(tmp_path, 3, content="newer")
+    assert (directory / ACTOR).read_text() == "newer"
+
+
+def test_a_folder_that_was_taken_for_left_behind_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, taken = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not taken:
+            taken.extend((tmp_path / "checkpoints").glob(".*"))
+            shutil.rmtree(taken[0])
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    store(tmp_path, 3)
+    assert taken and steps(tmp_path) == [3]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

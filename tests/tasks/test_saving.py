@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import signal
@@ -15,12 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from embodied_rl.checkpoints import store
 from embodied_rl.checkpoints.shards import ShardWriter
 from embodied_rl.checkpoints.store import complete_checkpoints, read_state, verify
 from embodied_rl.errors import CheckpointError, UserError
+from embodied_rl.evaluation.eval_file import evaluations_of
 from embodied_rl.launch import run
 from embodied_rl.runtime.signals import Terminated
 from embodied_rl.tasks import saving
@@ -155,6 +158,30 @@ def test_the_last_evaluation_is_of_the_newest_weights(tmp_path: Path, monkeypatc
     options = ["runner.weight_sync_interval=2", "runner.save_interval=-1", "runner.max_steps=3"]
     run(tiny_run(tmp_path, "cluster=serial", *options))
     assert published == [0, 2, 3]
+
+
+@pytest.mark.parametrize("at", [2, 4], ids=["on the way", "after the last step"])
+def test_an_evaluation_that_was_due_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at: int
+) -> None:
+    options = [*QUICK, "runner.save_interval=2", "runner.val_check_interval=2", "runner.max_steps=4"]
+    config = tiny_run(tmp_path, *options)
+    interrupt(monkeypatch, EnvWorker, "evaluate", at_call=at - 1)  # two env workers
+    with pytest.raises(Terminated):
+        run(config)
+    assert f"checkpoint of step {at} is complete" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.undo()
+    run_dir = only_run(config)
+    assert sorted(evaluations_of(run_dir)) == list(range(2, at, 2))
+    rest = tiny_run(tmp_path, *options, "runner.resume_dir=auto")
+    run(rest)
+    assert sorted(evaluations_of(run_dir)) == [2, 4]
+    whole = tiny_run(tmp_path, *options, "runner.experiment_name=whole")
+    run(whole)
+    left, right = (evaluations_of(only_run(c))[at].read_text() for c in (config, whole))
+    assert json.loads(left)["episodes"] == json.loads(right)["episodes"]
+    with pytest.raises(UserError, match="has 4 steps already"):
+        run(rest)
 
 
 def interrupt(
@@ -372,9 +399,10 @@ def test_terminated_while_it_computes_checksums(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_processes_are_ended(tmp_path: Path, by: int) -> None:
-    """The command as a user runs it, workers in processes. Ctrl-C in a terminal goes to them, too, SIGTERM does not."""
+@pytest.mark.parametrize(("by", "to_all"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)])
+def test_processes_are_ended(tmp_path: Path, by: int, to_all: bool) -> None:
+    """The command as a user runs it, workers in processes. Ctrl-C in a terminal goes to them, too, and some systems
+    send SIGTERM to all."""
     command = [sys.executable, "-m", "embodied_rl", "env=dummy", "runner.save_interval=1000", "runner.max_steps=1000"]
     command += [f"runner.output_dir={tmp_path}", "env.eval.video_cfg.save_video=false", "algorithm.update_epoch=1"]
     command += [
@@ -390,7 +418,11 @@ def test_processes_are_ended(tmp_path: Path, by: int) -> None:
             assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.05)
             metrics = list(tmp_path.rglob("metrics.jsonl"))
-        os.kill(process.pid, by) if by == signal.SIGTERM else os.killpg(process.pid, by)
+        reached = [process.pid]
+        if to_all:
+            reached += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        for pid in reversed(reached):
+            os.kill(pid, by)
         assert process.wait(60) == 128 + by
     text = " ".join((tmp_path / "log").read_text().split())
     done = metrics[0].read_text().count("\n")

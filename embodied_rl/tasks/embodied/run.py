@@ -47,6 +47,7 @@ from embodied_rl.monitoring.trend import ENV_STEPS
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import GroupSpec, Handle, Worker, WorkerGroup, WorkersLost
 from embodied_rl.schema import EmbodiedConfig
+from embodied_rl.tasks.due import evaluates_after
 from embodied_rl.tasks.embodied.recovery import EnvRecovery, RolloutCalls, recovers
 from embodied_rl.tasks.embodied.reporting import (
     EvalReporter,
@@ -149,7 +150,7 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
             or train.enable_offload  # then what the simulators hold is the actor's meanwhile
             or train.video_cfg.save_video  # of the first frame, too
             or done == self.config.runner.max_steps
-            or self._evaluates_after(done)  # which needs the env workers first
+            or evaluates_after(self.config.runner, done)  # which needs the env workers first
         ):
             return
         weights = None
