@@ -32,6 +32,17 @@ keep_shared_memory_apart()
 warm_start.install()
 
 SLOW_TIMEOUT_SECONDS = 900
+LONGEST = (
+    "simulator",
+    "tests/packaging/test_documented_commands.py",
+    "tests/runtime/test_cluster.py",
+    "ray",
+    "tests/packaging/test_new_user_walk.py",
+    "tests/commands/test_check_env.py",
+    "tests/test_family_resume.py",
+    "tests/envs/test_idle_reward.py",
+)
+"""Groups that take minutes, the longest first."""
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # A shared machine makes single examples slow by chance; in CI a failure must come again when the run is repeated.
@@ -44,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests get a longer time limit than the suite's, unless they name their own.
 
     A module's tests share a process, and with it their fixtures; so do all that carry the same ``xdist_group``. Groups
-    with slow tests begin first, the longest one before all: short ones fill the processes evenly at the end.
+    with slow tests begin first, the longest ones before all: short ones fill the processes evenly at the end.
     """
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
@@ -52,7 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     slow = {_group(item) for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (_group(item) != "simulator", _group(item) not in slow))
+    rank = {group: number for number, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: (rank.get(_group(item), len(rank)), _group(item) not in slow))
 
 
 def _group(item: pytest.Item) -> str:
@@ -87,7 +99,7 @@ def _not_skipped(report: Report, config: pytest.Config) -> Report:
 
 @pytest.hookimpl(tryfirst=True)  # fixtures of a module start processes, too
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    warm_start.enabled = not any(item.get_closest_marker(name) for name in ("cold_start", "gpu", "slow"))
+    warm_start.enabled = not any(item.get_closest_marker(name) for name in ("cold_start", "gpu"))
     if item.get_closest_marker("gpu"):
         import torch
 

@@ -213,6 +213,8 @@ def test_one_suite_of_libero_is_trained_on_and_another_evaluated(tmp_path: Path)
         "env=libero_spatial",
         "env.task_ids=[0]",
         "env.init_params.reward=progress",
+        "env.init_params.draft=true",
+        "eval_env.init_params.draft=true",
         "env.train.total_num_envs=2",
         "env.train.max_episode_steps=8",
         "algorithm.group_size=2",

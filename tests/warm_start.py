@@ -30,6 +30,7 @@ PRELOADED = (
     *("embodied_rl.workers.actor", "embodied_rl.workers.env", "embodied_rl.workers.generation"),
     *("embodied_rl.workers.rollout", "embodied_rl.models.mlp", "embodied_rl.envs.dummy", "torch._dynamo"),
     *("embodied_rl.models.causal_lm", "embodied_rl.models.weights.lora", "transformers.models.qwen2.modeling_qwen2"),
+    *("embodied_rl.checkpoints.shards", "torch.distributed.fsdp"),
 )
 STANDARD = (0, 1, 2)
 LONGEST = 2**17

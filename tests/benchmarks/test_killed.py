@@ -27,7 +27,7 @@ def test_killed_workers_change_nothing(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     command = [sys.executable, "-m", "benchmarks.killed", "--seeds", "1", "--every", "2", "--out", out]
     done = subprocess.run(
-        [*command, "experiment=dummy_grpo", "runner.max_steps=20", "env.eval.video_cfg.save_video=false"],
+        [*command, "experiment=dummy_grpo", "runner.max_steps=8", "env.eval.video_cfg.save_video=false"],
         capture_output=True,
         text=True,
         timeout=600,

@@ -58,7 +58,7 @@ def test_too_short_a_soak_says_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_short_soak_of_the_toy_env(tmp_path: Path) -> None:
-    options = ["--minutes", "0.6", "--every", "2", "--out", str(tmp_path)]
+    options = ["--minutes", "0.4", "--every", "1", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "benchmarks.soak", *options, "env=dummy", "model=mlp", "cluster=process"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert "second quarter" in done.stdout, done.stderr

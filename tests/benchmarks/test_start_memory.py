@@ -8,6 +8,7 @@ from benchmarks.start_memory import starts, write_random
 
 
 @pytest.mark.slow
+@pytest.mark.cold_start
 def test_a_rank_never_has_more_than_its_shards_and_a_unit(tmp_path: Path) -> None:
     encoders = ["vit_tiny_test_dinov2", "vit_tiny_test_siglip"]
     parameters = write_random(tmp_path, hidden=512, layers=32, encoders=encoders, image_size=56)

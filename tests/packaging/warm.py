@@ -13,7 +13,8 @@ import sys
 from typing import Any
 
 STANDARD = (0, 1, 2)
-PRELOADED = ("embodied_rl.launch", "embodied_rl.models.mlp", "embodied_rl.models.causal_lm", "torch._dynamo")
+PRELOADED = ("embodied_rl.launch", "embodied_rl.report.page", "torch.utils.tensorboard", "matplotlib.figure", "av")
+"""Beside what workers need."""
 LONGEST = 2**18
 """Bytes of a request."""
 
@@ -49,9 +50,10 @@ def serve(address: str) -> None:
     import importlib
 
     from embodied_rl.runtime import signals
+    from tests import warm_start
 
     signals.die_with_parent(os.getppid())
-    for name in PRELOADED:
+    for name in (*PRELOADED, *warm_start.PRELOADED):
         importlib.import_module(name)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
@@ -75,6 +77,8 @@ def run(request: dict[str, Any], files: list[int]) -> None:
     """Become the command; ends the process."""
     import runpy
 
+    from tests import warm_start
+
     for file, number in zip(files, STANDARD, strict=True):
         os.dup2(file, number)
         os.close(file)
@@ -83,6 +87,8 @@ def run(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["directory"])
     sys.path.insert(0, request["directory"])  # as ``python -m`` does
     sys.argv = ["embodied_rl", *request["arguments"]]
+    warm_start.forked = True  # its workers are, too
+    warm_start.serve_children()
     runpy.run_module("embodied_rl", run_name="__main__", alter_sys=True)
     sys.exit()
 

@@ -129,6 +129,7 @@ COMPILED = pytest.param(
     id="compiled",
     marks=[
         pytest.mark.slow,
+        pytest.mark.cold_start,
         pytest.mark.timeout(600),
         pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"),
     ],

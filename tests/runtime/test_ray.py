@@ -23,7 +23,7 @@ from tests.test_end_to_end import assert_equal, metrics_of, only_run
 
 pytest.importorskip("ray")
 # One after the other: each looks at the machine's processes.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.cold_start, pytest.mark.timeout(500), pytest.mark.xdist_group("ray")]
 
 
 @pytest.fixture

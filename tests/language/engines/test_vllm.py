@@ -31,6 +31,7 @@ pytestmark = [
         importlib.util.find_spec("vllm") is None, reason="needs vLLM: scripts/vllm_env.sh makes .venv-vllm"
     ),
     pytest.mark.timeout(600),
+    pytest.mark.cold_start,
 ]
 REPOSITORY = Path(__file__).parents[3]
 NEW_TOKENS = 16
