@@ -95,7 +95,7 @@ def resumed_and_not(configure: Callable[..., Config], tmp_path: Path, steps: int
         run(config)
         return config
 
-    whole = train("whole", f"runner.max_steps={steps}")
+    whole = train("whole", f"runner.max_steps={steps}", f"runner.save_interval={steps}")
     parts = train("parts", "runner.max_steps=1")
     for done in range(2, steps + 1):
         parts = train("parts", f"runner.max_steps={done}", "runner.resume_dir=auto")

@@ -148,7 +148,7 @@ def plan_of(config: Config) -> RunPlan[Any]:
         from embodied_rl.demonstrations.fit import check_data, check_outcomes, kept_to  # imports pyarrow
 
         check_data(kept_to(replay.demonstrations), spaces, key="algorithm.replay.demonstrations")
-        check_outcomes(replay.demonstrations, config.env, key="algorithm.replay.demonstrations")
+        check_outcomes(replay.demonstrations, env, key="algorithm.replay.demonstrations")
     here = asdict(spaces) | {"num_action_chunks": getattr(config.model, "num_action_chunks", None)}
     check_folder(config.model, here)
     critic = critic_model(config)

@@ -24,28 +24,35 @@ def free_scenes() -> Iterator[None]:
     _scenes.clear()
 
 
-def libero(suite: str, reward: Literal["progress", "subgoals"] = "progress") -> SimEnv:
+def libero(suite: str, *rewards: Literal["progress", "subgoals"]) -> list[SimEnv]:
+    """An env for each reward; they share their scenes."""
     pytest.importorskip("libero", reason="the libero extra is not installed")
-    params = LiberoParams(task_suite_name=suite, cameras=(), reward=reward, max_cached_scenes=1)
-    return LiberoEnv(1, params, seed=0)
+    return [
+        LiberoEnv(1, LiberoParams(task_suite_name=suite, cameras=(), reward=reward, max_cached_scenes=1), seed=0)
+        for reward in rewards
+    ]
 
 
-def libero_by_subgoals(suite: str) -> SimEnv:
-    return libero(suite, "subgoals")
+def libero_spatial(suite: str) -> list[SimEnv]:
+    return libero(suite, "progress")
 
 
-def robosuite(task: str) -> SimEnv:
+def libero_10(suite: str) -> list[SimEnv]:
+    return libero(suite, "progress", "subgoals")
+
+
+def robosuite(task: str) -> list[SimEnv]:
     pytest.importorskip("robosuite", reason="the robosuite extra is not installed")
-    return RobosuiteEnv(1, RobosuiteParams(task=task), seed=0)
+    return [RobosuiteEnv(1, RobosuiteParams(task=task), seed=0)]
 
 
-def maniskill(task: str) -> SimEnv:
+def maniskill(task: str) -> list[SimEnv]:
     pytest.importorskip("mani_skill", reason="the maniskill extra is not installed")
-    return ManiSkillEnv(1, ManiSkillParams(env_id=task), seed=0)
+    return [ManiSkillEnv(1, ManiSkillParams(env_id=task), seed=0)]
 
 
-def dummy(task: str) -> SimEnv:
-    return DummyEnv(1, DummyParams(), seed=0)
+def dummy(task: str) -> list[SimEnv]:
+    return [DummyEnv(1, DummyParams(), seed=0)]
 
 
 FEW = [0, 1]
@@ -56,21 +63,21 @@ EVERY_TASK = [50 * task + trial for task in range(10) for trial in range(0, 50, 
     ("make", "task", "states"),
     [
         (dummy, "", FEW),
-        (libero, "libero_10", [0, 400, 401]),
-        pytest.param(libero, "libero_10", EVERY_TASK, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
-        (libero_by_subgoals, "libero_10", [0, 100, 401]),
-        pytest.param(libero_by_subgoals, "libero_10", EVERY_TASK, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
-        pytest.param(libero, "libero_spatial", EVERY_TASK, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        (libero_10, "libero_10", [0, 100, 400, 401]),
+        pytest.param(libero_10, "libero_10", EVERY_TASK, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(libero_spatial, "libero_spatial", EVERY_TASK, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         *((robosuite, task, FEW) for task in ("Lift", "Stack", "Door", "PickPlaceCan")),
         *((maniskill, task, FEW) for task in ("PushCube-v1", "PickCube-v1", "StackCube-v1")),
     ],
 )
-def test_idling_pays_nothing(make: Callable[[str], SimEnv], task: str, states: Sequence[int]) -> None:
-    env = make(task)
-    idle = np.zeros((1, env.action_dim), dtype=np.float32)
+def test_idling_pays_nothing(make: Callable[[str], list[SimEnv]], task: str, states: Sequence[int]) -> None:
+    envs = make(task)
+    idle = np.zeros((1, envs[0].action_dim), dtype=np.float32)
     earned = {}
     for state in states:
-        env.reset([0], [state])
-        earned[state] = max(abs(float(env.step([0], idle).rewards[0])) for _ in range(20))
-    env.close()
-    assert {state: level for state, level in earned.items() if level > STILL} == {}
+        for number, env in enumerate(envs):
+            env.reset([0], [state])
+            earned[state, number] = max(abs(float(env.step([0], idle).rewards[0])) for _ in range(20))
+    for env in envs:
+        env.close()
+    assert {key: level for key, level in earned.items() if level > STILL} == {}
