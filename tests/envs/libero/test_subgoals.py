@@ -17,6 +17,8 @@ from embodied_rl.envs.libero.expert import LiberoExpert
 
 IN_BASKET, STOVE_AND_POT, BOWL_IN_DRAWER = 0, 2, 3
 """Tasks of libero_10."""
+CLOSE_AND_PUT_ON_TOP = 1
+"""Of libero_90."""
 SHUT = 0.001
 """Metres: 0 does not count as closed."""
 
@@ -27,8 +29,8 @@ def free_scenes() -> Iterator[None]:
     _scenes.clear()
 
 
-def env_at(task: int) -> LiberoEnv:
-    params = LiberoParams(task_suite_name="libero_10", cameras=(), reward="subgoals")
+def env_at(task: int, suite: str = "libero_10") -> LiberoEnv:
+    params = LiberoParams(task_suite_name=suite, cameras=(), reward="subgoals")
     env = LiberoEnv(1, params, seed=0)
     env.reset([0], [50 * task])
     return env
@@ -145,6 +147,21 @@ def test_a_drawer_counts_by_its_way_once_the_bowl_is_in_it() -> None:
     moved(simulation, joint, SHUT)
     carried(simulation, "akita_black_bowl_1", simulation.sim.data.get_site_xpos("white_cabinet_1_bottom_region"))
     assert level.level() == 1.0
+    env.close()
+
+
+def test_a_drawer_that_nothing_goes_into_counts_at_once() -> None:
+    """*Close the top drawer of the cabinet and put the black bowl on top of it*."""
+    env = env_at(CLOSE_AND_PUT_ON_TOP, "libero_90")
+    simulation = env.privileged(0)
+    assert sorted(goal[0] for goal in simulation.parsed_problem["goal_state"]) == ["close", "on"]
+    level, joint = SubGoals(simulation), "wooden_cabinet_1_top_level"
+    before, opened = level.level(), float(simulation.sim.data.get_joint_qpos(joint))
+    moved(simulation, joint, opened / 2)
+    half = level.level()
+    assert half > before + 0.1
+    moved(simulation, joint, SHUT)
+    assert level.level() > half + 0.1
     env.close()
 
 
