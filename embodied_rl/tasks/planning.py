@@ -144,8 +144,8 @@ def plan_of(config: Config) -> RunPlan[Any]:
 
         check_data(kept_to(config.algorithm.bc_path), spaces, key="algorithm.bc_path")
     replay = config.algorithm.replay
-    replays = env is not None and LEARNERS[config.algorithm.learner].replays
-    if replays and replay.demonstrations and not config.runner.only_eval:
+    replays = LEARNERS[config.algorithm.learner].replays and not config.runner.only_eval
+    if env is not None and replays and replay.demonstrations:
         from embodied_rl.demonstrations.fit import check_data, check_outcomes, kept_to  # imports pyarrow
 
         check_data(kept_to(replay.demonstrations), spaces, key="algorithm.replay.demonstrations")
