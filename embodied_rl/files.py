@@ -45,19 +45,20 @@ def atomic(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = True, needed: bool = False) -> Iterator[None]:
     """Hold a lock file, with the directories above it. The system lifts the lock when the process dies. A file system
     without locks has none to wait for.
 
     Raises:
         BlockingIOError: another process holds it, and ``wait`` is false.
+        OSError: there are no locks, and one is ``needed``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if needed or error.errno not in _NO_LOCKS:
                 raise
         yield
 
@@ -72,7 +73,7 @@ class Scratch:
 
     def __init__(self, prefix: str, within: str | None = None) -> None:
         for left in Path(within or tempfile.gettempdir()).glob(f"{prefix}*/{_IN_USE}"):
-            with contextlib.suppress(OSError), locked(left, wait=False):  # its process is gone
+            with contextlib.suppress(OSError), locked(left, wait=False, needed=True):  # its process is gone
                 shutil.rmtree(left.parent, ignore_errors=True)
         self._held = contextlib.ExitStack()
         while True:

@@ -7,9 +7,9 @@ import datetime
 import errno
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from embodied_rl.checkpoints.store import (
     complete_checkpoints,
     experiment_dir,
     later_checkpoints,
+    newest_whole,
     remove_torn,
     verify,
 )
@@ -50,7 +51,7 @@ from embodied_rl.schema import Config, EmbodiedConfig
 from embodied_rl.tasks.due import misses_evaluation
 from embodied_rl.tasks.hooks import Hooks
 from embodied_rl.tasks.planning import node_groups_of, placement_of, plan_of
-from embodied_rl.tasks.recovery import Recovery
+from embodied_rl.tasks.recovery import Recovery, aside
 from embodied_rl.tasks.reporting import end_of, video_folder
 from embodied_rl.tasks.rules import AUTO
 from embodied_rl.tasks.saving import CheckpointSaver
@@ -111,15 +112,24 @@ def carry_out(
 
 def _keep_going(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks) -> bool:
     """:func:`_drive`, after a failure again from the newest checkpoint, where ``runner.recover`` says so."""
-    recovery = Recovery(plan, run_dir, console)
+    recovery, start = Recovery(plan, run_dir, console), plan.start
+    begins = cache(partial(_set_later_aside, plan.config, start.resumed, start.step, run_dir, console))  # once
     while True:
         try:
-            return _drive(plan, run_dir, console, hooks, recoveries=recovery.count)
+            return _drive(plan, run_dir, console, hooks, begins, recoveries=recovery.count)
         except WorkerError as error:
             plan = recovery.after(error)
 
 
-def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks, *, recoveries: int) -> bool:
+def _drive(
+    plan: RunPlan[Any],
+    run_dir: Path,
+    console: RunConsole,
+    hooks: Hooks,
+    begins: Callable[[], None],
+    *,
+    recoveries: int,
+) -> bool:
     """Start the workers, run the task's loop and end the workers; returns whether something was trained."""
     config, start = plan.config, plan.start
     total = 0 if config.runner.only_eval else config.runner.max_steps
@@ -149,8 +159,6 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
         console.print(f"{config.cluster.backend} backend: {wiring.describe()}", highlight=False)
         if start.resumed:
             groups[-1].call(ActorWorker.load, start.resumed, weights_only=config.runner.only_eval).wait()
-        if start.resumed and not config.runner.only_eval and not recoveries:
-            _set_later_aside(config, start.resumed, start.step, run_dir, console)
         logger = stack.enter_context(
             MetricLogger(
                 config.runner.logger.logger_backends,
@@ -174,6 +182,7 @@ def _drive(plan: RunPlan[Any], run_dir: Path, console: RunConsole, hooks: Hooks,
             progress=progress,
             console=console,
             hooks=hooks,
+            begins=begins,
             trace=Trace(DRIVER, trace),
             loads=backend.loads,
         )
@@ -279,10 +288,13 @@ def _begins_anew(runs: Path) -> str:
     return f"runner.resume_dir=auto: no whole checkpoint in {runs}, so the run begins at step 0{said}"
 
 
-def _set_later_aside(config: Config, resumed: Path, step: int, run_dir: Path, console: Console) -> None:
-    """Checkpoints and evaluations of later steps than a run goes on from are of other weights than it trains now.
-    Metrics of these steps are dropped at the same time: once the run can begin."""
+def _set_later_aside(config: Config, resumed: Path | None, step: int, run_dir: Path, console: Console) -> None:
+    """Checkpoints and evaluations of later steps than a run goes on from are of other weights than it trains now."""
+    if resumed is None or _directory_of(resumed) != run_dir:
+        return
     later = later_checkpoints(resumed)
+    if config.runner.recover == "auto":
+        later = [path for path in later if newest_whole([path], aside(partial(_warn, console)))]
     for checkpoint in later:
         set_aside(checkpoint, "former")
     if later:

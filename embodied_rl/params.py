@@ -23,6 +23,10 @@ OF_THE_MACHINE: Final[Mapping[str, bool]] = {"of_the_machine": True}
 """``metadata`` of a simulator's option that changes neither what happens in an episode nor, but for how a renderer
 rounds, what a policy sees of it: what it draws with, what it keeps, how large videos are."""
 
+OF_THE_REWARD: Final[Mapping[str, bool]] = {"of_the_reward": True}
+"""``metadata`` of a simulator's option that decides what a step earns, or whether it succeeds: what was recorded with
+another value of it has rewards of another kind."""
+
 
 @functools.lru_cache(maxsize=64)
 def validator(schema: Any) -> TypeAdapter[Any]:

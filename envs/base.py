@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.params import OF_THE_MACHINE, jsonable
+from embodied_rl.params import OF_THE_MACHINE, OF_THE_REWARD, jsonable
 from embodied_rl.registry import Registry
 
 
@@ -221,8 +221,17 @@ def adapter_class(env_type: str) -> type[SimEnv]:
 def params_of_the_machine(env_type: str) -> Collection[str]:
     """The names in ``init_params`` that change no episode (:data:`~embodied_rl.params.OF_THE_MACHINE`); none of an
     adapter that is not at hand."""
+    return _marked(env_type, OF_THE_MACHINE)
+
+
+def params_of_the_reward(env_type: str) -> Collection[str]:
+    """Those that decide what a step earns (:data:`~embodied_rl.params.OF_THE_REWARD`)."""
+    return _marked(env_type, OF_THE_REWARD)
+
+
+def _marked(env_type: str, mark: Mapping[str, bool]) -> Collection[str]:
     try:
-        return [f.name for f in fields(adapter_class(env_type).Params) if OF_THE_MACHINE.items() <= f.metadata.items()]
+        return [f.name for f in fields(adapter_class(env_type).Params) if mark.items() <= f.metadata.items()]
     except UserError:
         return ()
 

@@ -6,7 +6,7 @@ A point moves in the square [-1, 1]² towards a goal. Four tasks, one for each q
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from embodied_rl.envs.base import SimEnv, SimObs, SimStep, Task, check_reset_state
 from embodied_rl.errors import UserError
+from embodied_rl.params import OF_THE_REWARD
 
 _QUADRANTS = (("upper right", (1, 1)), ("upper left", (-1, 1)), ("lower left", (-1, -1)), ("lower right", (1, -1)))
 _MIN_START_DISTANCE = 1.0
@@ -30,11 +31,11 @@ class DummyParams:
 
     states_per_task: PositiveInt = 64
     """Initial states of each of the four tasks."""
-    step_size: PositiveFloat = 0.15
+    step_size: PositiveFloat = field(default=0.15, metadata=OF_THE_REWARD)
     """Distance along an axis by which an action of 1 moves the point."""
-    success_radius: PositiveFloat = 0.12
+    success_radius: PositiveFloat = field(default=0.12, metadata=OF_THE_REWARD)
     """The goal holds while the point is within this distance of it."""
-    success_bonus: float = 1.0
+    success_bonus: float = field(default=1.0, metadata=OF_THE_REWARD)
     """Added to the reward level while the goal holds."""
     image_size: Annotated[int, Field(ge=0, le=8192)] = 0
     """Side in pixels of the one camera's ("agentview") images; 0: no camera, the state is all there is."""

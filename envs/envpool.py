@@ -15,9 +15,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import explain_missing
-from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, action_map, at, parts_of, words_of
+from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, action_map, at, check_observed, parts_of, words_of
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.params import OF_THE_MACHINE
+from embodied_rl.params import OF_THE_MACHINE, OF_THE_REWARD
 from embodied_rl.seeding import derived_seed
 
 _CONTROL_HZ: Final = 30.0
@@ -31,7 +31,7 @@ class EnvPoolParams:
 
     id: str
     """One of envpool.list_all_envs(): CartPole-v1, HalfCheetah-v5, Pong-v5, ..."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict, metadata=OF_THE_REWARD)
     """Further arguments of envpool.make_gymnasium."""
     num_threads: NonNegativeInt = field(default=1, metadata=OF_THE_MACHINE)
     """Threads that step the envs of a worker; 0: one for each core."""
@@ -39,9 +39,9 @@ class EnvPoolParams:
     """The instruction for language policies; null: made from the id ("half cheetah")."""
     state: tuple[str, ...] | None = None
     """Dict observations: the keys that make the state, in this order (a/b is b in a); null: all that are no images."""
-    success_key: str | None = None
+    success_key: str | None = field(default=None, metadata=OF_THE_REWARD)
     """Where step's info says that the goal holds; null: success or is_success, if either is there."""
-    success_return: float | None = None
+    success_return: float | None = field(default=None, metadata=OF_THE_REWARD)
     """An episode that ends with at least this return is a success, too; null: the return says nothing."""
     num_reset_states: PositiveInt = 1_000_000
     """Number of initial states, each a seed. An evaluation takes the first ones."""
@@ -99,6 +99,7 @@ class EnvPoolEnv:
                     f"{', '.join(repr(name) for name in found if name not in images)}.{suggestion(key, list(found))}"
                 )
         self._state = [(key, _to_vectors(params.id, found[key])) for key in keys]
+        check_observed(params.id, len(keys), self.image_shapes)
         seen = self._seen(first)
         self.state_dim = seen.state.shape[1]
         self._last = SimObs(

@@ -14,8 +14,9 @@ from pydantic import PositiveInt
 
 from embodied_rl.envs.base import SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import prefer_egl
-from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, Pictures, action_map, at, parts_of, words_of
+from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, Pictures, action_map, at, check_observed, parts_of, words_of
 from embodied_rl.errors import UserError, suggestion
+from embodied_rl.params import OF_THE_REWARD
 from embodied_rl.registry import module_of_file
 from embodied_rl.seeding import derived_seed
 
@@ -28,9 +29,9 @@ class GymnasiumParams:
 
     id: str
     """A registered id (Pendulum-v1), module:id or path/to/file.py:id, where importing the module registers it."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict, metadata=OF_THE_REWARD)
     """Further arguments of gymnasium.make."""
-    wrappers: tuple[str | dict[str, dict[str, Any]], ...] = ()
+    wrappers: tuple[str | dict[str, dict[str, Any]], ...] = field(default=(), metadata=OF_THE_REWARD)
     """Wrappers around the env, the outermost last: names in gymnasium.wrappers or module:Class, alone or with arguments
     ({ClipReward: {min_reward: -1}})."""
     instruction: str | None = None
@@ -45,9 +46,9 @@ class GymnasiumParams:
     """Height in pixels of rendered observations (``pixels``)."""
     camera_width: PositiveInt = 128
     """Width in pixels of rendered observations (``pixels``)."""
-    success_key: str | None = None
+    success_key: str | None = field(default=None, metadata=OF_THE_REWARD)
     """Where step's info says that the goal holds; null: success or is_success, if either is there."""
-    success_return: float | None = None
+    success_return: float | None = field(default=None, metadata=OF_THE_REWARD)
     """An episode that ends with at least this return is a success, too; null: the return says nothing."""
     num_reset_states: PositiveInt = 1_000_000
     """Number of initial states, each a seed of reset. An evaluation takes the first ones."""
@@ -90,6 +91,7 @@ class GymnasiumEnv:
                 )
             shapes[CAMERA] = (params.camera_height, params.camera_width)
         self.image_shapes: Mapping[str, tuple[int, int]] = shapes
+        check_observed(params.id, self.state_dim, shapes)
         self._last: list[Any] = [None] * num_slots
         """Each slot's last observation."""
 

@@ -25,7 +25,7 @@ from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SeededParams, SimObs, SimStep, Task, check_actions, check_reset_state
 from embodied_rl.envs.rendering import missing_package, quiet
 from embodied_rl.errors import UserError, suggestion
-from embodied_rl.params import OF_THE_MACHINE
+from embodied_rl.params import OF_THE_MACHINE, OF_THE_REWARD
 from embodied_rl.seeding import derived_seed
 
 CANNOT_RENDER = (
@@ -49,7 +49,9 @@ class ManiSkillParams(SeededParams):
     simulator knows. rgb+state: the cameras and the whole state."""
     control_mode: str = "pd_ee_delta_pos"
     """One of the robot's controllers; its limits are mapped to [-1, 1]."""
-    reward_mode: Literal["normalized_dense", "dense", "sparse"] = "normalized_dense"
+    reward_mode: Literal["normalized_dense", "dense", "sparse"] = field(
+        default="normalized_dense", metadata=OF_THE_REWARD
+    )
     """ManiSkill's reward, which becomes the reward level; dense ones are counted from the initial state. A digital
     twin's dense one is 0.1 once the object was grasped, 0.1 more once it was held for five steps, and 1 more while the
     task is done (Liu et al. 2025, arXiv:2505.19789)."""

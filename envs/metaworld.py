@@ -24,7 +24,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from embodied_rl.envs.base import SimEnv, SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
 from embodied_rl.envs.rendering import explain_missing, quiet, require_renderer
 from embodied_rl.errors import UserError
-from embodied_rl.params import OF_THE_MACHINE
+from embodied_rl.params import OF_THE_MACHINE, OF_THE_REWARD
 from embodied_rl.seeding import derived_seed
 
 INSTRUCTIONS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -130,10 +130,10 @@ class MetaworldParams:
     object_state: bool = False
     """The state is the whole observation [39]: hand, objects, the same a step ago, goal. False: hand and gripper alone
     [4]."""
-    reward: Literal["dense", "success"] = "dense"
+    reward: Literal["dense", "success"] = field(default="dense", metadata=OF_THE_REWARD)
     """The reward level. dense: Meta-World's reward (0 to 10) over 10, counted from the initial state. success: 1 while
     the goal holds, else 0."""
-    success_bonus: NonNegativeFloat = 0.0
+    success_bonus: NonNegativeFloat = field(default=0.0, metadata=OF_THE_REWARD)
     """``reward: dense`` alone: what the level is higher by while the goal holds. Of some tasks, such as
     button-press-topdown, Meta-World's reward hardly tells success from failure."""
     states_per_task: PositiveInt = 1000

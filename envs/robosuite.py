@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
@@ -25,6 +25,7 @@ from embodied_rl.envs.rendering import (
     render_context,
     require_renderer,
 )
+from embodied_rl.params import OF_THE_REWARD
 from embodied_rl.seeding import derived_seed, generator
 
 INSTRUCTIONS = {
@@ -57,7 +58,7 @@ class RobosuiteParams(SeededParams):
     """Names from :data:`CAMERAS`; none makes a state-only env."""
     object_state: bool = True
     """The state holds the objects' poses, too; false: only what the robot knows of itself."""
-    reward_shaping: bool = True
+    reward_shaping: bool = field(default=True, metadata=OF_THE_REWARD)
     """robosuite's dense reward, counted from the initial state; false: 1 while the task is solved, else 0."""
 
     def __post_init__(self) -> None:

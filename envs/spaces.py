@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -80,8 +80,7 @@ def parts_of(env_id: str, space: Any, state: Sequence[str] | None) -> tuple[dict
     """(leaves by key, those of them that are pictures) of an observation space.
 
     Raises:
-        UserError: ``state`` does not say what makes the state, and pictures of a shape that is not known would; or
-            nothing is left to observe.
+        UserError: ``state`` does not say what makes the state, and pictures of a shape that is not known would.
     """
     found = dict(leaves(space))
     pictures = {key: shown for key, leaf in found.items() if (shown := Pictures.of(leaf)) is not None}
@@ -91,12 +90,16 @@ def parts_of(env_id: str, space: Any, state: Sequence[str] | None) -> tuple[dict
                 f"{env_id} observes {leaf}{f' as {key!r}' if key else ''}, which is no picture ({Pictures.KNOWN}). A "
                 f"wrapper can change it; {_TAKES.format(key)} takes it as numbers"
             )
-    if not pictures and state is not None and not state:
-        raise UserError(
-            f"env.init_params.state: got [], but {env_id} has no picture, so a policy would observe nothing; name what "
-            "it is to see, or leave the key out, which takes all numbers"
-        )
     return found, pictures
+
+
+def check_observed(env_id: str, state_dim: int, cameras: Collection[str]) -> None:
+    """Raise UserError where a policy would observe nothing."""
+    if not state_dim and not cameras:
+        raise UserError(
+            f"env.init_params: a policy would observe nothing of {env_id}, no numbers (state) and no pictures "
+            "(images); name what it is to see, or leave these keys out"
+        )
 
 
 def action_map(space: Any) -> tuple[int, tuple[int, ...], Callable[[NDArray[np.float32]], NDArray[Any]]]:

@@ -139,6 +139,18 @@ def test_going_back_to_an_earlier_checkpoint_sets_later_ones_aside(
     assert "of later steps" not in said
 
 
+def test_checkpoints_beside_one_of_another_run_stay(tmp_path: Path) -> None:
+    config = tiny_run(
+        tmp_path, "cluster=serial", "runner.save_interval=1", "runner.max_keep=null", "runner.max_steps=2"
+    )
+    run(config)
+    kept = tmp_path / "kept"
+    (only_run(config) / "checkpoints").rename(kept)
+    elsewhere = ("runner.experiment_name=elsewhere", f"runner.resume_dir={kept / 'global_step_1'}")
+    run(tiny_run(tmp_path, "cluster=serial", *elsewhere, "runner.max_steps=2"))
+    assert sorted(path.name for path in kept.iterdir()) == ["global_step_1", "global_step_2"]
+
+
 def test_going_back_to_an_earlier_checkpoint_sets_later_evaluations_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,11 +167,16 @@ def test_going_back_to_an_earlier_checkpoint_sets_later_evaluations_aside(
     def setup(worker: EnvWorker, *, train: bool) -> None:
         raise UserError("no such robot")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(EnvWorker, "setup", setup)
-        with pytest.raises(UserError, match="no such robot"):
-            run(config)
-    assert (directory / "eval_step_000003").is_dir()
+    def count_evaluated(worker: EnvWorker) -> int:
+        raise UserError("no such robot")
+
+    for owner, method, failing in ((EnvWorker, "setup", setup), (EnvWorker, "count_evaluated", count_evaluated)):
+        with monkeypatch.context() as broken:
+            broken.setattr(owner, method, failing)
+            with pytest.raises(UserError, match="no such robot"):
+                run(tiny_run(tmp_path, *options, earlier, "runner.max_steps=2"))
+        assert (directory / "eval_step_000003").is_dir()
+        assert (directory / "checkpoints/global_step_3").is_dir()
     capsys.readouterr()
     run(config)
     said = " ".join(capsys.readouterr().out.split())

@@ -74,6 +74,18 @@ def test_a_file_system_without_locks_has_none_to_wait_for(
     assert refused == []
 
 
+def test_where_there_are_no_locks_nobodys_folder_is_taken_for_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "no such thing")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    first = Scratch("run-", within=str(tmp_path))
+    Scratch("run-", within=str(tmp_path)).close()
+    assert first.path.is_dir()
+
+
 def test_json_has_no_word_for_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "file.json", {"value": math.nan})

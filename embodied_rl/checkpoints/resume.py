@@ -142,8 +142,7 @@ def _fill(before: dict[str, Any], now: dict[str, Any]) -> None:
     env_type = now.get("env.env_type")
     if env_type is None or before.get("env.env_type") != env_type:
         return
-    for name, value in default_params(str(env_type)).items():
-        key = f"env.init_params.{name}"
+    for key, value in flat(default_params(str(env_type)), "env.init_params"):
         if (key in before) != (key in now):
             before.setdefault(key, value)
             now.setdefault(key, value)

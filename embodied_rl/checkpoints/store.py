@@ -118,17 +118,18 @@ def begin(directory: Path) -> Path:
     scratch = hidden_neighbour(directory, "writing")
     while True:
         scratch.mkdir(parents=True)
-        _held.append(_locked(scratch))
-        if scratch.exists():  # nobody was before us with the lock, and took it for left behind
-            return scratch
-        os.close(_held.pop())
+        with contextlib.suppress(FileNotFoundError):
+            _held.append(_locked(scratch, fcntl.LOCK_EX))
+            if scratch.exists():  # nobody was before us with the lock, and took it for left behind
+                return scratch
+            os.close(_held.pop())
 
 
-def _locked(folder: Path) -> int:
+def _locked(folder: Path, operation: int) -> int:
     """A file descriptor that holds the folder's lock, whatever it is called later."""
     descriptor = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # a file system without locks, or another process holds it already
+        fcntl.flock(descriptor, operation)
     return descriptor
 
 
@@ -193,7 +194,7 @@ def _out_of_the_way(checkpoint: Path) -> Iterator[None]:
         yield
         return
     hidden = hidden_neighbour(checkpoint, "removed")
-    lock = None if checkpoint.is_symlink() else _locked(checkpoint)
+    lock = None if checkpoint.is_symlink() else _locked(checkpoint, fcntl.LOCK_EX | fcntl.LOCK_NB)
     try:
         checkpoint.rename(hidden)
         yield
@@ -210,9 +211,13 @@ def complete_checkpoints(directory: Path) -> list[Path]:
 
 
 def later_checkpoints(checkpoint: Path) -> list[Path]:
-    """Whole checkpoints of the same run and of later steps, oldest first: from before it was resumed here."""
-    found = complete_checkpoints(checkpoint.parent)
-    return found[found.index(checkpoint) + 1 :] if checkpoint in found else []
+    """Whole checkpoints of the same run and of later steps, oldest first: from before it was resumed here.
+
+    Raises:
+        CheckpointError: ``checkpoint`` is none.
+    """
+    step = read_state(checkpoint).step
+    return [path for path in complete_checkpoints(checkpoint.parent) if int(path.name.rpartition("_")[2]) > step]
 
 
 def newest_whole(

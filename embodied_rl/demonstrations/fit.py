@@ -17,7 +17,7 @@ from embodied_rl.demonstrations.collection import executed_noise, settings_of_co
 from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.demonstrations.plan import other_params
-from embodied_rl.envs.base import KnownSpaces
+from embodied_rl.envs.base import KnownSpaces, params_of_the_reward
 from embodied_rl.errors import ConfigError, UserError, listed, suggestion
 from embodied_rl.params import at
 from embodied_rl.schema import AugmentationConfig, DemonstrationConfig, EnvConfig
@@ -88,14 +88,15 @@ def check_outcomes(path: str, env: EnvConfig, *, key: str) -> None:
         ConfigError: they are not.
     """
     played = settings_of_collection(Path(path))
-    if played is not None and at(played, "env.env_type") == env.env_type and (others := other_params(played, env)):
-        what = listed(f"{name} was {was!r}, now {now!r}" for name, (was, now) in others.items())
-        raise ConfigError(
-            [
-                f"{key}={path}: was played with other env.init_params than this run's, so its rewards or pictures are "
-                f"of another kind: {what}; set them as they were, or use another data set"
-            ]
-        )
+    if played is not None and at(played, "env.env_type") == env.env_type:
+        decisive, others = params_of_the_reward(env.env_type), other_params(played, env)
+        if what := [f"{k} was {was!r}, now {now!r}" for k, (was, now) in others.items() if k in decisive]:
+            raise ConfigError(
+                [
+                    f"{key}={path}: was played with other env.init_params than this run's, so its rewards are of "
+                    f"another kind: {listed(what)}; set them as they were, or use another data set"
+                ]
+            )
     if noise := executed_noise(Path(path)):
         raise ConfigError(
             [

@@ -15,7 +15,8 @@ def evaluates_after(config: RunnerConfig, step: int) -> bool:
 
 
 def misses_evaluation(config: RunnerConfig, checkpoint: Path, step: int) -> bool:
-    """Whether the run that a checkpoint of this step is in failed, or was ended, before an evaluation that was due."""
-    if checkpoint.parent.name != "checkpoints":  # its run is elsewhere
+    """Whether an evaluation is due after this step, and the run that its checkpoint is in has none: it failed, or was
+    ended, before."""
+    if checkpoint.parent.name != "checkpoints" or step > config.max_steps:  # its run is elsewhere, or over
         return False
     return evaluates_after(config, step) and step not in evaluations_of(checkpoint.parent.parent)

@@ -52,6 +52,7 @@ class TrainingLoop(Generic[C]):
         self.run_dir, self.logger = context.run_dir, context.logger
         self.progress, self.say, self.hooks = context.progress, context.say, context.hooks
         self.trace, self.watch = context.trace, StepWatch(context.loads)
+        self._begins = context.begins
         self._ahead: Lookahead[Any] = Lookahead(
             max_staleness=self.max_staleness,
             first=self.first_step,
@@ -88,12 +89,13 @@ class TrainingLoop(Generic[C]):
             return
         if self.plan.start.resumed is not None:
             self.restore(self.plan.start.resumed)
+        work = self.evaluation_work() if self._evaluations_after(self.first_step) else None
+        self._begins()
         missing = self._misses_evaluation()
         if missing or (cfg.val_before_train and not self.plan.start.recovered):
             reached = self._evaluate(self.first_step)
             if missing and self._reaches_goal(self.first_step, reached):
                 return
-        work = self.evaluation_work() if self._evaluations_after(self.first_step) else None
         self.progress.begin_steps(self._evaluations_after)
         memory = PeakMemory("cpu")
         for step in range(self.first_step, cfg.max_steps):
@@ -126,7 +128,7 @@ class TrainingLoop(Generic[C]):
         self.saver.wait()
 
     def _misses_evaluation(self) -> bool:
-        """Whether the run that goes on here failed, or was ended, before an evaluation that was due."""
+        """Whether the run that goes on here has no evaluation after its checkpoint's step, where one is due."""
         resumed = self.plan.start.resumed
         return resumed is not None and misses_evaluation(self.config.runner, resumed, self.first_step)
 

@@ -43,6 +43,8 @@ class RunContext:
     progress: Progress
     console: Console
     hooks: Hooks = field(default_factory=Hooks)
+    begins: Callable[[], None] = lambda: None
+    """To be called when nothing can refuse the run any more."""
     trace: Trace = field(default_factory=lambda: Trace(DRIVER))
     loads: Callable[[], list[Load]] = list
     """How busy each node is."""

@@ -21,7 +21,7 @@ from embodied_rl.envs.libero import NAME
 from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot, give_memory_back
 from embodied_rl.envs.libero.suites import GROUPS, check_suites, load_suite
 from embodied_rl.envs.rendering import require_renderer
-from embodied_rl.params import OF_THE_MACHINE
+from embodied_rl.params import OF_THE_MACHINE, OF_THE_REWARD
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class LiberoParams:
     draft: bool = False
     """Pictures with jagged edges, coarser meshes and no mirrors, which a software renderer draws five to ten times as
     fast. For policies that were trained on them; published ones know LIBERO's own."""
-    reward: Literal["success", "progress", "subgoals"] = "success"
+    reward: Literal["success", "progress", "subgoals"] = field(default="success", metadata=OF_THE_REWARD)
     """The reward level of a step. success: 1 while the goal holds, else 0, which is LIBERO's own. The others: how much
     nearer the goal is than at the episode's start, from the simulator's privileged state; progress sees some 20 cm far
     (``envs/libero/progress.py``), subgoals from one object to the next (``envs/libero/subgoals.py``)."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import yaml
 
 from embodied_rl.checkpoints import resume
 from embodied_rl.checkpoints.resume import ABSENT, Change, compare
+from embodied_rl.envs.dummy import DummyEnv
 from embodied_rl.errors import CheckpointError
 from embodied_rl.launch import run
 from tests.configs import config_of, embodied, tiny_run
@@ -167,6 +168,24 @@ def test_a_default_that_is_written_out_is_no_change(tmp_path: Path, learner: tup
     written = "++env.init_params.success_radius=0.12"
     for before, now in (((), (written,)), ((written,), ())):
         assert changes(saved(tmp_path, *learner, *before), *learner, *now) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsParams:
+    table: dict[str, int] = field(default_factory=lambda: {"width": 1, "depth": 2})
+
+
+class OptionsEnv(DummyEnv):
+    Params = OptionsParams
+
+
+def test_a_section_has_defaults_too(tmp_path: Path) -> None:
+    mine = f"env.env_type={__file__}:OptionsEnv"
+    written = "++env.init_params.table={width: 1, depth: 2}"
+    for before, now in (((), (written,)), ((written,), ())):
+        assert changes(saved(tmp_path, mine, *before), mine, *now) == []
+    [found] = changes(saved(tmp_path, mine), mine, "++env.init_params.table={width: 1, depth: 3}")
+    assert (found.key, found.before, found.now) == ("env.init_params.table.depth", 2, 3)
 
 
 def test_how_an_env_draws_is_nothing_to_a_buffer(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import pytest
 from embodied_rl.checkpoints.store import (
     STATE_FILE,
     RunState,
+    _held,
     begin,
     checkpoint_dir,
     complete_checkpoints,
     find_checkpoint,
+    later_checkpoints,
     publish,
     read_state,
     remove_torn,
@@ -25,6 +27,7 @@ from embodied_rl.checkpoints.store import (
     seal,
 )
 from embodied_rl.errors import CheckpointError
+from embodied_rl.files import set_aside
 from tests.configs import config_of
 
 ACTOR = "actor/shard_00001.safetensors"
@@ -245,18 +248,38 @@ def test_a_step_that_is_saved_again_is_there_while_the_old_one_goes(
     assert (directory / ACTOR).read_text() == "newer"
 
 
-def test_a_folder_that_was_taken_for_left_behind_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flock, taken = fcntl.flock, []
+@pytest.mark.parametrize("before", [(os, "open"), (fcntl, "flock")], ids=["open", "flock"])
+def test_a_folder_that_was_taken_for_left_behind_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[object, str]
+) -> None:
+    call, taken = getattr(*before), []
 
-    def late(descriptor: int, operation: int) -> None:
-        if not taken:
-            taken.extend((tmp_path / "checkpoints").glob(".*"))
+    def late(*arguments: object, **options: object) -> object:
+        if not taken and (there := list((tmp_path / "checkpoints").glob(".*"))):
+            taken.extend(there)
             shutil.rmtree(taken[0])
-        flock(descriptor, operation)
+        return call(*arguments, **options)
 
-    monkeypatch.setattr(fcntl, "flock", late)
-    store(tmp_path, 3)
-    assert taken and steps(tmp_path) == [3]
+    with monkeypatch.context() as patch:
+        patch.setattr(*before, late)
+        scratch = begin(checkpoint_dir(tmp_path, 3))
+    assert taken == [scratch] and scratch.is_dir()
+
+
+def test_a_checkpoint_that_somebody_holds_is_deleted_all_the_same(tmp_path: Path) -> None:
+    """As the process that made it does, which has ended its run and lives on."""
+    store(tmp_path, 1)
+    held = _held.pop()
+    store(tmp_path, 2, max_keep=1)
+    os.close(held)
+    assert steps(tmp_path) == [2]
+
+
+def test_later_checkpoints_are_those_of_later_steps_whatever_this_one_is_called(tmp_path: Path) -> None:
+    checkpoints = [store(tmp_path, step) for step in (1, 2, 3)]
+    assert later_checkpoints(checkpoints[0]) == checkpoints[1:]
+    former = set_aside(checkpoints[1], "former")
+    assert later_checkpoints(former) == checkpoints[2:]
 
 
 @pytest.mark.parametrize(

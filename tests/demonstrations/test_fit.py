@@ -178,7 +178,8 @@ def test_actions_that_were_not_executed_have_no_values(
         ("{env_type: dummy, init_params: {}}", None),
         ("{env_type: dummy, init_params: {success_bonus: 1.0}}", None),
         ("{env_type: dummy, init_params: {success_bonus: 0.0}}", "success_bonus was 0.0, now 1.0"),
-        ("{env_type: dummy, init_params: {image_size: 32}}", "image_size was 32, now 0"),
+        ("{env_type: dummy, init_params: {success_radius: 0.3}}", "success_radius was 0.3, now 0.12"),
+        ("{env_type: dummy, init_params: {image_size: 32, states_per_task: 8}}", None),  # nothing that rewards see
         ("{env_type: libero, init_params: {reward: progress}}", None),  # of another env: its spaces say whether it fits
         ("{}", None),
     ],

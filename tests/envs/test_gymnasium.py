@@ -178,8 +178,10 @@ def test_pictures_of_a_shape_that_is_not_known_do_not_become_a_state_unasked() -
             probe(observation=observation)
         (argument,) = (word for word in shlex.split(str(caught.value)) if word.startswith("env.init_params.state="))
         assert OverridesParser.create().parse_override(argument).value() == [key], "as the shell hands it over"
-    with pytest.raises(UserError, match=r"state: got \[\], but .* has no picture"):
+    with pytest.raises(UserError, match=r"would observe nothing of .*leave these keys out"):
         probe(observation=stacked, state=())
+    with pytest.raises(UserError, match="would observe nothing"):
+        probe(observation=PICTURE, images={})
     env, _ = probe(observation=both, state=("frames",))
     assert env.state_dim == 4 * 6 * 8 * 3
     env, _ = probe(observation=both, state=("goal",))

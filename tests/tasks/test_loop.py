@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from embodied_rl.launch import run
 from embodied_rl.monitoring.progress import Progress
 from embodied_rl.schema import EmbodiedConfig, MathConfig
+from embodied_rl.tasks.due import evaluates_after
 from embodied_rl.tasks.embodied.run import EmbodiedRunner
 from embodied_rl.tasks.loop import TrainingLoop
 from embodied_rl.tasks.math.run import MathRunner
@@ -22,11 +23,11 @@ from tests.configs import tiny_math_run, tiny_run
 @given(max_steps=st.integers(1, 40), interval=st.integers(-1, 12), at_end=st.booleans())
 def test_evaluations_to_come(max_steps: int, interval: int, at_end: bool) -> None:
     interval = interval or -1
-    runner = SimpleNamespace(max_steps=max_steps, val_check_interval=interval, eval_at_end=at_end)
+    runner: Any = SimpleNamespace(max_steps=max_steps, val_check_interval=interval, eval_at_end=at_end)
     loop: Any = object.__new__(TrainingLoop)
     loop.config = SimpleNamespace(runner=runner)
     for done in range(max_steps + 1):
-        later = [step for step in range(done + 1, max_steps + 1) if loop._evaluates_after(step)]
+        later = [step for step in range(done + 1, max_steps + 1) if evaluates_after(runner, step)]
         assert loop._evaluations_after(done) == len(later)
 
 

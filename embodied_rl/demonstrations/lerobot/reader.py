@@ -185,7 +185,7 @@ class DataSet:
                             remove(path)
                     for key, path in paths.items():
                         if not path.exists():
-                            with atomic(path) as scratch:
+                            with atomic(path, shared=True) as scratch:
                                 self._decode(key, sizes[key], scratch, report)
             except OSError as error:
                 size = 3 * self.info["total_frames"] * sum(height * width for height, width in sizes.values())

@@ -519,7 +519,7 @@ def test_evicted_scenes_come_back_exactly(caplog: pytest.LogCaptureFixture) -> N
         ({"cameras": ("wrist", "wrist")}, "at most once"),
         ({"camera_heights": 0}, r"camera_heights: got 0 \(int\); input should be greater than or equal to 1"),
         ({"num_steps_wait": -1}, r"num_steps_wait: got -1 \(int\); input should be greater than or equal to 0"),
-        ({"reward": "dense"}, r"reward: got 'dense' .* 'success' or 'progress'"),
+        ({"reward": "dense"}, r"reward: got 'dense' .* 'success', 'progress' or 'subgoals'"),
         ({"max_cached_scenes": 0}, r"max_cached_scenes: got 0 \(int\); input should be greater than 0"),
     ],
 )
