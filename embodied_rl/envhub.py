@@ -42,6 +42,7 @@ def vectors(
     use_async_envs: bool = False,
     *,
     task_ids: Sequence[int] = (0,),
+    episode_steps: int | None = None,
     **init_params: Any,
 ) -> dict[str, dict[int, VectorEnv[Any, Any, Any]]]:
     """What a hub's ``make_env(n_envs, use_async_envs)`` has to return.
@@ -53,19 +54,21 @@ def vectors(
             fork of a process with a rendering context would wait for ever. So a script needs a ``__main__`` guard, and
             a Gymnasium env that the script registers an id with its module, ``module:id``.
         task_ids: tasks of the suite.
+        episode_steps: as of :class:`~embodied_rl.gymnasium_envs.PlatformEnv`; libero_10 has 520 in publications.
         init_params: the adapter's own options (``env.init_params``).
     """
     kind: Any = partial(AsyncVectorEnv, context="forkserver") if use_async_envs else SyncVectorEnv
 
     def of_task(task_id: int) -> VectorEnv[Any, Any, Any]:
-        make: Callable[[], Any] = partial(_make, preset, task_id, init_params)
+        make: Callable[[], Any] = partial(_make, preset, task_id, episode_steps, init_params)
         return kind([make] * n_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
     return {preset: {task_id: of_task(task_id) for task_id in task_ids}}
 
 
-def _make(preset: str, task_id: int, init_params: dict[str, Any]) -> LerobotEnv:
-    return LerobotEnv(PlatformEnv(preset, task_id=task_id, render_mode="rgb_array", **init_params))
+def _make(preset: str, task_id: int, episode_steps: int | None, init_params: dict[str, Any]) -> LerobotEnv:
+    fixed: dict[str, Any] = {"task_id": task_id, "render_mode": "rgb_array", "episode_steps": episode_steps}
+    return LerobotEnv(PlatformEnv(preset, **fixed, **init_params))
 
 
 def _named(obs: Any) -> dict[str, Any]:

@@ -44,14 +44,23 @@ class _Play:
     """Slots of one simulator with their spaces, and where episodes may start."""
 
     def __init__(
-        self, preset: str, num_envs: int, task_id: int | None, init_params: Mapping[str, Any], *, auto_reset: bool
+        self,
+        preset: str,
+        num_envs: int,
+        task_id: int | None,
+        episode_steps: int | None,
+        init_params: Mapping[str, Any],
+        *,
+        auto_reset: bool,
     ) -> None:
+        if episode_steps is not None and (not isinstance(episode_steps, int) or episode_steps < 1):
+            raise ValueError(f"episode_steps: got {episode_steps!r}, expected a number of steps, 1 or more")
         # gymnasium.make has a parameter of its own that is called id.
         names = {"env_id": "id"} if preset == "envpool" else {}
         env = env_of(preset, {names.get(name, name): value for name, value in init_params.items()})
         adapter = adapter_class(env.env_type)
         params = parse_params(adapter.Params, env.init_params, "env.init_params")
-        self.num_envs, self.max_episode_steps = num_envs, env.eval.max_episode_steps
+        self.num_envs, self.max_episode_steps = num_envs, episode_steps or env.eval.max_episode_steps
         self.sim: SimEnv = adapter(num_envs, params, env.seed)  # type: ignore[call-arg]  # every adapter's signature
         self.env = ChunkedEnv(
             self.sim,
@@ -121,15 +130,23 @@ class PlatformEnv(gymnasium.Env[Any, Any]):
         preset: the choice of ``env``, such as libero_spatial.
         task_id: this task alone; None: all, drawn at each reset.
         render_mode: rgb_array, or None.
+        episode_steps: after which an episode is truncated; None: the preset's ``env.eval.max_episode_steps``. That of
+            ``gymnasium.make``, ``max_episode_steps``, can only make it shorter.
         init_params: the adapter's own options (``env.init_params``); EnvPool's ``id`` is ``env_id``, too.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium's
 
     def __init__(
-        self, preset: str, *, task_id: int | None = None, render_mode: str | None = None, **init_params: Any
+        self,
+        preset: str,
+        *,
+        task_id: int | None = None,
+        render_mode: str | None = None,
+        episode_steps: int | None = None,
+        **init_params: Any,
     ) -> None:
-        self._play = _Play(preset, 1, task_id, init_params, auto_reset=False)
+        self._play = _Play(preset, 1, task_id, episode_steps, init_params, auto_reset=False)
         self.action_space, self.observation_space = self._play.action_space, self._play.observation_space
         self.metadata = {**self.metadata, "render_fps": round(self._play.sim.control_hz)}
         self.render_mode = render_mode
@@ -178,9 +195,10 @@ class PlatformVectorEnv(VectorEnv[Any, Any, Any]):
         *,
         task_id: int | None = None,
         render_mode: str | None = None,
+        episode_steps: int | None = None,
         **init_params: Any,
     ) -> None:
-        self._play = _Play(preset, num_envs, task_id, init_params, auto_reset=True)
+        self._play = _Play(preset, num_envs, task_id, episode_steps, init_params, auto_reset=True)
         self.num_envs, self.render_mode = num_envs, render_mode
         self.metadata = {**self.metadata, "render_fps": round(self._play.sim.control_hz)}
         self.single_action_space, self.single_observation_space = self._play.action_space, self._play.observation_space

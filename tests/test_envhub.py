@@ -76,6 +76,14 @@ def test_without_cameras_there_are_no_pixels() -> None:
     envs.close()
 
 
+def test_the_length_of_an_episode_reaches_lerobots_loop() -> None:
+    """It asks each env for ``_max_episode_steps``."""
+    for steps, length in ((None, 32), (40, 40)):
+        envs: Any = vectors("dummy", episode_steps=steps)["dummy"][0]
+        assert [env._max_episode_steps for env in envs.envs] == [length]
+        envs.close()
+
+
 RENDERED = """
 from embodied_rl.envhub import vectors
 

@@ -85,6 +85,20 @@ def test_an_episode_has_the_platforms_rewards_horizon_and_success() -> None:
         assert (terminated, truncated, info["success"]) == (False, step == 32, False)
 
 
+@pytest.mark.parametrize("steps", [5, 50], ids=["shorter than the preset's", "longer"])
+def test_episodes_of_another_length(steps: int) -> None:
+    env, envs = make(episode_steps=steps), make_vec(num_envs=2, episode_steps=steps)
+    env.reset(seed=0)
+    envs.reset(seed=0)
+    still = np.zeros((2, 2), np.float32)
+    for step in range(1, steps + 1):
+        assert env.step(still[0])[2:4] == (False, step == steps)
+        assert envs.step(still)[3].tolist() == [step == steps] * 2
+    for wrong in (0, 2.5):
+        with pytest.raises(ValueError, match=r"episode_steps: got .* 1 or more"):
+            make(episode_steps=wrong)
+
+
 def test_after_its_end_an_episode_takes_no_step() -> None:
     for env in (make().unwrapped, make_vec(num_envs=2)):
         with pytest.raises(ResetNeeded, match=r"or none has begun.*call reset\(\)"):
