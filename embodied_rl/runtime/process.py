@@ -44,6 +44,8 @@ _SETTLE_S: Final = 0.5
 """After a first failure, how long to wait for others: a dead rank's peers may complain before its death is noticed."""
 _POLL_S: Final = 1.0
 """Interval to look for dead workers that nothing announces: a forked child may hold their pipes open."""
+_FROZEN_S: Final = 5.0
+"""Seconds beyond a look at the workers after which this process was stopped: Ctrl-Z, or a job that was suspended."""
 _WATCH_S: Final = 0.1
 """Interval to look at memory, nodes and silent workers: with many workers, messages come faster."""
 _KILL_S: Final = 2.0
@@ -284,10 +286,16 @@ class ProcessBackend:
     def _until(self, done: Callable[[], bool]) -> None:
         began = last_sign = time.monotonic()
         while not done():
-            left = last_sign + self._stall_timeout - time.monotonic()
+            looked = time.monotonic()
+            left = last_sign + self._stall_timeout - looked
             if left <= 0:
                 self._stalled()
-            if self._receive(min(left, _POLL_S)):
+            alive = self._receive(min(left, _POLL_S))
+            if (frozen := time.monotonic() - looked - _POLL_S) > _FROZEN_S:  # nobody could give a sign, or hear one
+                began, last_sign = began + frozen, last_sign + frozen
+                for process in self._processes:
+                    process.last_sign += frozen
+            if alive:
                 last_sign = time.monotonic()
             if time.monotonic() - self._watched >= _WATCH_S:
                 self._watched = time.monotonic()

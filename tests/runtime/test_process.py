@@ -260,6 +260,24 @@ def test_signs_of_life_put_a_stall_off(backend: ProcessBackend, monkeypatch: pyt
     assert group.call(Probe.live, 2.5).wait() == [None]
 
 
+def test_time_in_which_all_stood_still_does_not_count(backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, or a job that is suspended: as if it had been in the call that looks at the workers."""
+    group = probes(backend)
+    receive, stopped = backend._receive, [2.5]
+
+    def stop(timeout: float) -> bool:
+        if not stopped:
+            return receive(timeout)
+        time.sleep(stopped.pop())
+        return False
+
+    monkeypatch.setattr(backend, "_stall_timeout", 1.5)
+    monkeypatch.setattr("embodied_rl.runtime.process._FROZEN_S", 0.5)
+    monkeypatch.setattr(backend, "_receive", stop)
+    assert group.call(Probe.sleep, 2.7).wait() == [None]
+    assert not stopped
+
+
 def test_data_that_moves_is_a_sign_of_life(
     backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
