@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.dummy import DummyEnv
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.launch import run
+from embodied_rl.runtime import signals
 from embodied_rl.runtime.memory import GIB, held
-from embodied_rl.runtime.worker import WorkerError
+from embodied_rl.runtime.worker import WorkerError, WorkersLost
+from embodied_rl.tasks.embodied.recovery import RolloutCalls
 from tests.configs import config_of, tiny_run
 from tests.test_end_to_end import metrics_of, only_run
 
@@ -264,3 +267,18 @@ def test_a_run_that_holds_more_than_it_may_ends_with_a_table(tmp_path: Path, mon
         outcome(
             tmp_path, "over", f"env.env_type={__name__}:Leaking", f"cluster.memory_limit={limit}", "runner.max_steps=50"
         )
+
+
+def test_a_signal_that_comes_while_a_worker_is_replaced_is_not_dropped() -> None:
+    class Recovery:
+        def recycle(self) -> None: ...
+
+        def recover(self, lost: WorkersLost) -> None:
+            with signals.deferred():
+                signal.raise_signal(signal.SIGINT)
+
+    def begin(again: bool) -> Any:
+        raise WorkersLost("env[0] died")
+
+    with pytest.raises(KeyboardInterrupt):
+        RolloutCalls(begin, Recovery()).wait()  # type: ignore[arg-type]  # what it calls of one

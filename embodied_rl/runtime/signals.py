@@ -97,18 +97,17 @@ def deferred() -> Iterator[list[int]]:
     replaced. Outside the main thread there is nothing to do: Python runs handlers there only.
     """
     caught: list[int] = []
-    previous, raised = {}, True
+    previous = {}
     try:
         if threading.current_thread() is threading.main_thread():
             for number in _ENDING:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     previous[number] = signal.signal(number, lambda number, _: caught.append(number))
         yield caught
-        raised = False
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        if caught and not raised:  # sys.exc_info() would also see what the caller handles
+        if caught and sys.exc_info()[0] is None:
             signal.raise_signal(caught[0])
 
 

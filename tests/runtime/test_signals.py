@@ -37,20 +37,6 @@ def test_a_signal_does_not_replace_an_exception() -> None:
         interrupted()
 
 
-def test_a_signal_is_not_lost_where_an_exception_is_handled() -> None:
-    """A lost worker is replaced within an ``except``, and the last checkpoint is written in one."""
-
-    def handling() -> None:
-        try:
-            raise ValueError("handled")
-        except ValueError:
-            with signals.deferred():
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        handling()
-
-
 def test_nothing_happens_where_nothing_came() -> None:
     with signals.deferred() as caught:
         pass

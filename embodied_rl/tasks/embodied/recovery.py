@@ -59,15 +59,17 @@ class RolloutCalls:
                     raise self._calls
                 served, interacted = self._calls
                 rollout = Rollout(envs=interacted.wait(), policies=served.wait())
-            except WorkersLost as lost:
+            except WorkersLost as error:
                 if self._recovery is None:
                     raise
-                self._recovery.recover(lost)
-                self._start(again=True)
+                lost = error
             else:
                 if self._recovery is not None:
                     self._recovery.succeeded()
                 return rollout
+            # Not in the handler, within which `signals.deferred` takes a signal for one that must not replace an error.
+            self._recovery.recover(lost)
+            self._start(again=True)
 
 
 def recovers(config: EmbodiedConfig) -> bool:
