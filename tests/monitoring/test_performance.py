@@ -160,7 +160,7 @@ def test_idle_cores_are_those_that_the_run_may_use(
     stat = tmp_path / "stat"
     stat.write_text("cpu  1 2 3\n" + "".join(f"cpu{number} 1 2 3\n" for number in numbers))
     each = [psutil.cpu_times()._replace(idle=float(10**row), iowait=0.5) for row in range(4)]
-    monkeypatch.setattr(load, "core_numbers", partial(load.core_numbers, stat))
+    monkeypatch.setattr(load, "core_numbers", partial(load.core_numbers.__wrapped__, stat))
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: each)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed)
     found = Load.here()
