@@ -17,7 +17,7 @@ from embodied_rl.cli import config_of, main
 from embodied_rl.demonstrations.dataset import Demonstrations
 from embodied_rl.demonstrations.fit import check_data
 from embodied_rl.demonstrations.lerobot import metadata
-from embodied_rl.envs.base import KnownSpaces, known_spaces
+from embodied_rl.envs.base import KnownSpaces, known_spaces, params_of_the_reward
 from embodied_rl.envs.libero.adapter import LiberoParams
 from embodied_rl.envs.maniskill import ManiSkillParams
 from embodied_rl.errors import ConfigError, UserError
@@ -140,6 +140,17 @@ def test_reinforcement_learning_asks_for_actions_within_range_too(
     assert "data.clip_actions" not in str(caught.value), "a key that these runs do not have"
 
 
+def refuses_values(root: Path, message: str | None) -> None:
+    """Learning values from a data set is refused with a message, or is not; imitating it never is."""
+    plan_of(embodied("env=dummy", "algorithm=ppo", "algorithm.bc_coef=0.1", f"algorithm.bc_path={root}"))
+    values = embodied("env=dummy", "model=sac_mlp", "algorithm=rlpd", f"algorithm.replay.demonstrations={root}")
+    if message is None:
+        plan_of(values)
+        return
+    with pytest.raises(ConfigError, match=rf"replay\.demonstrations={root}: .*{message}"):
+        plan_of(values)
+
+
 @pytest.mark.parametrize(
     ("files", "noise"),
     [
@@ -157,19 +168,7 @@ def test_actions_that_were_not_executed_have_no_values(
     root = record(tmp_path, [0, 3])
     for name, content in files.items():
         (root / name).write_text(content)
-    values, imitates = (
-        embodied("env=dummy", *keys)
-        for keys in (
-            ("model=sac_mlp", "algorithm=rlpd", f"algorithm.replay.demonstrations={root}"),
-            ("algorithm=ppo", "algorithm.bc_coef=0.1", f"algorithm.bc_path={root}"),
-        )
-    )
-    plan_of(imitates)
-    if noise is None:
-        plan_of(values)
-        return
-    with pytest.raises(ConfigError, match=rf"replay\.demonstrations={root}: .* noise of {noise} .*; use a set"):
-        plan_of(values)
+    refuses_values(root, None if noise is None else f"noise of {noise} .*; use a set")
 
 
 @pytest.mark.parametrize(
@@ -187,19 +186,22 @@ def test_actions_that_were_not_executed_have_no_values(
 def test_rewards_of_another_kind_have_other_values(tmp_path: Path, played: str, refused: str | None) -> None:
     root = record(tmp_path, [0, 3])
     (root / "meta/collection.yaml").write_text(f"env: {played}\ncollect: {{noise: 0.0}}")
-    values, imitates = (
-        embodied("env=dummy", *keys)
-        for keys in (
-            ("model=sac_mlp", "algorithm=rlpd", f"algorithm.replay.demonstrations={root}"),
-            ("algorithm=ppo", "algorithm.bc_coef=0.1", f"algorithm.bc_path={root}"),
-        )
-    )
-    plan_of(imitates)
-    if refused is None:
-        plan_of(values)
-        return
-    with pytest.raises(ConfigError, match=rf"replay\.demonstrations={root}: .*of another kind: {refused}; set them"):
-        plan_of(values)
+    refuses_values(root, None if refused is None else f"of another kind: {refused}; set them")
+
+
+@pytest.mark.parametrize(
+    ("env_type", "names"),
+    [
+        ("libero", {"reward"}),
+        ("maniskill", {"reward_mode"}),
+        ("metaworld", {"reward", "success_bonus"}),
+        ("robosuite", {"reward_shaping"}),
+        ("gymnasium", {"kwargs", "wrappers", "success_key", "success_return"}),
+        ("tests.nowhere:Env", set()),
+    ],
+)
+def test_what_decides_rewards(env_type: str, names: set[str]) -> None:
+    assert set(params_of_the_reward(env_type)) == names
 
 
 @pytest.mark.parametrize("content", ["collect: {noise: loud}", "- [", "a text"])
