@@ -1,21 +1,27 @@
 """Imitation with all demonstrations in a GPU's memory: the loss of ``task=sft`` at several times its speed.
 
-Usage: python scripts/imitate_on_gpu.py FOLDER --data DATASET [DATASET ...] [--minutes 4]
+Usage: python scripts/imitate_on_gpu.py FOLDER --data DATASET [DATASET ...] [--minutes 4] [--write-every MINUTES]
            [--params '{"hidden_size": 160}'] [--batch 512] [--lr 1e-3] [--shift 2] [--seed 0] [--device cuda]
 
-FOLDER is new and gets the weights, as ``python train.py export`` writes them. It prints how to use them. The
-learning rate falls as a cosine over the minutes, after 3 % of them, so a faster machine takes more steps. A frame takes
-96 KiB with two cameras of 128 by 128. Nothing is evaluated, and there are no checkpoints.
+FOLDER is new and gets the weights, an average over the last thousand steps or so, as ``python train.py export`` writes
+them. It prints how to use them. The first data set gives the range of actions. Others that are not there yet join as
+soon as they are: with --write-every, which writes FOLDER-1, FOLDER-2 and so on meanwhile, they can be what an expert
+shows these weights on the machine's other cores (``collect.takeover_after``). The learning rate falls as a cosine over
+the minutes, after 3 % of them, so a faster machine takes more steps. A frame takes 96 KiB with two cameras of 128 by
+128. Nothing is evaluated, and there are no checkpoints.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -26,17 +32,22 @@ from embodied_rl.cli import config_of
 from embodied_rl.commands.export import describe, use_of
 from embodied_rl.commands.terminal import new_folder, refuse_existing
 from embodied_rl.demonstrations.augmentation import jitter, shift
-from embodied_rl.demonstrations.dataset import Aggregate, Demonstrations
+from embodied_rl.demonstrations.dataset import Demonstrations
+from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.evaluation.views import Views, spread
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.registry import build_policy
-from embodied_rl.schema import EmbodiedSftConfig, OptimConfig
+from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
 
 JITTER = 0.2
 """Largest relative change of brightness, contrast and saturation."""
 WARM_UP = 0.03
+AVERAGED = 0.999
+"""Decay of the average of the weights, a step; less in the first steps."""
 READ_AT_ONCE = 2048
+READERS = 3
+"""Processes that decode videos."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +59,65 @@ class Frames:
     valid: Tensor
     """[F,C] bool, False beyond an episode's end."""
 
+    def __len__(self) -> int:
+        return len(self.valid)
+
     @classmethod
-    def read(cls, data: Aggregate, policy: Policy, device: str) -> Frames:
+    def read(cls, data: Demonstrations, policy: Policy, device: str) -> Frames:
         parts: list[dict[str, Tensor]] = []
         for rows in torch.arange(data.num_frames).split(READ_AT_ONCE):
             obs, actions, valid = data.sample(rows)
-            parts.append({**policy.demonstration(obs, actions), "valid": valid})
-        joined = {name: torch.cat([part[name] for part in parts]).to(device) for name in parts[0]}
+            found = {**policy.demonstration(obs, actions), "valid": valid}
+            parts.append({name: tensor.to(device) for name, tensor in found.items()})
+        joined = {name: torch.cat([part.pop(name) for part in parts]) for name in [*parts[0]]}
         return cls(inputs=joined, valid=joined.pop("valid"))
 
-    def batches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """[size] int64, pass after pass in an order of its own."""
-        device, order = self.valid.device, torch.empty(0, dtype=torch.int64, device=self.valid.device)
-        while True:
-            while len(order) < size:
-                again = torch.randperm(len(self.valid), device=device, generator=generator)
-                order = torch.cat([order, again])
-            yield order[:size]
-            order = order[size:]
+    def take(self, rows: Tensor) -> Frames:
+        """Those of ``rows`` [N] int64."""
+        rows = rows.to(self.valid.device, non_blocking=True)
+        return Frames({name: tensor[rows] for name, tensor in self.inputs.items()}, self.valid[rows])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Frames]) -> Frames:
+        names = parts[0].inputs
+        inputs = {name: torch.cat([part.inputs[name] for part in parts]) for name in names}
+        return cls(inputs, torch.cat([part.valid for part in parts]))
+
+
+@dataclass(slots=True)
+class Pool:
+    """The data sets that are there, and where in a pass over them training is."""
+
+    generator: torch.Generator
+    parts: list[Frames] = field(default_factory=list)
+    left: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """Of the pass, on the host, where a batch's share of each part is counted."""
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
+
+    def add(self, part: Frames) -> None:
+        """Begin a new pass, with it."""
+        self.parts.append(part)
+        self.left = self.left[:0]
+
+    def draw(self, size: int) -> Frames:
+        """[size] frames; pass follows pass, each in an order of its own."""
+        while len(self.left) < size:
+            self.left = torch.cat([self.left, torch.randperm(self.size, generator=self.generator)])
+        rows, self.left = self.left[:size].sort().values, self.left[size:]
+        found, start = [], 0
+        for part in self.parts:
+            begin, end = torch.searchsorted(rows, torch.tensor([start, start + len(part)])).tolist()
+            found.append(part.take(rows[begin:end] - start))
+            start += len(part)
+        return Frames.joined(found)
+
+
+def decode(path: Path) -> None:
+    """In a process of its own, so that the data set can be opened at once from then on."""
+    Demonstrations(path, chunk=1)
 
 
 def augmented(inputs: Mapping[str, Tensor], pixels: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -80,32 +132,72 @@ def augmented(inputs: Mapping[str, Tensor], pixels: int, generator: torch.Genera
     return {**inputs, **changed}
 
 
-def imitate(policy: Policy, frames: Frames, optim: OptimConfig, args: argparse.Namespace) -> int:
-    """Train until the minutes are over.
+class Imitation:
+    """A policy that imitates the data sets that are there, and an average of its weights."""
 
-    Returns:
-        The optimiser's steps.
-    """
-    optimizer = build_optimizer(policy, optim)
-    generator = torch.Generator(frames.valid.device).manual_seed(args.seed)
-    batches, begin, step, said = frames.batches(args.batch, generator), time.monotonic(), 0, 0.0
-    while (part := (time.monotonic() - begin) / (60 * args.minutes)) < 1:
-        set_learning_rates(optimizer, min(1.0, part / WARM_UP) * 0.5 * (1 + math.cos(math.pi * part)))
-        rows = next(batches)
-        inputs = {name: tensor[rows] for name, tensor in frames.inputs.items()}
-        scores = policy.evaluate(augmented(inputs, args.shift, generator), temperature=1.0).logprobs
-        mask = frames.valid[rows].unsqueeze(-1).expand_as(scores)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        config = config_of(
+            "task=sft", "env=dummy", "model=tiny_vla", f"data.path={args.data[0]}", f"actor.optim.lr={args.lr}"
+        )
+        assert isinstance(config, EmbodiedSftConfig)
+        self.config = config
+        self.opened: list[Demonstrations] = []
+        self.pool = Pool(torch.Generator().manual_seed(args.seed))
+        self.step = 0
+        data = self._open(args.data[0])
+        self.spec = PolicySpec(
+            action_dim=data.action_dim,
+            num_action_chunks=self.config.model.num_action_chunks,
+            state_dim=data.state_dim,
+            image_shapes=data.cameras,
+            values_per_chunk=0,
+        )
+        policy = build_policy("tiny_vla", self.spec, args.params)
+        policy.set_action_statistics(ActionStatistics(**{k: tuple(v) for k, v in data.action_statistics.items()}))
+        self.policy = policy.to(args.device).train()
+        self.average = copy.deepcopy(self.policy)
+        self.optimizer = build_optimizer(self.policy, self.config.actor.optim)
+        self.noise = torch.Generator(args.device).manual_seed(args.seed)
+        self.add(args.data[0])
+
+    def _open(self, path: Path) -> Demonstrations:
+        return Demonstrations(path, chunk=self.config.model.num_action_chunks)
+
+    def add(self, path: Path) -> None:
+        """Take a data set's frames from now on."""
+        data = self._open(path)
+        self.opened.append(data)
+        self.pool.add(Frames.read(data, self.policy, self.args.device))
+        print(f"{path}: {data.num_episodes} episodes, {data.num_frames} frames", flush=True)
+
+    def train(self, part: float) -> Tensor:
+        """A training step at ``part`` of the time; returns its loss."""
+        set_learning_rates(self.optimizer, min(1.0, part / WARM_UP) * 0.5 * (1 + math.cos(math.pi * part)))
+        frames = self.pool.draw(self.args.batch)
+        scores = self.policy.evaluate(augmented(frames.inputs, self.args.shift, self.noise), temperature=1.0).logprobs
+        mask = frames.valid.unsqueeze(-1).expand_as(scores)
         loss = -(scores * mask).sum() / mask.sum()
-        optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), optim.clip_grad or math.inf)
-        optimizer.step()
-        step += 1
-        if time.monotonic() - said > 10:
-            said = time.monotonic()
-            passes = step * args.batch / len(frames.valid)
-            print(f"{said - begin:.0f} s: step {step}, {passes:.1f} passes, loss {loss.item():.3f}", flush=True)
-    return step
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.actor.optim.clip_grad or math.inf)
+        self.optimizer.step()
+        self.step += 1
+        with torch.no_grad():
+            weight = 1 - min(AVERAGED, self.step / (self.step + 9))
+            for averaged, parameter in zip(self.average.parameters(), self.policy.parameters(), strict=True):
+                averaged.lerp_(parameter, weight)
+        return loss.detach()
+
+    def write(self, folder: Path) -> None:
+        """The average, as a folder of weights."""
+        self.config.model.params.update(self.args.params)
+        with new_folder(folder) as scratch:
+            copy.deepcopy(self.average).cpu().save_pretrained(scratch)
+            describe(scratch, PolicyRecord.of(self.config.model, self.spec), base=None, step=self.step)
+            if (shown := views(self.opened)) is not None:
+                shown.write(scratch)
+        print(f"{folder}: after {self.step} steps of {self.args.batch} of {self.pool.size} frames", flush=True)
 
 
 def views(parts: Sequence[Demonstrations]) -> Views | None:
@@ -114,11 +206,35 @@ def views(parts: Sequence[Demonstrations]) -> Views | None:
     return Views.merged(Views.of({camera: tensor.numpy() for camera, tensor in images.items()}) for images in shown)
 
 
+def run(imitation: Imitation, args: argparse.Namespace) -> None:
+    """Train until the minutes are over; data sets join as they come."""
+    begin, said, written, seconds = time.monotonic(), 0.0, 0, 60 * args.minutes
+    missing, reading = [*args.data[1:]], dict[Path, Future[None]]()
+    with ProcessPoolExecutor(READERS, mp_context=get_context("spawn")) as readers:
+        while (now := time.monotonic() - begin) < seconds:
+            for path in [path for path in missing if (path / metadata.INFO).is_file()]:
+                missing.remove(path)
+                reading[path] = readers.submit(decode, path)
+            for path in [path for path, ready in reading.items() if ready.done()]:
+                reading.pop(path).result()
+                imitation.add(path)
+            loss = imitation.train(now / seconds)
+            if now - said > 10:
+                said, passes = now, imitation.step * args.batch / imitation.pool.size
+                print(f"{now:.0f} s: step {imitation.step}, {passes:.1f} passes, loss {loss.item():.3f}", flush=True)
+            if args.write_every and now > 60 * args.write_every * (written + 1):
+                written += 1
+                imitation.write(args.folder.with_name(f"{args.folder.name}-{written}"))
+        for path in [*missing, *reading]:
+            print(f"{path}: came too late", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--write-every", type=float, default=0.0)
     parser.add_argument("--params", type=json.loads, default={})
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -129,30 +245,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     refuse_existing(args.folder)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(args.seed)
-    config = config_of(
-        "task=sft", "env=dummy", "model=tiny_vla", f"data.path={args.data[0]}", f"actor.optim.lr={args.lr}"
-    )
-    assert isinstance(config, EmbodiedSftConfig)
-    parts = [Demonstrations(path, chunk=config.model.num_action_chunks) for path in args.data]
-    data = Aggregate(parts)
-    spec = PolicySpec(
-        action_dim=parts[0].action_dim,
-        num_action_chunks=config.model.num_action_chunks,
-        state_dim=parts[0].state_dim,
-        image_shapes=parts[0].cameras,
-        values_per_chunk=0,
-    )
-    policy = build_policy("tiny_vla", spec, args.params)
-    policy.set_action_statistics(ActionStatistics(**{k: tuple(v) for k, v in data.action_statistics.items()}))
-    frames = Frames.read(data, policy, args.device)
-    step = imitate(policy.to(args.device).train(), frames, config.actor.optim, args)
-    config.model.params.update(args.params)
-    with new_folder(args.folder) as scratch:
-        policy.cpu().save_pretrained(scratch)
-        describe(scratch, PolicyRecord.of(config.model, spec), base=None, step=step)
-        if (shown := views(parts)) is not None:
-            shown.write(scratch)
-    print(f"{args.folder}: after {step} steps of {args.batch} of {data.num_frames} frames")
+    imitation = Imitation(args)
+    run(imitation, args)
+    imitation.write(args.folder)
     print(f"use it with: {use_of(args.folder)}")
 
 

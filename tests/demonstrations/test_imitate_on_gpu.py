@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,21 +15,29 @@ from embodied_rl.demonstrations.dataset import Demonstrations
 from embodied_rl.models.base import Policy
 from tests.demonstrations.recording import record
 
-SCRIPT = Path(__file__).parents[2] / "scripts/imitate_on_gpu.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.mark.slow
-def test_it_imitates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("imitate_on_gpu", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, script)  # its dataclass looks there
-    spec.loader.exec_module(script)
+def test_it_imitates_what_is_there_and_what_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)  # processes that decode look there, too
+    script = importlib.import_module("imitate_on_gpu")
     data = record(tmp_path / "data", range(0, 64, 4), image_size=32)
+    late, begin = tmp_path / "late", script.Imitation.train
+
+    def train(self: Any, part: float) -> torch.Tensor:
+        if self.step == 1:
+            shutil.copytree(data, late)
+        return begin(self, part)
 
     folder, common = tmp_path / "weights", ["--device", "cpu", "--batch", "16", "--params", '{"hidden_size": 32}']
     script.main([str(tmp_path / "fresh"), "--data", str(data), "--minutes", "0.001", *common])
-    script.main([str(folder), "--data", str(data), str(data), "--minutes", "0.3", *common])
+    more = ["--write-every", "0.1"]
+    monkeypatch.setattr(script.Imitation, "train", train)
+    script.main([str(folder), "--data", str(data), str(late), "--minutes", "0.4", *common, *more])
+    assert f"{late}: 16 episodes" in capsys.readouterr().out
 
     found = Demonstrations(data, chunk=8)
 
@@ -36,5 +45,7 @@ def test_it_imitates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         obs, actions, _ = found.sample(torch.arange(0, found.num_frames, 4))
         return -policy.evaluate(policy.demonstration(obs, actions), temperature=1.0).logprobs.mean().item()
 
-    assert loss(exported_policy(folder)) < 0.9 * loss(exported_policy(tmp_path / "fresh"))
+    losses = [loss(exported_policy(tmp_path / name)) for name in ("fresh", "weights-1", "weights")]
+    assert losses == sorted(losses, reverse=True), losses
+    assert losses[-1] < 0.9 * losses[0], losses
     assert (folder / "views.safetensors").is_file()
