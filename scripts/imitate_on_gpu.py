@@ -1,14 +1,16 @@
 """Imitation with all demonstrations in a GPU's memory: the loss of ``task=sft`` at several times its speed.
 
 Usage: python scripts/imitate_on_gpu.py FOLDER --data DATASET [DATASET ...] [--minutes 4] [--write-every MINUTES]
-           [--params '{"hidden_size": 160}'] [--batch 512] [--lr 1e-3] [--shift 2] [--seed 0] [--device cuda]
+           [--init WEIGHTS] [--params '{"hidden_size": 160}'] [--batch 512] [--lr 1e-3] [--shift 2] [--seed 0]
+           [--device cuda]
 
 FOLDER is new and gets the weights, an average over the last thousand steps or so, as ``python train.py export`` writes
-them. It prints how to use them. The first data set gives the range of actions. Others that are not there yet join as
-soon as they are: with --write-every, which writes FOLDER-1, FOLDER-2 and so on meanwhile, they can be what an expert
-shows these weights on the machine's other cores (``collect.takeover_after``). The learning rate falls as a cosine over
-the minutes, after 3 % of them, so a faster machine takes more steps. A frame takes 96 KiB with two cameras of 128 by
-128. Nothing is evaluated, and there are no checkpoints.
+them. It prints how to use them. They go on from WEIGHTS, another such folder, or begin with --params, and the range of
+actions of the first data set. Data sets that are not there yet join as soon as they are: with --write-every, which
+writes FOLDER-1, FOLDER-2 and so on meanwhile, they can be what an expert shows these weights on the machine's other
+cores (``collect.takeover_after``). The learning rate falls as a cosine over the minutes, after 3 % of them, so a faster
+machine takes more steps. A frame takes 96 KiB with two cameras of 128 by 128. Nothing is evaluated, and there are no
+checkpoints.
 """
 
 from __future__ import annotations
@@ -20,16 +22,17 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.cli import config_of
-from embodied_rl.commands.export import describe, use_of
+from embodied_rl.commands.export import describe, exported_policy, use_of
 from embodied_rl.commands.terminal import new_folder, refuse_existing
 from embodied_rl.demonstrations.augmentation import jitter, shift
 from embodied_rl.demonstrations.dataset import Demonstrations
@@ -37,6 +40,7 @@ from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.evaluation.views import Views, spread
 from embodied_rl.models.base import ActionStatistics, Policy, PolicySpec
 from embodied_rl.models.registry import build_policy
+from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy
 from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.training.optimizer import build_optimizer, set_learning_rates
 
@@ -54,7 +58,7 @@ READERS = 3
 class Frames:
     """F demonstrated frames, on the device."""
 
-    inputs: Mapping[str, Tensor]
+    inputs: dict[str, Tensor]
     """The policy's, each [F,...]."""
     valid: Tensor
     """[F,C] bool, False beyond an episode's end."""
@@ -72,47 +76,38 @@ class Frames:
         joined = {name: torch.cat([part.pop(name) for part in parts]) for name in [*parts[0]]}
         return cls(inputs=joined, valid=joined.pop("valid"))
 
+    def and_those(self, other: Frames) -> Frames:
+        """These, then the others. Both are used up: one tensor after the other is moved, as both have no room twice."""
+        joined = {name: torch.cat([self.inputs.pop(name), other.inputs.pop(name)]) for name in [*self.inputs]}
+        return Frames(joined, torch.cat([self.valid, other.valid]))
+
     def take(self, rows: Tensor) -> Frames:
         """Those of ``rows`` [N] int64."""
-        rows = rows.to(self.valid.device, non_blocking=True)
         return Frames({name: tensor[rows] for name, tensor in self.inputs.items()}, self.valid[rows])
-
-    @classmethod
-    def joined(cls, parts: Sequence[Frames]) -> Frames:
-        names = parts[0].inputs
-        inputs = {name: torch.cat([part.inputs[name] for part in parts]) for name in names}
-        return cls(inputs, torch.cat([part.valid for part in parts]))
 
 
 @dataclass(slots=True)
-class Pool:
-    """The data sets that are there, and where in a pass over them training is."""
+class Passes:
+    """Where in a pass over the frames training is; pass follows pass, each in an order of its own."""
 
     generator: torch.Generator
-    parts: list[Frames] = field(default_factory=list)
-    left: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """Of the pass, on the host, where a batch's share of each part is counted."""
+    left: Tensor = field(init=False)
+    """int64, of the pass."""
 
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.parts))
+    def __post_init__(self) -> None:
+        self.begin()
 
-    def add(self, part: Frames) -> None:
-        """Begin a new pass, with it."""
-        self.parts.append(part)
-        self.left = self.left[:0]
+    def begin(self) -> None:
+        """Let a new pass begin."""
+        self.left = torch.empty(0, dtype=torch.int64, device=self.generator.device)
 
-    def draw(self, size: int) -> Frames:
-        """[size] frames; pass follows pass, each in an order of its own."""
+    def draw(self, size: int, of: int) -> Tensor:
+        """[size] int64, rows of ``of``."""
         while len(self.left) < size:
-            self.left = torch.cat([self.left, torch.randperm(self.size, generator=self.generator)])
-        rows, self.left = self.left[:size].sort().values, self.left[size:]
-        found, start = [], 0
-        for part in self.parts:
-            begin, end = torch.searchsorted(rows, torch.tensor([start, start + len(part)])).tolist()
-            found.append(part.take(rows[begin:end] - start))
-            start += len(part)
-        return Frames.joined(found)
+            again = torch.randperm(of, device=self.generator.device, generator=self.generator)
+            self.left = torch.cat([self.left, again])
+        rows, self.left = self.left[:size], self.left[size:]
+        return rows
 
 
 def decode(path: Path) -> None:
@@ -143,38 +138,47 @@ class Imitation:
         assert isinstance(config, EmbodiedSftConfig)
         self.config = config
         self.opened: list[Demonstrations] = []
-        self.pool = Pool(torch.Generator().manual_seed(args.seed))
         self.step = 0
         data = self._open(args.data[0])
-        self.spec = PolicySpec(
+        policy = self._fresh(data) if args.init is None else exported_policy(args.init)
+        assert isinstance(policy, TinyVlaPolicy)
+        self.policy = policy.to(args.device).train()
+        self.average = copy.deepcopy(self.policy)
+        self.optimizer = build_optimizer(self.policy, config.actor.optim)
+        self.noise = torch.Generator(args.device).manual_seed(args.seed)
+        self.passes = Passes(torch.Generator(args.device).manual_seed(args.seed + 1))
+        self.frames = self._read(data)
+
+    def _fresh(self, data: Demonstrations) -> Policy:
+        spec = PolicySpec(
             action_dim=data.action_dim,
             num_action_chunks=self.config.model.num_action_chunks,
             state_dim=data.state_dim,
             image_shapes=data.cameras,
             values_per_chunk=0,
         )
-        policy = build_policy("tiny_vla", self.spec, args.params)
+        policy = build_policy("tiny_vla", spec, self.args.params)
         policy.set_action_statistics(ActionStatistics(**{k: tuple(v) for k, v in data.action_statistics.items()}))
-        self.policy = policy.to(args.device).train()
-        self.average = copy.deepcopy(self.policy)
-        self.optimizer = build_optimizer(self.policy, self.config.actor.optim)
-        self.noise = torch.Generator(args.device).manual_seed(args.seed)
-        self.add(args.data[0])
+        return policy
 
     def _open(self, path: Path) -> Demonstrations:
         return Demonstrations(path, chunk=self.config.model.num_action_chunks)
 
-    def add(self, path: Path) -> None:
-        """Take a data set's frames from now on."""
-        data = self._open(path)
+    def _read(self, data: Demonstrations) -> Frames:
         self.opened.append(data)
-        self.pool.add(Frames.read(data, self.policy, self.args.device))
+        return Frames.read(data, self.policy, self.args.device)
+
+    def add(self, path: Path) -> None:
+        """Take a data set's frames, too, from now on."""
+        data = self._open(path)
+        self.frames = self.frames.and_those(self._read(data))
+        self.passes.begin()
         print(f"{path}: {data.num_episodes} episodes, {data.num_frames} frames", flush=True)
 
     def train(self, part: float) -> Tensor:
         """A training step at ``part`` of the time; returns its loss."""
         set_learning_rates(self.optimizer, min(1.0, part / WARM_UP) * 0.5 * (1 + math.cos(math.pi * part)))
-        frames = self.pool.draw(self.args.batch)
+        frames = self.frames.take(self.passes.draw(self.args.batch, len(self.frames)))
         scores = self.policy.evaluate(augmented(frames.inputs, self.args.shift, self.noise), temperature=1.0).logprobs
         mask = frames.valid.unsqueeze(-1).expand_as(scores)
         loss = -(scores * mask).sum() / mask.sum()
@@ -183,21 +187,21 @@ class Imitation:
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.actor.optim.clip_grad or math.inf)
         self.optimizer.step()
         self.step += 1
-        with torch.no_grad():
-            weight = 1 - min(AVERAGED, self.step / (self.step + 9))
-            for averaged, parameter in zip(self.average.parameters(), self.policy.parameters(), strict=True):
-                averaged.lerp_(parameter, weight)
+        decay = min(AVERAGED, (self.step - 1) / (self.step + 8))
+        get_ema_multi_avg_fn(decay)([*self.average.parameters()], [*self.policy.parameters()], None)
         return loss.detach()
 
     def write(self, folder: Path) -> None:
         """The average, as a folder of weights."""
-        self.config.model.params.update(self.args.params)
+        fresh = asdict(TinyVlaParams())
+        given = {name: value for name, value in asdict(self.policy.params).items() if value != fresh[name]}
+        self.config.model.params.update(given)
         with new_folder(folder) as scratch:
             copy.deepcopy(self.average).cpu().save_pretrained(scratch)
-            describe(scratch, PolicyRecord.of(self.config.model, self.spec), base=None, step=self.step)
+            describe(scratch, PolicyRecord.of(self.config.model, self.policy.spec), base=None, step=self.step)
             if (shown := views(self.opened)) is not None:
                 shown.write(scratch)
-        print(f"{folder}: after {self.step} steps of {self.args.batch} of {self.pool.size} frames", flush=True)
+        print(f"{folder}: after {self.step} steps of {self.args.batch} of {len(self.frames)} frames", flush=True)
 
 
 def views(parts: Sequence[Demonstrations]) -> Views | None:
@@ -220,7 +224,7 @@ def run(imitation: Imitation, args: argparse.Namespace) -> None:
                 imitation.add(path)
             loss = imitation.train(now / seconds)
             if now - said > 10:
-                said, passes = now, imitation.step * args.batch / imitation.pool.size
+                said, passes = now, imitation.step * args.batch / len(imitation.frames)
                 print(f"{now:.0f} s: step {imitation.step}, {passes:.1f} passes, loss {loss.item():.3f}", flush=True)
             if args.write_every and now > 60 * args.write_every * (written + 1):
                 written += 1
@@ -235,7 +239,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--write-every", type=float, default=0.0)
-    parser.add_argument("--params", type=json.loads, default={})
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument("--init", type=Path)
+    begin.add_argument("--params", type=json.loads, default={})
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--shift", type=int, default=2)
@@ -244,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     refuse_existing(args.folder)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
     torch.manual_seed(args.seed)
     imitation = Imitation(args)
     run(imitation, args)

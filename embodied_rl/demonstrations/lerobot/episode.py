@@ -216,6 +216,6 @@ def decode_video(path: Path) -> Iterator[tuple[float, NDArray[np.uint8]]]:
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
             for frame in container.decode(stream):
-                yield float(frame.time or 0.0), np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+                yield float(frame.time or 0.0), np.asarray(frame.to_ndarray(format="rgb24", threads=1), dtype=np.uint8)
     except (FFmpegError, IndexError, OSError) as error:
         raise UserError(f"{path}: not a readable video ({error}); the data set is damaged: copy it anew") from error
