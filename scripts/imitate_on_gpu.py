@@ -50,7 +50,7 @@ WARM_UP = 0.03
 AVERAGED = 0.999
 """Decay of the average of the weights, a step; less in the first steps."""
 READ_AT_ONCE = 2048
-READERS = 3
+READERS = 4
 """Processes that decode videos."""
 
 
@@ -144,6 +144,8 @@ class Imitation:
         assert isinstance(policy, TinyVlaPolicy)
         self.policy = policy.to(args.device).train()
         self.average = copy.deepcopy(self.policy)
+        self.weights: list[Tensor] = [*self.policy.parameters()]
+        self.averages: list[Tensor] = [*self.average.parameters()]
         self.optimizer = build_optimizer(self.policy, config.actor.optim)
         self.noise = torch.Generator(args.device).manual_seed(args.seed)
         self.passes = Passes(torch.Generator(args.device).manual_seed(args.seed + 1))
@@ -184,11 +186,11 @@ class Imitation:
         loss = -(scores * mask).sum() / mask.sum()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.actor.optim.clip_grad or math.inf)
+        torch.nn.utils.clip_grad_norm_(self.weights, self.config.actor.optim.clip_grad or math.inf)
         self.optimizer.step()
         self.step += 1
         decay = min(AVERAGED, (self.step - 1) / (self.step + 8))
-        get_ema_multi_avg_fn(decay)([*self.average.parameters()], [*self.policy.parameters()], None)
+        get_ema_multi_avg_fn(decay)(self.averages, self.weights, None)
         return loss.detach()
 
     def write(self, folder: Path) -> None:
