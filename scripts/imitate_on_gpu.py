@@ -1,7 +1,7 @@
 """Imitation with all demonstrations in a GPU's memory: the loss of ``task=sft`` at several times its speed.
 
 Usage: python scripts/imitate_on_gpu.py FOLDER --data DATASET [DATASET ...] [--minutes 4] [--write-every MINUTES]
-           [--init WEIGHTS] [--params '{"hidden_size": 160}'] [--batch 512] [--lr 1e-3] [--shift 2] [--seed 0]
+           [--init WEIGHTS] [--params '{"hidden_size": 160}'] [--half] [--batch 512] [--lr 1e-3] [--shift 2] [--seed 0]
            [--device cuda]
 
 FOLDER is new and gets the weights, an average over the last thousand steps or so, as ``python train.py export`` writes
@@ -199,7 +199,8 @@ class Imitation:
         given = {name: value for name, value in asdict(self.policy.params).items() if value != fresh[name]}
         self.config.model.params.update(given)
         with new_folder(folder) as scratch:
-            copy.deepcopy(self.average).cpu().save_pretrained(scratch)
+            stored = copy.deepcopy(self.average).cpu()
+            (stored.half() if self.args.half else stored).save_pretrained(scratch)
             describe(scratch, PolicyRecord.of(self.config.model, self.policy.spec), base=None, step=self.step)
             if (shown := views(self.opened)) is not None:
                 shown.write(scratch)
@@ -244,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument("--init", type=Path)
     begin.add_argument("--params", type=json.loads, default={})
+    parser.add_argument("--half", action="store_true", help="store float16, which is loaded as float32")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--shift", type=int, default=2)

@@ -36,11 +36,14 @@ def test_it_imitates_what_is_there_and_what_comes(
     script.main(
         [str(tmp_path / "fresh"), "--data", str(data), "--minutes", "0.001", "--params", '{"hidden_size": 32}', *common]
     )
-    more = ["--write-every", "0.1", "--init", str(tmp_path / "fresh")]
+    more = ["--half", "--write-every", "0.1", "--init", str(tmp_path / "fresh")]
     monkeypatch.setattr(script.Imitation, "train", train)
     script.main([str(folder), "--data", str(data), str(late), "--minutes", "0.4", *common, *more])
     assert exported_policy(folder).params == exported_policy(tmp_path / "fresh").params
     assert f"{late}: 16 episodes" in capsys.readouterr().out
+
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (folder, tmp_path / "fresh")]
+    assert sizes[0] < 0.6 * sizes[1]
 
     found = Demonstrations(data, chunk=8)
 
