@@ -30,6 +30,9 @@ def import_libero() -> None:
     with importing_robosuite(NAME):
         importlib.import_module("libero.libero.benchmark")
         importlib.import_module("libero.libero.envs")
+    from embodied_rl.envs.libero.objects import mend_objects
+
+    mend_objects()
 
 
 def _provide_config() -> None:
