@@ -284,10 +284,13 @@ class Trajectory:
         """The members where ``mask`` ([N] bool) is true, or None if there is none."""
         if not mask.any():
             return None
+        if mask.all():
+            return self
         index = mask.nonzero().squeeze(-1)
-        by_member = {name: getattr(self, name)[index] for name in ("env_ids", "group_ids", "scores")}
+        # Indexing would copy pictures byte by byte.
+        by_member = {name: getattr(self, name).index_select(0, index) for name in ("env_ids", "group_ids", "scores")}
         unchanged = (*by_member, "rollout_epoch", "policy_versions")
-        return replace(self, **by_member, **_changed(self, lambda tensor: tensor[:, index], without=unchanged))
+        return replace(self, **by_member, **_changed(self, lambda t: t.index_select(1, index), without=unchanged))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,7 +378,8 @@ class TrainBatch:
 
     def select(self, index: Tensor) -> TrainBatch:
         """The samples at ``index`` ([K] int64), in that order."""
-        return replace(self, **_changed(self, lambda tensor: tensor[index]))
+        index = index.to(self.sample_ids.device)
+        return replace(self, **_changed(self, lambda tensor: tensor.index_select(0, index)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

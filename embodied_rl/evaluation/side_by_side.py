@@ -64,7 +64,7 @@ def write_side_by_side(path: Path, pairs: Sequence[tuple[Clip, Clip]]) -> None:
 
 
 def _images(film: av.container.InputContainer) -> Iterator[Image.Image]:
-    return (frame.to_image() for frame in film.decode(video=0))
+    return (frame.to_image(threads=1) for frame in film.decode(video=0))
 
 
 def _composed(clips: Sequence[Clip], grid: Grid, films: dict[Path, Iterator[Image.Image]]) -> Iterator[Image.Image]:

@@ -147,7 +147,7 @@ def _gif(video: Path, *, per_second: float, width: int) -> bytes:
     with av.open(str(video)) as container:
         for frame in container.decode(video=0):
             if frame.time is None or frame.time * per_second >= len(frames):
-                picture = frame.to_image()
+                picture = frame.to_image(threads=1)
                 picture.thumbnail((width, picture.height))
                 frames.append(picture)
     buffer = io.BytesIO()

@@ -96,7 +96,7 @@ def poster(path: Path) -> str:
 
     try:
         with av.open(str(path)) as container:
-            picture = next(container.decode(video=0)).to_image()
+            picture = next(container.decode(video=0)).to_image(threads=1)
     except (FFmpegError, OSError, StopIteration):
         return ""
     picture.thumbnail((_POSTER_WIDTH, _POSTER_WIDTH))

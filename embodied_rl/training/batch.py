@@ -89,6 +89,8 @@ def build_train_batch(
     # A filtered group's chunks carry no gradient. One sample always stays, masked: without any to compute on, a rank
     # could not take part in the collectives of the others.
     trainable = batch.trainable()
+    if len(trainable) == len(batch):
+        return batch, counts
     return batch.select(trainable if len(trainable) else torch.zeros(1, dtype=torch.int64)), counts
 
 
@@ -138,6 +140,13 @@ def taken_chunks(trajectory: Trajectory) -> Tensor:
     return taken
 
 
+def replay_inputs_of(trajectory: Trajectory, chunks: Tensor) -> dict[str, Tensor]:
+    """The policy's inputs of ``chunks`` [T,N] bool, each [number of them,...]."""
+    rows = chunks.flatten().nonzero().squeeze(-1)
+    # Indexing by a mask would copy pictures byte by byte.
+    return {key: tensor.flatten(0, 1).index_select(0, rows) for key, tensor in trajectory.replay_inputs.items()}
+
+
 def _samples(
     t: Trajectory, config: AlgorithmConfig, *, returns: Tensor, normalized: Tensor, kept: Tensor, kl_beta: float
 ) -> dict[str, Any]:
@@ -180,7 +189,7 @@ def _samples(
 
     return {
         "sample_ids": ids[flat],
-        "replay_inputs": {key: tensor[flat] for key, tensor in t.replay_inputs.items()},
+        "replay_inputs": replay_inputs_of(t, flat),
         "logprobs": at_level(t.logprobs),
         "loss_mask": loss_mask,
         "valid": valid[flat],

@@ -19,7 +19,7 @@ from embodied_rl.models.base import Evaluation, Policy
 from embodied_rl.models.flops import SampleCost
 from embodied_rl.monitoring.work import Flops
 from embodied_rl.schema import ActorConfig, AlgorithmConfig
-from embodied_rl.training.batch import taken_chunks
+from embodied_rl.training.batch import replay_inputs_of, taken_chunks
 from embodied_rl.training.micro_batch import MicroBatch
 from embodied_rl.training.sharding import max_over_ranks
 
@@ -99,7 +99,7 @@ def forward_in_parts(
     def one(rows: Tensor) -> dict[str, Tensor]:
         # A rank without samples left takes part in the others' collectives with any sample.
         own = rows if len(rows) else torch.zeros(1, dtype=torch.int64)
-        results = forward({key: tensor[own].to(training.device) for key, tensor in inputs.items()})
+        results = forward({key: tensor.index_select(0, own).to(training.device) for key, tensor in inputs.items()})
         return {name: tensor[: len(rows)].float().cpu() for name, tensor in results.items()}
 
     def all_of(parts: list[Tensor]) -> dict[str, Tensor]:
@@ -159,10 +159,8 @@ class Scorer:
         if not own and not other:
             return list(trajectories)
         flat = [taken_chunks(t) for t in trajectories]
-        inputs = {
-            key: torch.cat([t.replay_inputs[key][f] for t, f in zip(trajectories, flat, strict=True)])
-            for key in trajectories[0].replay_inputs
-        }
+        parts = [replay_inputs_of(t, f) for t, f in zip(trajectories, flat, strict=True)]
+        inputs = {key: torch.cat([part.pop(key) for part in parts]) for key in trajectories[0].replay_inputs}
         count = int(sum(f.sum() for f in flat))
         forward = partial(self._forward, own=own, other=other, values=values)
 
