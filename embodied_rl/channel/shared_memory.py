@@ -57,6 +57,11 @@ _SHARED_SHIFT = 32
 """A token's bits above are the number of the shared slot that has the message; 0: its own has."""
 _QUIET_S = 1.0
 """Seconds of waiting of which nobody is told."""
+_SHORT_S = 150e-6
+"""Seconds of a wait after which the next one is expected to be short, too."""
+_YIELD_S = 60e-6
+"""Seconds in which others are let go first before falling asleep, where a short wait is expected: waking up takes as
+long."""
 
 
 class TokenQueue:
@@ -71,6 +76,8 @@ class TokenQueue:
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
+        self.short = True
+        """The last wait for a token, in this process, was short."""
 
     @staticmethod
     def create_fds(limit: int) -> tuple[int, int]:
@@ -501,15 +508,20 @@ class SharedMemoryChannel:
     ) -> tuple[int, int]:
         """The queue's next token, or else one of ``spare``, to which nobody adds any."""
         announced, began = False, time.monotonic()
+        awake_until = began + _YIELD_S if queue.short else began
         try:
             while True:
                 self.check_open()
                 token = queue.pop()
                 if token is None and spare is not None:
                     token = spare.pop()
-                if token is not None:
-                    return token
                 now = time.monotonic()
+                if token is not None:
+                    queue.short = now - began < _SHORT_S
+                    return token
+                if now < awake_until:
+                    os.sched_yield()
+                    continue
                 remaining = None if timeout is None else started + timeout - now
                 if remaining is not None and remaining <= 0:
                     raise self._timed_out(queue, key, now - started)

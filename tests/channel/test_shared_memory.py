@@ -159,6 +159,31 @@ def test_waiting_does_not_use_the_processor() -> None:
     assert time.thread_time() - started < 0.1
 
 
+def test_only_where_waits_are_short_others_are_let_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falling asleep and waking up takes longer than they do; where they are long it would use the processor."""
+    yields = 0
+    messages, begin = channel(), os.sched_yield
+
+    def counted() -> None:
+        nonlocal yields
+        yields += 1
+        begin()
+
+    monkeypatch.setattr(os, "sched_yield", counted)
+
+    def wait(seconds: float) -> int:
+        before, timer = yields, threading.Timer(seconds, put, (messages, 0))
+        timer.start()
+        get(messages)
+        timer.join()
+        return yields - before
+
+    assert wait(0.02) and not wait(0.02) and not wait(0.02)
+    put(messages, 0)
+    get(messages)
+    assert wait(0.02), "the wait before was none at all"
+
+
 def test_get_batch_loses_nothing_when_it_times_out() -> None:
     messages = channel(capacity=3)
     for i in range(3):
