@@ -57,9 +57,9 @@ _SHARED_SHIFT = 32
 """A token's bits above are the number of the shared slot that has the message; 0: its own has."""
 _QUIET_S = 1.0
 """Seconds of waiting of which nobody is told."""
-_SHORT_S = 150e-6
+_SHORT_S = 300e-6
 """Seconds of a wait after which the next one is expected to be short, too."""
-_YIELD_S = 60e-6
+_YIELD_S = 100e-6
 """Seconds in which others are let go first before falling asleep, where a short wait is expected: waking up takes as
 long."""
 
