@@ -120,8 +120,8 @@ way.
 
 The instructions of `_lan`, `_task` and `libero_study_table` are those of the scenes' files (`(:language ...)`). All
 others have the words of the file's name, as published evaluations do, where the scenes' files word them otherwise.
-In tasks 1 and 2 of `libero_study_table` the goal holds from the start. `libero_10_with_milk` is without the two tasks that
-have no initial states (3 and 4 of its ten), so those behind them move up.
+In tasks 1 and 2 of `libero_study_table` the goal holds from the start. `libero_10_with_milk` is without the two tasks
+that have no initial states (3 and 4 of its ten), so those behind them move up.
 
 ## Those that can be played
 
