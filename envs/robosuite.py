@@ -42,6 +42,15 @@ INSTRUCTIONS = {
     "PickPlaceMilk": "put the milk into its bin",
 }
 """robosuite's name of each task -> the instruction for language policies."""
+UNPLAYED: Final = {
+    "NutAssemblySingle": "an instruction for each episode: it draws one of the two nuts",
+    "PickPlaceSingle": "an instruction for each episode: it draws one of the four objects",
+    "TwoArmHandover": "a policy for two arms",
+    "TwoArmLift": "a policy for two arms",
+    "TwoArmPegInHole": "a policy for two arms",
+    "Wipe": "a gripper that wipes",
+}
+"""Registered tasks that cannot be played here -> what they need."""
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand", "frontview": "frontview"}
 """Our camera name -> robosuite's."""
 
@@ -62,6 +71,8 @@ class RobosuiteParams(SeededParams):
     """robosuite's dense reward, counted from the initial state; false: 1 while the task is solved, else 0."""
 
     def __post_init__(self) -> None:
+        if self.task in UNPLAYED:
+            raise ValueError(f"task: {self.task} needs {UNPLAYED[self.task]}. Take one of {', '.join(INSTRUCTIONS)}")
         check_choices("task", [self.task], INSTRUCTIONS)
         check_choices("cameras", self.cameras, CAMERAS)
 
@@ -87,7 +98,7 @@ class RobosuiteEnv:
     action_dim = 7
 
     def __init__(self, num_slots: int, params: RobosuiteParams, seed: int) -> None:
-        self._suite = _import_robosuite()
+        self._suite = import_robosuite()
         if params.cameras:
             require_renderer(_NAME)
         self._params, self._seed = params, seed
@@ -197,7 +208,7 @@ class RobosuiteEnv:
         return np.ascontiguousarray(sim.render(width=width, height=height, camera_name=camera)[::-1])
 
 
-def _import_robosuite() -> Any:
+def import_robosuite() -> Any:
     """The package ``robosuite``, after a look at what it would fail on later."""
     with importing_robosuite(_NAME):
         suite, mujoco = importlib.import_module("robosuite"), importlib.import_module("mujoco")

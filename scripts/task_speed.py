@@ -29,12 +29,17 @@ STEPS, RESETS, LIMIT = 100, 5, 240
 def known_tasks() -> list[tuple[str, str]]:
     """(simulator, task) of all that the installed packages have."""
     from embodied_rl.envs.maniskill import import_maniskill
-    from embodied_rl.envs.robosuite import INSTRUCTIONS
+    from embodied_rl.envs.robosuite import INSTRUCTIONS, import_robosuite
 
     import_maniskill()
+    import_robosuite()
     from mani_skill.utils.registration import REGISTERED_ENVS
+    from robosuite.environments import base
 
-    return [("maniskill", task) for task in sorted(REGISTERED_ENVS)] + [("robosuite", task) for task in INSTRUCTIONS]
+    # LIBERO registers its own there, too.
+    others = sorted(name for name, kind in base.REGISTERED_ENVS.items() if kind.__module__.startswith("robosuite."))
+    tasks = dict.fromkeys([*INSTRUCTIONS, *others])
+    return [("maniskill", task) for task in sorted(REGISTERED_ENVS)] + [("robosuite", task) for task in tasks]
 
 
 def candidates(simulator: str, task: str) -> Iterator[dict[str, str]]:
@@ -49,8 +54,11 @@ def candidates(simulator: str, task: str) -> Iterator[dict[str, str]]:
 
 def measure(simulator: str, task: str) -> dict[str, Any]:
     """A row of the file; ``reason`` where the task does not play."""
+    from embodied_rl.envs.robosuite import UNPLAYED
     from embodied_rl.errors import UserError, first_line
 
+    if simulator == "robosuite" and task in UNPLAYED:
+        return {"reason": UNPLAYED[task]}
     reason = ""
     for settings in candidates(simulator, task):
         try:

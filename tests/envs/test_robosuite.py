@@ -221,6 +221,7 @@ def test_cameras() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"task": "Wipe"}, "task: Wipe needs a gripper that wipes. Take one of Lift, "),
         ({"task": "Lfit"}, "task: got 'Lfit', expected one of Lift, Stack, Door, NutAssembly, .* Did you mean 'Lift'"),
         ({"cameras": ["agentviw"]}, "Did you mean 'agentview'"),
         ({"cameras": ["wrist", "wrist"]}, "at most once"),
