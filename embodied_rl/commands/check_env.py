@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from embodied_rl.commands.env_checks import SLOTS, Subject, check, first_states
+from embodied_rl.commands.env_checks import SLOTS, Subject, check, first_states, state_elsewhere
 from embodied_rl.commands.terminal import CommandParser, Finding, console, problem, show
 from embodied_rl.composition import checked
 from embodied_rl.envs.base import SimEnv, adapter_class
@@ -73,7 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         )
         findings: list[Finding] = []
         try:
-            subject = replace(subject, states=first_states(task_ranges(sim, env.task_ids)))
+            ranges = task_ranges(sim, env.task_ids)
+            subject = replace(subject, states=first_states(ranges), elsewhere=state_elsewhere(ranges))
         except ValueError as error:
             findings.append(problem("tasks", str(error)))
         else:

@@ -44,7 +44,14 @@ class Subject:
     steps: int
     """Steps of each check."""
     states: Sequence[int] = field(default=())
-    """Initial states that are used."""
+    """Initial states that are used, of the first task."""
+    elsewhere: int | None = None
+    """An initial state of the last task; None: there is one task."""
+
+    @property
+    def unlike(self) -> int:
+        """The initial state that has least to do with the first one."""
+        return self.states[-1] if self.elsewhere is None else self.elsewhere
 
     def random_actions(self, count: int, key: int = 0) -> NDArray[np.float32]:
         """[count, A], the same for the same ``key``."""
@@ -212,7 +219,7 @@ _SEED_ADVICE: Final = "an episode is to be a function of (seed, reset state, act
 def groups(subject: Subject) -> Iterator[Finding]:
     """Members of a group start alike, whatever their slots did before."""
     sim, slots = subject.sim, list(range(SLOTS))
-    sim.reset(slots, [subject.states[0], subject.states[-1]])
+    sim.reset(slots, [subject.states[0], subject.unlike])
     for action in subject.random_actions(3, key=2):
         sim.step(slots[:1], action[None])
     sim.reset(slots, [subject.states[0]] * SLOTS)
@@ -228,13 +235,13 @@ def groups(subject: Subject) -> Iterator[Finding]:
 def lone_slots(subject: Subject) -> Iterator[Finding]:
     """Stepping and resetting one slot leaves the others alone."""
     sim = subject.sim
-    sim.reset([0, 1], [subject.states[0], subject.states[-1]])
+    sim.reset([0, 1], [subject.states[0], subject.unlike])
     before = sim.observe([1])
     sim.step([0], subject.random_actions(1, key=3))
     sim.reset([0], [subject.states[0]])
     if (found := _difference(before, sim.observe([1]))) is not None:
         yield problem(
-            "slots", f"a step of slot 0 changed what slot 1 sees: {found}", "give each slot a state of its own"
+            "slots", f"a step or reset of slot 0 changed what slot 1 sees: {found}", "give each slot a state of its own"
         )
     else:
         yield ok("slots", "do not disturb each other")
@@ -472,3 +479,8 @@ def _quoted(text: str) -> str:
 def first_states(ranges: Mapping[int, range]) -> tuple[int, ...]:
     """A few initial states of the first task: others may have scenes of their own, which take seconds to build."""
     return tuple(next(iter(ranges.values()))[:_STATES])
+
+
+def state_elsewhere(ranges: Mapping[int, range]) -> int | None:
+    """An initial state of the last of several tasks."""
+    return [*ranges.values()][-1].start if len(ranges) > 1 else None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embodied_rl.commands.check_env import main
-from embodied_rl.commands.env_checks import SLOTS, Subject, check, first_states
+from embodied_rl.commands.env_checks import SLOTS, Subject, check, first_states, state_elsewhere
 from embodied_rl.envs.base import SimObs, SimStep, Task
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.rendering import SimulatorMissingError
@@ -66,6 +66,15 @@ class OneScene(DummyEnv):
         step = super().step(slots, actions)
         self._position[:] = self._position[slots[0]]
         return step
+
+
+class OneTask(DummyEnv):
+    """Its slots play the task that was reset last."""
+
+    def reset(self, slots: Sequence[int], reset_state_ids: Sequence[int]) -> None:
+        super().reset(slots, reset_state_ids)
+        number = self.task(reset_state_ids[-1]).task_id
+        self._goal[:] = np.abs(self._goal) * ((-1.0) ** (number % 2), (-1.0) ** (number // 2))
 
 
 class AlwaysAlike(DummyEnv):
@@ -207,7 +216,8 @@ def findings(kind: type[DummyEnv], tmp_path: Path, **settings: Any) -> dict[str,
     params = DummyParams(image_size=16)
     sim = kind(SLOTS, params, 0)
     about: dict[str, Any] = {"params": params, "seed": 0, "horizon": 32, "relative": True, "steps": 20, **settings}
-    subject = Subject(sim=sim, states=first_states({0: range(64)}), **about)
+    ranges = {number: range(64 * number, 64 * number + 64) for number in range(4)}
+    subject = Subject(sim=sim, states=first_states(ranges), elsewhere=state_elsewhere(ranges), **about)
     found = check(subject, resets=100 if kind is Hoarding else 0, picture=tmp_path / "seen.png")
     return {finding.what: (finding.status, finding.text) for finding in found}
 
@@ -248,7 +258,8 @@ def test_a_sound_env_passes_and_is_pictured(tmp_path: Path) -> None:
         (Noisy, "determinism", "later on state, by up to"),
         (OfTheWorker, "another worker", "another instance with the same seed starts elsewhere: state"),
         (Unequal, "groups", "two slots reset to the same state differ: state, by up to 0.001"),
-        (OneScene, "slots", "a step of slot 0 changed what slot 1 sees"),
+        (OneScene, "slots", "a step or reset of slot 0 changed what slot 1 sees"),
+        (OneTask, "slots", "a step or reset of slot 0 changed what slot 1 sees"),
         (AlwaysAlike, "initial states", "0, 1, 2, 3 look alike"),
         (Rewarding, "start", "the reward level is 0.5, expected 0"),
         (Wide, "random agent", r"rewards: float64 [1], expected float32 [1]"),
