@@ -24,12 +24,11 @@ def import_libero() -> None:
     Raises:
         SimulatorMissingError: with the command that installs what is missing.
     """
-    if "libero.libero.envs" in sys.modules:
-        return
-    _provide_config()
-    with importing_robosuite(NAME):
-        importlib.import_module("libero.libero.benchmark")
-        importlib.import_module("libero.libero.envs")
+    if "libero.libero.envs" not in sys.modules:
+        _provide_config()
+        with importing_robosuite(NAME):
+            importlib.import_module("libero.libero.benchmark")
+            importlib.import_module("libero.libero.envs")
     from embodied_rl.envs.libero.objects import mend_objects
 
     mend_objects()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Final
 
@@ -9,8 +10,9 @@ _FOLDER: Final = "stable_hope_objects"
 """``stable_scanned_objects`` has the same file."""
 
 
+@functools.cache
 def mend_objects() -> None:
-    """Let scenes find the red cylinder of the suites with a stick. Nothing to do where LIBERO has none, or finds it."""
+    """Once: let scenes find the red cylinder of the suites with a stick. Nothing to do where LIBERO has none or finds it."""
     from libero.libero import get_libero_path
     from libero.libero.envs.base_object import OBJECTS_DICT
 
