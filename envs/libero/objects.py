@@ -12,7 +12,7 @@ _FOLDER: Final = "stable_hope_objects"
 
 @functools.cache
 def mend_objects() -> None:
-    """Once: let scenes find the red cylinder of the suites with a stick. Nothing to do where LIBERO has none or finds it."""
+    """Once: let scenes find the red cylinder of the suites with a stick, where LIBERO has it in the other folder."""
     from libero.libero import get_libero_path
     from libero.libero.envs.base_object import OBJECTS_DICT
 
