@@ -119,6 +119,25 @@ def test_twins_keep_what_training_takes_for_granted(env: str, assets: Path, tmp_
 
 
 @pytest.mark.slow
+def test_a_policy_trains_on_a_twin_from_its_state(assets: Path, tmp_path: Path) -> None:
+    """Wherever this runs: states need no renderer."""
+    command = [
+        sys.executable, "train.py", "env=maniskill_bridge", "env.init_params.obs_mode=state", "model=mlp",
+        "algorithm=ppo", "cluster=serial", "runner.max_steps=2", "env.train.total_num_envs=4",
+        "env.train.max_episode_steps=8", "algorithm.n_minibatches=2", "runner.val_check_interval=-1",
+        "runner.eval_at_end=false", "runner.report=false", "env.eval.video_cfg.save_video=false",
+        f"runner.output_dir={tmp_path}/results",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, env={**os.environ, "MS_ASSET_DIR": str(assets)}, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [path] = (tmp_path / "results").rglob("metrics.jsonl")
+    steps = [row for row in map(json.loads, path.read_text().splitlines()) if "actor/grad_norm" in row]
+    assert len(steps) == 2 and all(row["actor/grad_norm"] > 0 for row in steps)
+
+
+@pytest.mark.slow
 def test_openvla_trains_on_a_twin(assets: Path, tmp_path: Path) -> None:
     """The experiment, with a tiny checkpoint; where nothing can render it says so."""
     from embodied_rl.envs.maniskill import can_render, import_maniskill
