@@ -100,11 +100,11 @@ class ReplayBuffer:
         following = (rows + 1) % self._capacity
         names = [name for name in self._rows if name.startswith(_INPUTS)]
         return Transitions(
-            inputs={name.removeprefix(_INPUTS): self._rows[name][rows] for name in names},
+            inputs={name.removeprefix(_INPUTS): self._rows[name].index_select(0, rows) for name in names},
             actions=self._rows["actions"][rows],
             rewards=self._rows["rewards"][rows],
             discounts=self._rows["discounts"][rows],
-            next_inputs={name.removeprefix(_INPUTS): self._rows[name][following] for name in names},
+            next_inputs={name.removeprefix(_INPUTS): self._rows[name].index_select(0, following) for name in names},
         )
 
     def snapshot(self) -> Callable[[Path], None]:
@@ -162,7 +162,9 @@ class ReplayBuffer:
         # Rows without a chunk have those of some other.
         decided = torch.where(acted, index, 0)
         rows = {
-            _INPUTS + name: torch.cat([tensor.flatten(0, 1), t.unacted_inputs[name].flatten(0, 1)])[index]
+            _INPUTS + name: torch.cat([tensor.flatten(0, 1), t.unacted_inputs[name].flatten(0, 1)]).index_select(
+                0, index
+            )
             for name, tensor in t.replay_inputs.items()
             if name not in self._left_out
         }
