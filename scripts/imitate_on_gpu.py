@@ -132,26 +132,28 @@ class Imitation:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
+        given = None if args.init is None else exported_policy(args.init)
+        if not isinstance(given, TinyVlaPolicy | None):
+            raise SystemExit(f"--init {args.init}: got a {type(given).__name__}, expected the weights of a tiny_vla")
+        chunk = [] if given is None else [f"model.num_action_chunks={given.spec.num_action_chunks}"]
         config = config_of(
-            "task=sft", "env=dummy", "model=tiny_vla", f"data.path={args.data[0]}", f"actor.optim.lr={args.lr}"
+            "task=sft", "env=dummy", "model=tiny_vla", f"data.path={args.data[0]}", f"actor.optim.lr={args.lr}", *chunk
         )
         assert isinstance(config, EmbodiedSftConfig)
         self.config = config
         self.opened: list[Demonstrations] = []
         self.step = 0
         data = self._open(args.data[0])
-        policy = self._fresh(data) if args.init is None else exported_policy(args.init)
-        assert isinstance(policy, TinyVlaPolicy)
-        self.policy = policy.to(args.device).train()
+        self.policy = (given or self._fresh(data)).to(args.device).train()
         self.average = copy.deepcopy(self.policy)
         self.weights: list[Tensor] = [*self.policy.parameters()]
         self.averages: list[Tensor] = [*self.average.parameters()]
         self.optimizer = build_optimizer(self.policy, config.actor.optim)
         self.noise = torch.Generator(args.device).manual_seed(args.seed)
         self.passes = Passes(torch.Generator(args.device).manual_seed(args.seed + 1))
-        self.frames = self._read(data)
+        self.frames = self._read(args.data[0], data)
 
-    def _fresh(self, data: Demonstrations) -> Policy:
+    def _fresh(self, data: Demonstrations) -> TinyVlaPolicy:
         spec = PolicySpec(
             action_dim=data.action_dim,
             num_action_chunks=self.config.model.num_action_chunks,
@@ -160,22 +162,22 @@ class Imitation:
             values_per_chunk=0,
         )
         policy = build_policy("tiny_vla", spec, self.args.params)
+        assert isinstance(policy, TinyVlaPolicy)
         policy.set_action_statistics(ActionStatistics(**{k: tuple(v) for k, v in data.action_statistics.items()}))
         return policy
 
     def _open(self, path: Path) -> Demonstrations:
         return Demonstrations(path, chunk=self.config.model.num_action_chunks)
 
-    def _read(self, data: Demonstrations) -> Frames:
+    def _read(self, path: Path, data: Demonstrations) -> Frames:
         self.opened.append(data)
+        print(f"{path}: {data.num_episodes} episodes, {data.num_frames} frames", flush=True)
         return Frames.read(data, self.policy, self.args.device)
 
     def add(self, path: Path) -> None:
         """Take a data set's frames, too, from now on."""
-        data = self._open(path)
-        self.frames = self.frames.and_those(self._read(data))
+        self.frames = self.frames.and_those(self._read(path, self._open(path)))
         self.passes.begin()
-        print(f"{path}: {data.num_episodes} episodes, {data.num_frames} frames", flush=True)
 
     def train(self, part: float) -> Tensor:
         """A training step at ``part`` of the time; returns its loss."""
