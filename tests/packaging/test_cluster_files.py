@@ -78,10 +78,14 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_job_starts_ray_on_all_its_nodes_and_the_run_on_the_first(nodes: int, tmp_path: Path) -> None:
-    for name in ("srun", "ray", "python", "scontrol"):
+    steps = 1 if nodes == 1 else 2
+    programs = {name: f'echo {name} "$@" >>"$CALLS"' for name in ("srun", "ray", "python")}
+    # `srun` runs beside the script, which a run waits for as it waits for its nodes.
+    programs["python"] += f'\nuntil [ "$(grep -c ^srun "$CALLS")" = {steps} ]; do sleep 0.05; done'
+    programs["scontrol"] = r"printf 'first\nsecond\n'"
+    for name, does in programs.items():
         script = tmp_path / name
-        says = "printf 'first\\nsecond\\n'" if name == "scontrol" else f'echo {name} "$@" >>"$CALLS"'
-        script.write_text(f"#!/bin/bash\n{says}\n")
+        script.write_text(f"#!/bin/bash\n{does}\n")
         script.chmod(0o755)
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/bin").symlink_to(tmp_path)
