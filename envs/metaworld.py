@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeFloat, PositiveInt
 
 from embodied_rl.envs.base import SimEnv, SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
+from embodied_rl.envs.meshes import coarsen_meshes
 from embodied_rl.envs.rendering import explain_missing, quiet, require_renderer
 from embodied_rl.errors import UserError
 from embodied_rl.params import OF_THE_MACHINE, OF_THE_REWARD
@@ -125,8 +126,8 @@ class MetaworldParams:
     render_width: PositiveInt = field(default=256, metadata=OF_THE_MACHINE)
     """Width in pixels of video frames."""
     draft: bool = True
-    """Pictures without shadows, mirrors and smooth edges, which a software renderer draws twenty times as
-    fast."""
+    """Pictures of coarser meshes, without shadows, mirrors and smooth edges, which a software renderer draws thirty
+    times as fast."""
     object_state: bool = False
     """The state is the whole observation [39]: hand, objects, the same a step ago, goal. False: hand and gripper alone
     [4]."""
@@ -323,6 +324,7 @@ class _Painter:
         self._draft = draft
         if draft:
             model.vis.quality.offsamples = model.vis.quality.shadowsize = 0
+            coarsen_meshes(model)
         model.vis.global_.offheight = max(model.vis.global_.offheight, height)
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
         with explain_missing(_NAME), quiet():

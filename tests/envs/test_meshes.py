@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied_rl.envs.libero.meshes import coarsen_meshes
+from embodied_rl.envs.meshes import coarsen_meshes
 
 mujoco: Any = pytest.importorskip("mujoco")
 
