@@ -6,12 +6,14 @@ McLean et al., "Meta-World+", arXiv:2505.11289, whose tasks (v3) these are. See 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
 import os
 import sys
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -330,6 +332,10 @@ class _Painter:
         with explain_missing(_NAME), quiet():
             self._renderer = mujoco.Renderer(model, height, width)
         self._flags = (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION)
+        self.close = weakref.finalize(self, _free, self._renderer)
+        """Also called when nothing holds the painter any more."""
+        # At exit before the EGL display is closed: what is registered last is called first.
+        atexit.register(self.close)
 
     def draw(self, data: Any, camera: str) -> NDArray[np.uint8]:
         self._renderer.update_scene(data, camera=camera)
@@ -338,10 +344,11 @@ class _Painter:
                 self._renderer.scene.flags[flag] = 0
         return self._renderer.render()
 
-    def close(self) -> None:
-        # Its objects are freed in whichever context is current, where they could be another painter's.
-        self._renderer._gl_context.make_current()
-        self._renderer.close()
+
+def _free(renderer: Any) -> None:
+    # Its objects are freed in whichever context is current, where they could be another painter's.
+    renderer._gl_context.make_current()
+    renderer.close()
 
 
 @functools.cache

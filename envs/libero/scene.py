@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from embodied_rl.envs.libero import NAME, import_libero
 from embodied_rl.envs.libero.compiled import kept_models, user_cache
 from embodied_rl.envs.libero.culling import Culling, drawn_textures
-from embodied_rl.envs.meshes import coarsen_meshes
 from embodied_rl.envs.libero.placements import drawn_state, heights
 from embodied_rl.envs.libero.progress import Progress
 from embodied_rl.envs.libero.subgoals import SubGoals
+from embodied_rl.envs.meshes import coarsen_meshes
 from embodied_rl.envs.rendering import quiet, render_context
 from embodied_rl.errors import UserError
 

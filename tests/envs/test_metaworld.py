@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,22 @@ def test_what_makes_room_for_another_picture_spoils_none(monkeypatch: pytest.Mon
         np.testing.assert_array_equal(env.render([1]), video)
     finally:
         env.close()
+
+
+def test_an_env_that_nobody_closed_says_nothing_at_exit() -> None:
+    """Nor does it spoil the pictures of another one when it goes."""
+    code = """
+from embodied_rl.envs.metaworld import MetaworldEnv, MetaworldParams
+envs = [MetaworldEnv(1, MetaworldParams(task="reach", camera_height=32, camera_width=32), seed=0) for _ in range(2)]
+for env in envs:
+    env.reset([0], [0])
+    env.observe([0])
+before = env.observe([0]).images["corner2"]
+envs.pop(0)
+print((env.observe([0]).images["corner2"] == before).all())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 @pytest.mark.parametrize(
