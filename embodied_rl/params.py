@@ -14,7 +14,7 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from embodied_rl.errors import ConfigError, suggestion
+from embodied_rl.errors import ConfigError, listed, suggestion
 
 NOT_OF_WEIGHTS: Final[Mapping[str, bool]] = {"of_weights": False}
 """``metadata`` of a model's option that its weights do not depend on, such as one of sampling: folders of weights are
@@ -120,12 +120,17 @@ def _path_in(given: Any, location: Iterable[int | str]) -> Iterator[str]:
 
 
 def unknown_key(key: str, choices: Iterable[str]) -> str:
-    """The message for a key that does not exist, with the nearest that does: a right name in a wrong section first."""
+    """The message for a key that does not exist, with the nearest that does: a right name in a wrong section first. A
+    name unlike all others of its section gets their list."""
     section, _, last = key.rpartition(".")
     known = [name for name in choices if not key.startswith(f"{name}.")]
     same_name = [name for name in known if name.rsplit(".", 1)[-1] == last]
-    beside = [name for name in known if section and name.startswith(f"{section}.")]
-    near = suggestion(key, same_name, cutoff=0.0) or suggestion(key, beside, cutoff=0.7) or suggestion(key, known)
+    beside = [name.removeprefix(f"{section}.") for name in known if section and name.startswith(f"{section}.")]
+    near = (
+        suggestion(key, same_name, cutoff=0.0)
+        or suggestion(last, beside, cutoff=0.6, prefix=f"{section}.")
+        or (f" {section} has {listed(beside, most=12)}." if beside else suggestion(key, known))
+    )
     return f"{key or '(empty)'}: no such key.{near}"
 
 

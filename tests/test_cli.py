@@ -69,7 +69,7 @@ def test_every_unknown_key_gets_a_suggestion_in_one_go() -> None:
     [
         ("env=libero_1O", "expected one of dummy, envpool, gymnasium, libero, libero_10, libero_90"),
         ("env=null", "to have none, choose a task that needs no env"),
-        ("env.init_params.foo=1", "Did you mean 'env.init_params."),
+        ("env.init_params.foo=1", "env.init_params has states_per_task"),
         ("model.params.hiden_size=1", "Did you mean 'model.params.hidden_size'?"),
         ("runner.resume_dir=/nowhere", "runner.resume_dir=/nowhere: no such directory"),
     ],

@@ -151,8 +151,14 @@ def test_a_file_is_no_folder_of_weights() -> None:
 
 
 def test_a_section_is_no_suggestion_for_a_key_in_it() -> None:
-    with pytest.raises(ConfigError, match=r"runner\.foo: no such key\. Did you mean 'runner\.\w+'\?$"):
+    with pytest.raises(ConfigError, match=r"runner\.foo: no such key\. runner has \w+, .*max_steps.* and \d+ more\.$"):
         checked(["env=dummy", "runner.foo=1"])
+
+
+def test_a_name_unlike_all_others_gets_their_list() -> None:
+    """What one simulator calls its task another one calls otherwise."""
+    with pytest.raises(ConfigError, match=r"init_params\.task: no such key\. env\.init_params has .*\benv_id, "):
+        checked(["env=maniskill", "env.init_params.task=PickCube-v1"])
 
 
 def test_what_hydra_prints_obeys_the_same_grammar(capsys: pytest.CaptureFixture[str]) -> None:
