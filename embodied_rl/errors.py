@@ -48,7 +48,7 @@ def listed(items: Iterable[str], most: int = 6, separator: str = ", ") -> str:
 
 
 def suggestion(name: str, choices: Iterable[str], cutoff: float = 0.5, prefix: str = "") -> str:
-    """``" Did you mean 'x'?"`` for the nearest of ``choices`` (similar by ``cutoff`` or more), with ``prefix`` before it,
-    or an empty string."""
+    """``" Did you mean 'x'?"`` for the nearest of ``choices`` (similar by ``cutoff`` or more) after ``prefix``, or an
+    empty string."""
     nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)
     return f" Did you mean {prefix + nearest[0]!r}?" if nearest else ""

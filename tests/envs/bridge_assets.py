@@ -1,4 +1,4 @@
-"""Stand-ins for the assets that ManiSkill's digital twins download: an arm of boxes, a table, a carrot, a plate."""
+"""Stand-ins for the assets that ManiSkill's digital twins download: an arm of boxes, a table, objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ import trimesh
 from PIL import Image
 
 CARROT, PLATE = "bridge_carrot_generated_modified", "bridge_plate_objaverse_larger"
-_BOXES = {CARROT: ((-0.06, -0.015, -0.02), (0.06, 0.015, 0.02)), PLATE: ((-0.055, -0.055, 0), (0.055, 0.055, 0.006))}
+_FLAT = ((-0.055, -0.055, 0), (0.055, 0.055, 0.006))
+_CUBE = ((-0.015,) * 3, (0.015,) * 3)
+_BOXES = {
+    CARROT: ((-0.06, -0.015, -0.02), (0.06, 0.015, 0.02)),
+    PLATE: _FLAT,
+    "bridge_spoon_generated_modified": ((-0.06, -0.01, -0.005), (0.06, 0.01, 0.005)),
+    "table_cloth_generated_shorter": _FLAT,
+    "baked_green_cube_3cm": _CUBE,
+    "baked_yellow_cube_3cm": _CUBE,
+    "eggplant": ((-0.04, -0.02, -0.02), (0.04, 0.02, 0.02)),
+    "dummy_sink_target_plane": _FLAT,
+    "sink": ((-0.2, -0.2, -0.01), (0.2, 0.2, 0)),
+}
 _TABLE_HEIGHT = 0.87
 
 # Joint, its parent link, its child link, where it sits in the parent, its axis.
@@ -36,14 +48,16 @@ def write_bridge_assets(root: Path) -> None:
         name: {"bbox": {"min": low, "max": high}, "scales": [1.0], "density": 1000}
         for name, (low, high) in _BOXES.items()
     }
-    (bridge / "custom/info_bridge_custom_v0.json").write_text(json.dumps(models))
+    for file in ("info_bridge_custom_v0.json", "info_bridge_custom_baked_tex_v0.json"):
+        (bridge / "custom" / file).write_text(json.dumps(models))
     # The scene's file has y upwards and is moved by (2.0634, 2.8313, 0) when it is loaded.
     table = trimesh.creation.box(extents=(1.2, 0.05, 1.2))
     table.apply_translation((-2.0634, _TABLE_HEIGHT - 0.025, 2.8313))
     (bridge / "stages").mkdir()
-    table.export(bridge / "stages/bridge_table_1_v1.glb")
     (bridge / "real_inpainting").mkdir()
-    Image.new("RGB", (640, 480), (20, 90, 200)).save(bridge / "real_inpainting/bridge_real_eval_1.png")
+    for stage, photograph in (("bridge_table_1_v1", "bridge_real_eval_1"), ("bridge_table_1_v2", "bridge_sink")):
+        table.export(bridge / f"stages/{stage}.glb")
+        Image.new("RGB", (640, 480), (20, 90, 200)).save(bridge / f"real_inpainting/{photograph}.png")
     arm = root / "data/robots/widowx"
     arm.mkdir(parents=True)
     (arm / "wx250s.urdf").write_text(_urdf())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -70,6 +71,27 @@ def test_radians_of_the_data_are_radians_of_the_hand(found: dict[str, Any]) -> N
 def test_success_and_rewards(found: dict[str, Any]) -> None:
     """A carrot that nobody grasped may lie on the plate; that is success, but not earned."""
     assert found["rewards"] == {"first": [False, 0.0], "laid": [True, 0.0], "carried": [True, pytest.approx(1.1)]}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "states", "instruction", "distances"),
+    [
+        ("PutSpoonOnTableClothInScene-v1", 24, "put the spoon on the towel", (0.15, 0.213)),
+        ("StackGreenCubeOnYellowCubeBakedTexInScene-v1", 24, "stack the green block on the yellow block", (0.1, 0.284)),
+        ("PutEggplantInBasketScene-v1", 64, "put eggplant into yellow basket", (0.165, 0.198)),
+    ],
+)
+def test_siblings(
+    found: dict[str, Any], env_id: str, states: int, instruction: str, distances: tuple[float, float]
+) -> None:
+    """Each listed start is played: object and target are as far apart as the list has it, but for the object's fall."""
+    sibling = found["siblings"][env_id]
+    assert sibling["said"][:3] == [states, 7, instruction]
+    assert sibling["outcome"] == [False, 0.0]
+    apart = [math.dist(start[:2], start[2:]) for start in sibling["starts"]]
+    fall = 0.015
+    assert distances[0] - fall < min(apart) < max(apart) < distances[1] + fall
+    assert len(apart) == states and max(apart) - min(apart) > 0.01
 
 
 class Bare:

@@ -1,4 +1,4 @@
-"""Play ManiSkill's digital twin and print what happened as JSON: ``python -m tests.envs.twin_probe``.
+"""Play ManiSkill's digital twins and print what happened as JSON: ``python -m tests.envs.twin_probe``.
 
 A process of its own, since ManiSkill reads ``MS_ASSET_DIR`` when it is imported.
 """
@@ -25,10 +25,17 @@ PARAMS: dict[str, Any] = {
 }
 
 
+SIBLINGS = (
+    "PutSpoonOnTableClothInScene-v1",
+    "StackGreenCubeOnYellowCubeBakedTexInScene-v1",
+    "PutEggplantInBasketScene-v1",
+)
+
+
 def poses(env: ManiSkillEnv, slot: int) -> NDArray[np.float32]:
-    """[2,7]: of the carrot and the plate."""
-    objects = env._envs[slot].objs
-    return np.concatenate([objects[name].pose.raw_pose.numpy() for name in (CARROT, PLATE)])
+    """[2,7]: of the object and what it belongs on."""
+    inner = env._envs[slot]
+    return np.concatenate([inner.objs[name].pose.raw_pose.numpy() for name in inner.obj_names])
 
 
 def played(env: ManiSkillEnv, slot: int, reset_state_id: int) -> list[float]:
@@ -84,6 +91,18 @@ def on_the_plate(env: ManiSkillEnv) -> dict[str, Any]:
     return {name: [bool(step.success[0]), float(step.rewards[0])] for name, step in outcomes.items()}
 
 
+def sibling(env_id: str) -> dict[str, Any]:
+    env = ManiSkillEnv(1, ManiSkillParams(**{**PARAMS, "env_id": env_id}), seed=0)
+    starts: list[list[float]] = []
+    for reset_state_id in range(env.num_reset_states):
+        env.reset([0], [reset_state_id])
+        starts.append(poses(env, 0)[:, :2].ravel().round(3).tolist())
+    step = env.step([0], np.zeros((1, 7), np.float32))
+    said = [env.num_reset_states, env.action_dim, env.task(0).instruction, len(env.observe([0]).state[0])]
+    env.close()
+    return {"said": said, "starts": starts, "outcome": [bool(step.success[0]), float(step.rewards[0])]}
+
+
 def main() -> None:
     env = ManiSkillEnv(2, ManiSkillParams(**PARAMS), seed=0)
     found: dict[str, Any] = {
@@ -93,6 +112,7 @@ def main() -> None:
         "forward": moved(env, [0.02, 0, 0, 0, 0, 0, 1.0]),
         "yaw": moved(env, [0, 0, 0, 0, 0, 0.05, 0.0]),
         "rewards": on_the_plate(env),
+        "siblings": {env_id: sibling(env_id) for env_id in SIBLINGS},
     }
     for reset_state_id in range(env.num_reset_states):
         env.reset([0], [reset_state_id])
