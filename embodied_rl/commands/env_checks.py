@@ -272,7 +272,7 @@ def level_at_start(subject: Subject) -> Iterator[Finding]:
 
 
 def episodes(subject: Subject) -> Iterator[Finding]:
-    """No reset of its own, and no horizon below the configured one."""
+    """No reset of its own, no horizon below the configured one, and none that is reported as an end."""
     most = subject.steps if subject.sim.image_shapes else 10 * subject.steps
     played = _play(subject, 0.0 * subject.random_actions(min(subject.horizon, most)), watch=True)
     end, count = played.end, len(played.steps)
@@ -291,8 +291,23 @@ def episodes(subject: Subject) -> Iterator[Finding]:
             f"it cuts episodes after {count} steps, and the horizon is {subject.horizon}",
             f"env.train.max_episode_steps={count}, or leave the simulator's own limit out",
         )
+    elif _ends_by_the_clock(subject, played):
+        yield warning(
+            "episodes",
+            f"they end after {count} steps as terminated, whatever is done",
+            "if that is the simulator's limit, it is truncated: what would have come is worth something",
+        )
     else:
         yield ok("episodes", f"no reset of its own in {count} steps{_end(played)}")
+
+
+def _ends_by_the_clock(subject: Subject, idle: _Played) -> bool:
+    """Whether an episode of random actions is terminated when that of the idle agent was, without success."""
+    count = len(idle.steps)
+    if idle.end != "terminated" or count < 2 or np.any(idle.steps[-1].success):
+        return False
+    random = _play(subject, subject.random_actions(subject.horizon))
+    return random.end == "terminated" and len(random.steps) == count
 
 
 def _restarted(observations: Sequence[SimObs], number: int) -> bool:

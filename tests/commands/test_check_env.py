@@ -187,6 +187,20 @@ class Short(DummyEnv):
         return SimStep(rewards=step.rewards, success=step.success, truncated=over)
 
 
+class ShortAsAnEnd(Short):
+    def step(self, slots: Sequence[int], actions: np.ndarray) -> SimStep:
+        step = super().step(slots, actions)
+        return SimStep(rewards=step.rewards, success=step.success, terminated=step.truncated)
+
+
+class Falling(DummyEnv):
+    """It may end when the idle agent does, but not by the clock."""
+
+    def step(self, slots: Sequence[int], actions: np.ndarray) -> SimStep:
+        step = super().step(slots, actions - np.float32([0.15, 0]))
+        return SimStep(rewards=step.rewards, success=step.success, terminated=self._position[list(slots), 0] < -0.9)
+
+
 class Won(DummyEnv):
     def step(self, slots: Sequence[int], actions: np.ndarray) -> SimStep:
         step = super().step(slots, actions)
@@ -286,12 +300,18 @@ def test_an_env_that_is_broken_in_one_way(kind: type[DummyEnv], what: str, text:
     ("kind", "what", "text"),
     [
         (Short, "episodes", "it cuts episodes after 9 steps, and the horizon is 32"),
+        (ShortAsAnEnd, "episodes", "they end after 9 steps as terminated, whatever is done"),
         (Won, "goal", "the goal holds at once from initial states 0, 1, 2, 3"),
     ],
 )
 def test_what_may_be_meant_is_a_warning(kind: type[DummyEnv], what: str, text: str, tmp_path: Path) -> None:
     warned = [f for f in findings(kind, tmp_path).items() if f[1][0] == "warning"]
     assert [(name, said) for name, (_, said) in warned] == [(what, text)]
+
+
+def test_an_end_that_actions_put_off_is_none_of_the_clock(tmp_path: Path) -> None:
+    status, text = findings(Falling, tmp_path)["episodes"]
+    assert status == "ok" and text.endswith("then terminated by the simulator")
 
 
 def test_rewards_that_are_taken_as_they_are_may_start_anywhere(tmp_path: Path) -> None:
