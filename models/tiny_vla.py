@@ -80,9 +80,9 @@ class TinyVlaParams:
     num_heads: PositiveInt = 4
     max_words: PositiveInt = 24
     """Longest instruction, in words."""
-    target_sigma: PositiveFloat = 2.0
+    target_sigma: PositiveFloat = field(default=2.0, metadata=NOT_OF_WEIGHTS)
     """Imitation: standard deviation in bins of the Gaussian that a demonstrated action is smoothed to."""
-    l1_weight: NonNegativeFloat = 1.0
+    l1_weight: NonNegativeFloat = field(default=1.0, metadata=NOT_OF_WEIGHTS)
     """Imitation: weight of the distance between the expected and the demonstrated action."""
     noise_correlation: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata=NOT_OF_WEIGHTS)
     """Sampling: correlation of the draws of a chunk's steps, each dimension by itself. Independent draws (0) average

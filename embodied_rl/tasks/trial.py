@@ -6,20 +6,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
+from embodied_rl.checkpoints.policy_record import PolicyRecord
 from embodied_rl.envs.base import known_spaces
-from embodied_rl.errors import UserError
+from embodied_rl.errors import CheckpointError, UserError, listed
 from embodied_rl.evaluation import views
 from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_truncation, require_reparameterized
 from embodied_rl.models.footprint import Footprint, footprint
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, policy_of
-from embodied_rl.models.weights.folder import headers_only
+from embodied_rl.models.weights.folder import headers_only, shaping
+from embodied_rl.params import parse_params
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig, MathConfig, ModelConfig
 
@@ -58,8 +60,8 @@ def try_policy(plan: RunPlan[Any]) -> None:
 
 
 def try_checkpoints(plan: RunPlan[Any]) -> None:
-    """See that the weights of the checkpoints that the run starts from are the model's; of undamaged ones, since the
-    headers of damaged ones say anything.
+    """See that the weights of the checkpoints that the run starts from are the model's, and mean the same in it; of
+    undamaged ones, since the headers of damaged ones say anything.
 
     Raises:
         CheckpointError: they are another model's.
@@ -69,6 +71,8 @@ def try_checkpoints(plan: RunPlan[Any]) -> None:
         return
     from embodied_rl.checkpoints import shards  # imports torch's distributed part
 
+    for checkpoint in filter(None, (initial, resumed)):
+        _check_params(plan, checkpoint)
     adapted = initial is not None and shards.has_adapters(initial)
 
     def check_bare(policy: Policy) -> None:
@@ -81,6 +85,26 @@ def try_checkpoints(plan: RunPlan[Any]) -> None:
         shards.check_weights(policy, initial)
     if policy is not None and resumed is not None:
         shards.check_weights(policy, resumed, exactly=True)
+
+
+def _check_params(plan: RunPlan[Any], checkpoint: Path) -> None:
+    """See that weights mean here what they meant where they were saved, also where all shapes are alike.
+
+    Folders of published families are used with options of another run on purpose.
+    """
+    config, model = plan.config.model, policy_class(plan.config.model.model_type)
+    if model.loading_keys:
+        return
+    try:
+        there = parse_params(model.Params, PolicyRecord.read(checkpoint).model.params, "model.params")
+    except UserError:  # of an earlier version, which says nothing of it, or other options
+        return
+    before, now = (shaping(params, asdict(params)) for params in (there, plan.model_params))
+    if others := [f"{name} {before[name]!r} there, {now[name]!r} here" for name in now if before[name] != now[name]]:
+        raise CheckpointError(
+            f"{checkpoint}: its weights are of model_type={config.model_type} with other model.params: "
+            f"{listed(others, separator='; ')}. Set them as they were"
+        )
 
 
 def count_parameters(plan: RunPlan[Any], *, of_critic: bool = False) -> int | None:

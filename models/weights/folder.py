@@ -70,9 +70,9 @@ def read(policy: nn.Module, params: Any, directory: Path) -> None:
     stored = config.get("params")
     theirs = {
         "policy": config.get("policy"),
-        "params": _shaping(params, stored) if isinstance(stored, dict) else stored,
+        "params": shaping(params, stored) if isinstance(stored, dict) else stored,
     }
-    ours = {"policy": type(policy).__name__, "params": _shaping(params, json.loads(json.dumps(asdict(params))))}
+    ours = {"policy": type(policy).__name__, "params": shaping(params, json.loads(json.dumps(asdict(params))))}
     for key, value in ours.items():
         if theirs[key] != value:
             raise UserError(
@@ -86,7 +86,7 @@ def read(policy: nn.Module, params: Any, directory: Path) -> None:
     policy.load_state_dict(weights, strict=False)
 
 
-def _shaping(params: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def shaping(params: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Of the values of a ``Params`` dataclass those that weights depend on. One that is missing, since the folder is
     older than the option, has its default."""
     defaults = {field.name: field.default for field in fields(params) if field.default is not MISSING}

@@ -132,6 +132,17 @@ def test_an_evaluation_of_another_policys_checkpoint(checkpoint: Path, tmp_path:
         plan_of(tiny_run(tmp_path, "model=tiny_vla", "env.init_params.image_size=32", "runner.only_eval=true", key))
 
 
+@pytest.mark.parametrize("where", [("runner.init_from",), ("runner.init_from", "only"), ("runner.resume_dir", "only")])
+@pytest.mark.usefixtures("no_workers")
+def test_weights_of_the_same_shapes_that_meant_something_else(
+    checkpoint: Path, tmp_path: Path, where: tuple[str, ...]
+) -> None:
+    given = ["model=mlp", f"{where[0]}={checkpoint}", f"runner.only_eval={len(where) > 1}".lower()]
+    with pytest.raises(CheckpointError, match=r"model_type=mlp with other .*: activation 'tanh' there, 'relu' here"):
+        run(tiny_run(tmp_path, *given, "model.params.activation=relu"))
+    trial.try_checkpoints(plan_of(tiny_run(tmp_path, *given, "model.params.initial_log_std=-1.5")))
+
+
 def test_an_env_that_only_its_simulator_knows_is_left_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = KnownSpaces(action_dim=None, state_dim=4, image_shapes={})
     for module in (planning, trial):
