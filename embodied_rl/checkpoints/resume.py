@@ -27,6 +27,9 @@ DAMAGED: Final = "restore it, or remove it and resume the run with the same sett
 _OF_THE_CALL: Final = ("runner.about", "runner.resume_dir", "runner.recover", "runner.max_recoveries")
 """Keys that say how a run is started, not what it does."""
 _OTHER_CRITIC: Final = "it would be another critic than the one whose weights and moments were saved"
+_SHAPES_OF_CRITICS: Final = tuple(
+    f"algorithm.sac.{name}" for name in ("num_critics", "hidden_size", "num_layers", "layer_norm")
+)
 _FIXED: Final[Mapping[str, str]] = {
     "runner.task_type": "another task trains another policy",
     "model": "it would be another policy than the one whose weights and moments were saved",
@@ -165,8 +168,13 @@ def _refusal(key: str, before: Mapping[str, Any], now: Mapping[str, Any], config
     for fixed, why in _FIXED.items():
         if _within(key, fixed) and key not in _FREE:
             return why
-    if LEARNERS[config.algorithm.learner].replays and _of_outcomes(key, str(now.get("env.env_type"))):
-        return "the rewards to come would be of another kind; the replay buffer's are those of before"
+    if LEARNERS[config.algorithm.learner].replays:
+        if _of_outcomes(key, str(now.get("env.env_type"))):
+            return "the rewards to come would be of another kind; the replay buffer's are those of before"
+        if key in _SHAPES_OF_CRITICS:
+            return _OTHER_CRITIC
+        if key == "algorithm.sac.temperature_lr" and None in (before[key], now[key]):
+            return "moments of the temperature are there exactly where it is trained"
     if key in _OF_REFERENCE and config.algorithm.kl_beta > 0:
         return "the reference policy (algorithm.kl_beta) would be another"
     return None

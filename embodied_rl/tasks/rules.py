@@ -199,8 +199,17 @@ def algorithm_problems(c: Config) -> Iterator[str]:
     yield from filter_problems(c)
 
 
-OF_REPLAY: Final[Mapping[str, Any]] = {"adv_type": "raw", "filter_rewards": False, "max_resample_rounds": 0}
-"""Keys of ``algorithm`` that say what becomes of a step's rollouts, and what they have where a buffer takes all."""
+OF_REPLAY: Final[Mapping[str, Any]] = {
+    "adv_type": "raw",
+    "filter_rewards": False,
+    "max_resample_rounds": 0,
+    "kl_beta": 0.0,
+    "bc_coef": 0.0,
+    "positive_nll_coef": None,
+    "entropy_bonus": 0.0,
+}
+"""Keys of ``algorithm`` that say what becomes of a step's rollouts, or ask for a term of the loss, and what they have
+where a buffer takes all."""
 
 
 def _learner_problems(c: Config) -> Iterator[str]:
@@ -215,7 +224,7 @@ def _learner_problems(c: Config) -> Iterator[str]:
         if (got := getattr(a, key)) != wanted:
             yield (
                 f"algorithm.{key}: got {got!r}, but algorithm.learner={a.learner} trains on a replay buffer and would "
-                f"not read it; use algorithm=sac, which has {wanted!r}"
+                f"not read it; use algorithm=sac, which has {wanted!r}, or set that"
             )
 
 

@@ -324,6 +324,11 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         lambda c: c.algorithm.replay.demonstrations is None,
         "algorithm.replay.demonstrations is null",
     ),
+    (
+        "algorithm.sac.target_entropy",
+        lambda c: c.algorithm.sac.temperature_lr is None,
+        "algorithm.sac.temperature_lr is null, so the temperature stays as it is",
+    ),
     ("algorithm.normalize_advantages", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
     ("algorithm.value_loss_coef", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.value_clip", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),

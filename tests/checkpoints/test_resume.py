@@ -163,6 +163,24 @@ def test_a_buffer_holds_outcomes_of_one_kind(tmp_path: Path, now: str) -> None:
     resume.check(checkpoint, changes(checkpoint, *sac, *free))
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        "algorithm.sac.num_critics=3",
+        "algorithm.sac.hidden_size=32",
+        "algorithm.sac.num_layers=3",
+        "algorithm.sac.layer_norm=true",
+        "algorithm.sac.temperature_lr=null",
+    ],
+)
+def test_critics_that_were_saved_are_those_that_go_on(tmp_path: Path, now: str) -> None:
+    sac = ("model=sac_mlp", "algorithm=sac")
+    for before, after in (((), (now,)), ((now,), ())):
+        checkpoint = saved(tmp_path, *sac, *before)
+        with pytest.raises(CheckpointError, match=rf"\n  {now.partition('=')[0]}: .*\n.*runner\.init_from"):
+            resume.check(checkpoint, changes(checkpoint, *sac, *after))
+
+
 @pytest.mark.parametrize("learner", [("model=sac_mlp", "algorithm=sac"), ("algorithm=ppo",)])
 def test_a_default_that_is_written_out_is_no_change(tmp_path: Path, learner: tuple[str, ...]) -> None:
     written = "++env.init_params.success_radius=0.12"

@@ -171,7 +171,14 @@ def test_a_preset_that_adapts_a_penalty_has_none_to_save(tmp_path: Path) -> None
         (("actor.fsdp_config.cpu_offload=true",), r"cpu_offload=true, but its critics stay on the device"),
         (("critic.enable=true",), r"critic\.enable: got true"),
         (("algorithm.clip_ratio_low=0.1",), r"clip_ratio_low: this run would not read it, since .*replay buffer"),
-        (("algorithm.kl_beta=0.1",), r"kl_beta: this run would not read it"),
+        (
+            ("algorithm.kl_beta=0.1",),
+            r"kl_beta: got 0\.1, but .*replay buffer and would not read it; .* 0\.0, or set that",
+        ),
+        (
+            ("algorithm.sac.temperature_lr=null", "algorithm.sac.target_entropy=-7.5"),
+            r"target_entropy: this run would not read it, since .*temperature_lr is null",
+        ),
         (("algorithm.update_epoch=2",), r"update_epoch: this run would not read it"),
         (("actor.micro_batch_size=8",), r"micro_batch_size: this run would not read it"),
         (("critic.params={}",), r"critic\.params: this run would not read it"),
@@ -211,6 +218,17 @@ def test_a_preset_of_rollouts_is_no_preset_of_a_buffer(overrides: tuple[str, ...
         assert "use algorithm=sac" in problem
     with pytest.raises(ConfigError, match=r"critic\.enable: got true, but .*learner=sac has critics of its own"):
         embodied("env=dummy", "model=sac_mlp", "algorithm=ppo", "algorithm.learner=sac", "critic.enable=true")
+
+
+@pytest.mark.parametrize(
+    "asked", ["kl_beta: 0.5", "bc_coef: 1.0\n  bc_path: /data", "positive_nll_coef: 0.3", "entropy_bonus: 0.1"]
+)
+def test_a_term_of_the_loss_that_a_file_asks_for(asked: str, tmp_path: Path) -> None:
+    """Unlike keys that say how often or how fast, which a preset may have for other learners."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\nalgorithm:\n  {asked}\n")
+    with pytest.raises(ConfigError, match=rf"algorithm\.{asked.partition(':')[0]}: got .*would not read it"):
+        embodied(f"hydra.searchpath=[{tmp_path}]", "env=dummy", "model=sac_mlp", "algorithm=sac", "experiment=mine")
 
 
 def test_the_learner_alone_may_be_asked_for() -> None:
