@@ -213,6 +213,8 @@ class Policy(nn.Module):
     float32_root: bool = False
     """Parameters outside of ``shard_units`` stay in the weights' precision under mixed precision: they enter the
     log-probabilities directly."""
+    keeps_statistics: bool = False
+    """:meth:`update_statistics` changes what it computes."""
     reparameterized: bool = False
     """It has :meth:`rsample`, :meth:`features` and :meth:`decisions`, so it can be trained through critics
     (``algorithm.learner=sac``)."""

@@ -106,6 +106,7 @@ class MlpPolicy(Policy):
                 "images, such as 'tiny_vla' or 'cnn', or let the env observe its state"
             )
         self.normalizer = RunningNormalizer(self.spec.state_dim) if self.params.normalize_observations else None
+        self.keeps_statistics = self.normalizer is not None
         return self.spec.state_dim
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:

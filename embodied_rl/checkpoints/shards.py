@@ -42,6 +42,7 @@ from embodied_rl.training.optimizer import init_optimizer_state
 ACTOR_DIR = "actor"
 _OF_CRITIC: Final = "critic."
 """What the names of a critic's tensors begin with; the rest is as the policy's."""
+_OF_SOFT_CRITICS: Final = f"{_OF_CRITIC}model.online."
 _SHOWN = 8
 """Differing tensors that a message lists."""
 
@@ -100,8 +101,18 @@ def has_adapters(directory: Path) -> bool:
 
 
 def has_critic(directory: Path) -> bool:
-    """Whether the checkpoint holds a critic of its own."""
-    return any(name.startswith(_OF_CRITIC) for name in _saved_tensors(directory))
+    """Whether the checkpoint holds a critic of its own: a policy's, with a value head."""
+    names = _critic_tensors(directory)
+    return bool(names) and not any(name.startswith(_OF_SOFT_CRITICS) for name in names)
+
+
+def has_soft_critics(directory: Path) -> bool:
+    """Whether it holds critics of actions (:class:`~embodied_rl.training.soft_critics.SoftCritics`)."""
+    return any(name.startswith(_OF_SOFT_CRITICS) for name in _critic_tensors(directory))
+
+
+def _critic_tensors(directory: Path) -> list[str]:
+    return [name for name in _saved_tensors(directory) if name.startswith(_OF_CRITIC)]
 
 
 def check_weights(policy: Policy, directory: Path, *, exactly: bool = False) -> None:

@@ -13,7 +13,7 @@ from embodied_rl.contracts import EnvObs
 from embodied_rl.demonstrations.collection import may_lack_starts
 from embodied_rl.demonstrations.dataset import Demonstrations
 from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress
-from embodied_rl.demonstrations.lerobot.writer import START_LEVEL
+from embodied_rl.demonstrations.lerobot.writer import START_LEVEL, TERMINATED
 from embodied_rl.errors import UserError
 from embodied_rl.schema import EnvConfig
 
@@ -22,8 +22,9 @@ class DemonstratedOutcomes:
     """The chunks of a LeRobot data set whose outcome is known; they begin at any frame.
 
     The rewards are ``next.reward``, the simulator's level after each step, shaped as ``env`` says. An episode ends
-    where the goal is first reached (``next.success``), unless ``env.train.ignore_terminations``; of one that does not,
-    nobody recorded what follows its last frame, so chunks that would need to know are left out. So are failures, and
+    where the goal is first reached (``next.success``), unless ``env.train.ignore_terminations``, or where the simulator
+    ended it (``terminated`` of its record); of one that does not, nobody recorded what follows its last frame, so
+    chunks that would need to know are left out. So are failures, and
     first frames of takeovers whose set does not tell the level before them, where a change of it is the reward.
 
     Args:
@@ -70,13 +71,15 @@ class DemonstratedOutcomes:
             if len(reached) and not env.train.ignore_terminations:
                 lasts[start:end] = start + reached[0] + 1
                 terminal[start:end] = True
+            elif record.get(TERMINATED):
+                terminal[start:end] = True
         numbers = np.arange(len(rows))
         self._rewards, self._ends, self._chunk = torch.from_numpy(rewards * np.float32(env.reward_coef)), lasts, chunk
         self._terminal = terminal
         self._begins = numbers[paid & np.where(terminal, numbers < lasts, numbers + chunk < lasts)]
         if not len(self._begins):
             raise UserError(
-                f"{path}: no chunk of {chunk} actions has a known outcome: no episode reaches the goal (next.success) "
+                f"{path}: no chunk of {chunk} actions has a known outcome: no episode ends (next.success, terminated) "
                 "or is longer; use another data set, or shorter chunks"
             )
 

@@ -87,7 +87,7 @@ def play(
     player.start(generator)
     instruction = sim.task(reset_state_id).instruction
     images: dict[str, list[NDArray[np.uint8]]] = {camera: [] for camera in sim.image_shapes}
-    states, actions, rewards, success = [], [], [], []
+    states, actions, rewards, success, terminated = [], [], [], [], False
     for step in range(max_steps):
         obs = sim.observe([_SLOT])
         action = np.clip(player.act(obs, instruction), -1.0, 1.0).astype(np.float32)
@@ -100,8 +100,8 @@ def play(
         rewards.append(outcome.rewards[0])
         success.append(outcome.success[0])
         on_step(step + 1)
-        over = (outcome.success, outcome.terminated, outcome.truncated)
-        if any(flags is not None and flags[0] for flags in over):
+        terminated = outcome.terminated is not None and bool(outcome.terminated[0])
+        if terminated or outcome.success[0] or (outcome.truncated is not None and outcome.truncated[0]):
             break
     return Steps(
         images={camera: np.stack(frames) for camera, frames in images.items()},
@@ -109,6 +109,7 @@ def play(
         actions=np.stack(actions),
         rewards=np.asarray(rewards, dtype=np.float32),
         success=np.asarray(success, dtype=np.bool_),
+        terminated=terminated,
     )
 
 

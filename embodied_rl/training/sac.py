@@ -20,7 +20,7 @@ from embodied_rl.training.replay import Transitions
 from embodied_rl.training.sharding import is_distributed
 from embodied_rl.training.soft_critics import SoftCritics
 
-_NOISE, _TARGETS = 1, 2
+_NOISE, _TARGETS, _DROPOUT = 1, 2, 3
 """Draws of an update, beside its batch."""
 
 
@@ -78,6 +78,7 @@ class SacUpdater:
         return metrics
 
     def _update(self, number: int) -> dict[str, Tensor]:
+        torch.manual_seed(derived_seed(self._seed, number, _DROPOUT, bits=32))
         batch = self._draw(number).to(self._device)
         noise = torch.Generator(self._device).manual_seed(derived_seed(self._seed, number, _NOISE))
         features = self._policy.features(batch.inputs).detach()

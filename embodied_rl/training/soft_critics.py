@@ -76,16 +76,21 @@ class SoftCritics(nn.Module):
         self.log_temperature = nn.Parameter(
             torch.tensor(math.log(config.initial_temperature)), requires_grad=config.temperature_lr is not None
         )
-        self._tau = config.tau
+        self._config = config
 
     @property
     def temperature(self) -> Tensor:
         """[], without gradient."""
         return self.log_temperature.detach().exp()
 
+    def fix_temperature(self) -> None:
+        """After weights were loaded: one that is not trained is the configuration's."""
+        if not self.log_temperature.requires_grad:
+            self.log_temperature.data.fill_(math.log(self._config.initial_temperature))
+
     def follow(self) -> None:
         """Move the target networks towards the critics."""
-        polyak(self.target.parameters(), self.online.parameters(), tau=self._tau)
+        polyak(self.target.parameters(), self.online.parameters(), tau=self._config.tau)
 
     def value_parameters(self) -> list[nn.Parameter]:
         """What trains at a rate of its own (see :func:`~embodied_rl.training.optimizer.build_optimizer`)."""

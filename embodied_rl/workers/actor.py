@@ -244,7 +244,7 @@ class ActorWorker(Worker):
     def _shares_its_base(self) -> bool:
         """Whether the policy without its adapters stays what training starts from."""
         starts_with_adapters = self._initial is not None and checkpoints.shards.has_adapters(self._initial)
-        return self._model_config.lora.leave_base and not starts_with_adapters
+        return self._model_config.lora.leave_base and not (starts_with_adapters or self._policy.keeps_statistics)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -372,8 +372,9 @@ class ActorWorker(Worker):
         if algorithm.kl_beta > 0:
             metrics["kl_beta"] = beta
             divergence = metrics.get("reference_kl", math.nan)
-            # A step that trained nothing says nothing of how far training moves the policy.
-            if metrics.get("optimizer_steps") and math.isfinite(divergence):
+            # A step that left the policy alone says nothing of how far training moves it.
+            moved = metrics.get("optimizer_steps") and step >= algorithm.critic_warmup_steps
+            if moved and math.isfinite(divergence):
                 self._kl.update(divergence, sequences=int(totals["score"][1]))
         return metrics
 

@@ -44,8 +44,10 @@ class ReplayActor(ActorWorker):
         torch.manual_seed(seed)
         self._critics = SoftCritics.of(policy, algorithm.sac)
         self._critic_optimizer = build_critics_optimizer(self._critics, algorithm.sac, critic)
-        if self._initial is not None and checkpoints.shards.has_critic(self._initial):
+        trains = not self._plan.config.runner.only_eval
+        if self._initial is not None and trains and checkpoints.shards.has_soft_critics(self._initial):
             checkpoints.shards.load_critic_weights(self._critics, self._initial)
+            self._critics.fix_temperature()
         self._buffer = ReplayBuffer(algorithm.replay.capacity, gamma=algorithm.gamma, left_out=policy.decision_inputs)
         self._demonstrations = self._open_demonstrations(spec)
         self._shown: dict[str, Tensor] | None = None
@@ -162,6 +164,7 @@ class ReplayActor(ActorWorker):
         super().load(directory, weights_only=weights_only)
         self._shown = None
         if not weights_only:
+            self._critics.fix_temperature()
             self._buffer.load(directory)
 
     def _trained_critic(self, *, with_optimizer: bool) -> checkpoints.shards.Trained | None:

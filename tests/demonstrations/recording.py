@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,15 @@ def record(
     step_size: float = 0.15,
     max_steps: int = 32,
     first: int = 0,
+    terminated: bool = False,
 ) -> Path:
     """An episode from each of the initial states, one after the other; images, if any, exactly as seen. Steps before
-    number ``first`` are not recorded, as those before a takeover."""
+    number ``first`` are not recorded, as those before a takeover. ``terminated``: as if the env had ended them,
+    successes by their return."""
     params = DummyParams(image_size=image_size, step_size=step_size)
     env = DummyEnv(1, params, seed=0)
     for number, reset_state_id in enumerate(reset_state_ids):
-        steps = play(env, params, reset_state_id, max_steps).since(first)
+        steps = replace(play(env, params, reset_state_id, max_steps), terminated=terminated).since(first)
         assert steps is not None
         task = env.task(reset_state_id)
         facts = EpisodeFacts(
@@ -36,7 +39,7 @@ def record(
             attempt=0,
             reset_state_id=reset_state_id,
             instruction=task.instruction,
-            success=bool(steps.success[-1]),
+            success=terminated or bool(steps.success[-1]),
             length=len(steps.actions),
         )
         stage(root, facts, steps, fps=env.control_hz, videos=False)

@@ -71,6 +71,22 @@ def test_without_terminations_only_what_is_followed_is_known(shown: tuple[str, l
         opened(path, going_on, 99)
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_an_episode_that_the_env_ended_has_nothing_to_come(tmp_path: Path, chunk: int, ignored: bool) -> None:
+    """Whatever is made of successes: what its last step earned is known."""
+    root = record(tmp_path, [0, 3], max_steps=4, terminated=True)
+    config = env()
+    config = replace(config, train=replace(config.train, ignore_terminations=ignored), use_rel_reward=False)
+    found, level = opened(str(root), config, chunk), DataSet.open(root).rows("next.reward")[:, 0]
+    assert [int(e["length"]) for e in DataSet.open(root).episodes()] == [4, 4]
+    assert len(found) == 8
+    _, _, rewards, valid, terminated, _ = found.sample(torch.arange(8))
+    last = (torch.arange(8)[:, None] + torch.arange(chunk)) % 4 == 3
+    assert torch.equal(terminated & valid, last & valid)
+    assert rewards[:, 0].tolist() == pytest.approx((2.0 * level).tolist())
+
+
 def rewards_of(found: DemonstratedOutcomes) -> list[float]:
     return found.sample(torch.arange(len(found)))[2][:, 0].tolist()
 

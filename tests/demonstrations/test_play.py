@@ -50,6 +50,15 @@ def test_the_horizon_ends_it_too() -> None:
     assert steps.success.tolist() == [False, False]
 
 
+@pytest.mark.parametrize("ends", [[False, True], [False] * 3])
+def test_what_the_simulator_ends_is_told_from_what_is_cut_off(ends: list[bool]) -> None:
+    script = Script(rewards=[0.1, 0.2, 0.3], success=[False] * 3, terminated=ends)
+    steps = play(
+        ScriptedSim(1, [script, script]), 0, Counting("task 0"), generator=np.random.default_rng(0), max_steps=3
+    )
+    assert (len(steps.success), steps.terminated) == (len(ends), any(ends))
+
+
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("threshold", [None, -2.5, -3.0, -6.5, -7.0])
 @pytest.mark.parametrize("state", [0, 1, 2], ids=["to the horizon", "ended by the simulator", "to the goal"])

@@ -69,6 +69,31 @@ def test_a_step_that_trains_nothing_leaves_the_adaptive_weight_alone(where: str)
         assert metrics["kl_beta"] == job.actor._kl.beta == 0.5
 
 
+def test_a_value_head_that_trains_alone_leaves_the_adaptive_weight_alone() -> None:
+    keys = [f"algorithm.kl_ctrl.{key}" for key in ("type=adaptive", "target_kl=1e-6", "horizon=32")]
+    with Job(small("algorithm=ppo", "algorithm.critic_warmup_steps=1", "algorithm.kl_beta=0.5", *keys)) as job:
+        betas = []
+        for step in range(3):
+            job.roll(step)
+            metrics = job.update(step)
+            assert metrics["optimizer_steps"] > 0
+            betas.append(job.actor._kl.beta)
+    assert betas[0] == 0.5 != betas[1]
+
+
+def test_statistics_of_the_policy_are_no_matter_of_the_reference() -> None:
+    """Adapters alone are trained, but what is normalised by all rollouts so far is seen otherwise afterwards."""
+    lora = ("model.lora.rank=2", "++model.params.normalize_observations=true", "actor.optim.lr=1e-12")
+    with Job(small("algorithm=grpo", "algorithm.group_size=2", "algorithm.kl_beta=0.5", *lora)) as job:
+        trajectories, _, _ = job.roll()
+        inputs, reference = trajectories[0].replay_inputs, job.actor._scorer._reference
+        assert reference is not None
+        flat = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}
+        before = reference(flat, temperature=1.0).logprobs
+        job.update()
+        assert torch.equal(reference(flat, temperature=1.0).logprobs, before)
+
+
 def test_after_a_resume_the_reference_is_still_what_the_run_started_from(tmp_path: Path) -> None:
     config = adaptive()
     with Job(config) as job:

@@ -145,6 +145,44 @@ def test_a_run_starts_from_a_checkpoints_critics(tmp_path: Path) -> None:
         assert len(actor_of(job)._buffer) == 0
 
 
+@pytest.mark.parametrize(("rate", "temperature"), [("null", 0.01), ("3e-4", 1.0)])
+def test_a_temperature_that_is_not_trained_is_the_configurations(tmp_path: Path, rate: str, temperature: float) -> None:
+    with Job(replaying("algorithm.sac.temperature_lr=1e-9")) as job:
+        job.actor.save(tmp_path / "saved")
+    config = replaying(f"algorithm.sac.temperature_lr={rate}", "algorithm.sac.initial_temperature=0.01")
+    with Job(config, initial=tmp_path / "saved") as job:
+        assert actor_of(job)._critics.temperature.item() == pytest.approx(temperature)
+
+
+def test_critics_of_another_kind_are_not_taken(tmp_path: Path) -> None:
+    keys = ("model=sac_mlp", "model.num_action_chunks=4", "algorithm=ppo", "critic.enable=true")
+    runs = {"sac": replaying(), "ppo": small(*keys)}
+    for name, config in runs.items():
+        with Job(config) as job:
+            weights = job.weights()
+            job.actor.save(tmp_path / name)
+        [other] = runs.keys() - {name}
+        with Job(runs[other], initial=tmp_path / name) as job:
+            there = job.weights()
+            assert all(torch.equal(there[key], tensor) for key, tensor in weights.items())
+    evaluated = replaying("algorithm.sac.num_critics=3", "runner.only_eval=true")
+    with Job(evaluated, initial=tmp_path / "sac"):
+        pass  # whatever its critics are
+
+
+def test_dropout_depends_on_the_update_alone() -> None:
+    found = []
+    for seed in (0, 1):
+        with Job(
+            replaying("model.lora.rank=2", "model.lora.dropout=0.3", "model.lora.target_modules=all-linear")
+        ) as job:
+            job.roll()
+            torch.manual_seed(seed)  # as in a process that goes on
+            job.update()
+            found.append(job.weights())
+    assert all(torch.equal(found[0][name], tensor) for name, tensor in found[1].items())
+
+
 def test_a_preset_that_adapts_a_penalty_has_none_to_save(tmp_path: Path) -> None:
     """Keys that are not read may come from a file."""
     config = replaying()

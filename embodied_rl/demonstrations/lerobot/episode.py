@@ -69,6 +69,8 @@ class Steps:
     """[T], the goal holds after the step."""
     start_level: float = 0.0
     """The simulator's reward level before the first step."""
+    terminated: bool = False
+    """The simulator ended the episode with the last step, whether the goal held or not: nothing follows."""
 
     def since(self, first: int) -> Steps | None:
         """The steps from number ``first`` on; None where there are none."""
@@ -81,6 +83,7 @@ class Steps:
             rewards=self.rewards[first:],
             success=self.success[first:],
             start_level=float(self.rewards[first - 1]) if first else self.start_level,
+            terminated=self.terminated,
         )
 
 
@@ -98,10 +101,11 @@ class StagedEpisode:
         with np.load(self.folder / _STEPS) as stored:
             return {name: stored[name] for name in ("state", "actions", "rewards", "success")}
 
-    def start_level(self) -> float | None:
-        """As in :class:`Steps`; None: an earlier version staged it, and nobody knows."""
+    def fact(self, name: str) -> float | bool | None:
+        """``start_level`` or ``terminated``, as in :class:`Steps`; None: an earlier version staged it, and nobody
+        knows."""
         with np.load(self.folder / _STEPS) as stored:
-            return float(stored["start_level"]) if "start_level" in stored else None
+            return stored[name].item() if name in stored else None
 
     def histogram(self, camera: str) -> NDArray[np.int64]:
         """[3,256] of the camera's images."""
@@ -132,7 +136,8 @@ def stage(root: Path, facts: EpisodeFacts, steps: Steps | None, *, fps: float, v
                 "actions": steps.actions,
                 "rewards": steps.rewards,
                 "success": steps.success,
-                "start_level": steps.start_level,
+                "start_level": float(steps.start_level),
+                "terminated": steps.terminated,
             }
             arrays |= {f"histogram/{camera}": metadata.histogram(images) for camera, images in steps.images.items()}
             np.savez(scratch / _STEPS, **arrays)

@@ -27,7 +27,11 @@ from embodied_rl.files import atomic, write_json
 FACTS: Final = ("success", "task_id", "demonstration", "attempt", "reset_state_id")
 """Columns of an episode's record beyond the format."""
 START_LEVEL: Final = "start_level"
-"""Another one: the reward level before the first frame, as :class:`Steps` has it. Earlier versions had none."""
+"""Another one: the reward level before the first frame, as :class:`Steps` has it."""
+TERMINATED: Final = "terminated"
+"""Another one: the simulator ended the episode with its last frame, as :class:`Steps` has it."""
+_SINCE: Final = (START_LEVEL, TERMINATED)
+"""Those that earlier versions did not have."""
 
 
 def append(root: Path, episodes: Sequence[StagedEpisode], shapes: Shapes, *, robot_type: str) -> None:
@@ -41,16 +45,16 @@ def append(root: Path, episodes: Sequence[StagedEpisode], shapes: Shapes, *, rob
     source = DataSet.open(root) if known else DataSet(root, metadata.new_info(shapes, robot_type))
     info, files = dict(source.info), 0
     instructions: list[str] = []
-    leveled = True
+    since: Sequence[str] = _SINCE
     if info["total_episodes"]:
         records = source.episodes()
         numbers = [metadata.FILES_PER_CHUNK * e["data/chunk_index"] + e["data/file_index"] for e in records]
         files, instructions = 1 + max(numbers), source.tasks()
-        leveled = START_LEVEL in records[0]  # lerobot wants the same columns in all files
+        since = [name for name in _SINCE if name in records[0]]  # lerobot wants the same columns in all files
     _remove_unfinished(root, info, files)
     for file, share in enumerate(_shares(episodes), start=files):
         instructions += dict.fromkeys(e.facts.instruction for e in share if e.facts.instruction not in instructions)
-        _write_files(root, share, shapes, file, info, instructions, leveled)
+        _write_files(root, share, shapes, file, info, instructions, since)
         info["total_episodes"] += len(share)
         info["total_frames"] += sum(episode.facts.length for episode in share)
     _write_tasks(root, instructions)
@@ -92,12 +96,12 @@ def _write_files(
     file: int,
     info: Mapping[str, Any],
     instructions: Sequence[str],
-    leveled: bool,
+    since: Sequence[str],
 ) -> None:
     """Write file number ``file`` of each kind, whose episodes come after those that ``info`` counts.
 
     Args:
-        leveled: with :data:`START_LEVEL`.
+        since: those of :data:`_SINCE` that the data set has.
     """
     columns: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
@@ -116,7 +120,7 @@ def _write_files(
             **metadata.file_columns(file, "data"),
             **metadata.file_columns(file, "meta/episodes"),
             **{name: getattr(facts, name) for name in FACTS},
-            **({START_LEVEL: episode.start_level()} if leveled else {}),
+            **{name: episode.fact(name) for name in since},
         }
         for camera in shapes.cameras if shapes.videos else ():
             key = f"videos/{IMAGES}{camera}"

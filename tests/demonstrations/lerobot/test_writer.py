@@ -75,13 +75,15 @@ def test_later_episodes_are_added_behind(tmp_path: Path) -> None:
     assert got == pytest.approx([level(e, t) for e, n in ((0, 3), (1, 2), (2, 4)) for t in range(n)], abs=2)
 
 
-def test_files_of_one_data_set_have_the_same_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dropped", ["start_level", "terminated"])
+def test_files_of_one_data_set_have_the_same_columns(tmp_path: Path, dropped: str) -> None:
     """Also where the first are from before a column was there: lerobot refuses others."""
     data_set(tmp_path, [3])
     [first] = tmp_path.glob("meta/episodes/*/*.parquet")
     table = pq.read_table(first)
     assert table["start_level"].to_pylist() == [0.0]
-    pq.write_table(table.drop_columns(["start_level"]), first)
+    assert table["terminated"].to_pylist() == [False]
+    pq.write_table(table.drop_columns([dropped]), first)
     put(tmp_path, 2, 4)
     writer.append(tmp_path, staged(tmp_path)[1:], shapes(), robot_type="test")
     schemas = [pq.read_schema(path) for path in sorted(tmp_path.glob("meta/episodes/*/*.parquet"))]
