@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from embodied_rl import __version__
@@ -61,17 +61,28 @@ def _main(given: Sequence[str]) -> None:
             check_grammar([text for text in arguments if "=" in text and not text.startswith("-")])
             _hydra_main()
         else:
-            _run(_checked(given), given)
+            _run(checked(given), given)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
 
 
+_EVALUATE: Final = " An evaluation is a run with runner.only_eval=true runner.resume_dir=<its checkpoint>"
+_INSTEAD: Final = {
+    "train": " Training is what is done without a command",
+    "eval": _EVALUATE,
+    "evaluate": _EVALUATE,
+    "resume": " A run goes on with runner.resume_dir=<its directory>",
+}
+"""Commands of other programs."""
+
+
 def _command(name: str) -> Callable[[Sequence[str]], int | None]:
     if name not in COMMANDS:
+        instead = _INSTEAD.get(name, suggestion(name, COMMANDS))
         raise UserError(
             f"{name}: no such command, expected one of {', '.join(COMMANDS)}, or group=choice and key=value for a run."
-            f"{suggestion(name, COMMANDS)}"
+            f"{instead}"
         )
     return load_function("command", COMMANDS, name)
 
@@ -86,13 +97,6 @@ def _is_hydras(argument: str) -> bool:
     """Whether Hydra itself must see the argument: help, a sweep, a configuration to print, or its own settings."""
     folders = argument.startswith(("--config-dir", "-cd", "hydra.searchpath="))
     return not folders and argument.startswith(("-", "hydra.", "+hydra.", "~hydra."))
-
-
-def _checked(arguments: Sequence[str]) -> Config:
-    try:
-        return checked(arguments)
-    except HydraException as error:
-        raise UserError(str(error)) from None
 
 
 @hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name="train")

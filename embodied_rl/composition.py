@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
@@ -145,17 +147,21 @@ def checked(arguments: Sequence[str]) -> Config:
 
     Raises:
         ConfigError: naming every problem found.
-        HydraException: the command line is wrong in a way that Hydra explains best.
-        UserError: the folder of ``--config-dir`` does not exist.
+        UserError: the folder of ``--config-dir`` does not exist, a file is no YAML, or the command line is wrong in a
+            way that Hydra explains best.
     """
     try:
         return config_of(*arguments)
+    except yaml.YAMLError as error:
+        raise UserError(f"a configuration file is no YAML: {error}") from error
     except (HydraException, ValueError) as error:  # the latter where a group is null
         if isinstance(error, UserError):
             raise
         check_grammar([text for text in _own_folders(understood(arguments))[0] if not text.startswith("-")])
         if problems := _problems(understood(arguments)):
             raise ConfigError(problems) from None
+        if isinstance(error, HydraException):
+            raise UserError(str(error)) from error
         raise
 
 
@@ -278,6 +284,13 @@ def _options(group: str, folders: list[str]) -> list[str]:
     return [name for name in loader.get_group_options(group, overrides=folders) if name != "base"]
 
 
+def _hint(group: str, value: str) -> str:
+    """What else a name may be that no file has."""
+    if group in ("env", "eval_env") and re.search(r"-v\d+$", value):
+        return f" An id of Gymnasium is {group}=gymnasium {group}.init_params.id={value}"
+    return f" A file of your own, <folder>/{group}/{value}.yaml, is found with --config-dir <folder>"
+
+
 def check_grammar(arguments: Sequence[str]) -> None:
     """See that Hydra can read each of these overrides.
 
@@ -294,8 +307,8 @@ def check_grammar(arguments: Sequence[str]) -> None:
             parser.parse_override(text)
         except HydraException:
             problems.append(
-                f"{text!r}: cannot be read as key=value; a value with spaces, commas, brackets, quotes, = or letters "
-                "beyond ASCII needs quotes within the shell's: 'key=\"a, b\"'; a key has none of them"
+                f"{text.lstrip('+')!r}: cannot be read as key=value; a value with spaces, commas, brackets, quotes, = "
+                "or letters beyond ASCII needs quotes within the shell's: 'key=\"a, b\"'; a key has none of them"
             )
     if problems:
         raise ConfigError(problems)
@@ -355,7 +368,7 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                 elif isinstance(value, str) and value not in options:
                     problems.append(
                         f"{group}={value}: no such choice, expected one of {', '.join(options)}."
-                        f"{suggestion(value, options)}"
+                        f"{suggestion(value, options) or _hint(group, value)}"
                     )
             if problems:
                 return problems

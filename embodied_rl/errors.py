@@ -50,5 +50,6 @@ def listed(items: Iterable[str], most: int = 6, separator: str = ", ") -> str:
 def suggestion(name: str, choices: Iterable[str], cutoff: float = 0.5, prefix: str = "") -> str:
     """``" Did you mean 'x'?"`` for the nearest of ``choices`` (similar by ``cutoff`` or more) after ``prefix``, or an
     empty string."""
-    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)
-    return f" Did you mean {prefix + nearest[0]!r}?" if nearest else ""
+    folded = {choice.casefold(): choice for choice in choices}
+    nearest = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=cutoff)
+    return f" Did you mean {prefix + folded[nearest[0]]!r}?" if nearest else ""

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -59,6 +60,24 @@ def module_of_file(path: str | Path) -> str:
     for character, quoted in _QUOTED.items():
         file = file.replace(character, quoted)
     return f"{_PREFIX}{file}"
+
+
+def import_own(where: str) -> ModuleType:
+    """Import a module, or the file of one, of a user's.
+
+    Raises:
+        UserError: it cannot be imported, which says where it fails.
+    """
+    from_file = where.endswith(".py")
+    named = f"the file {where}" if from_file else f"module {where!r}"
+    try:
+        return importlib.import_module(module_of_file(where) if from_file else where)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise UserError(f"{named} cannot be imported: {error}") from error
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}, line {frame.lineno}"
+        raise UserError(f"{named} cannot be imported: {type(error).__name__}: {error} ({place})") from error
 
 
 class Registry(Mapping[str, str]):
@@ -117,9 +136,9 @@ class Registry(Mapping[str, str]):
         from_file = where.endswith(".py")
         found_in = f"the file {where}" if from_file else f"module {where!r}"
         try:
-            module = importlib.import_module(module_of_file(where) if from_file else where)
-        except (ImportError, SyntaxError) as error:
-            raise UserError(f"{self.key}: got {name!r}, but {found_in} cannot be imported: {error}") from error
+            module = import_own(where)
+        except UserError as error:
+            raise UserError(f"{self.key}: got {name!r}, but {error}") from error
         found: Any = module
         for part in attribute.split("."):
             found = getattr(found, part, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from embodied_rl.envs.rendering import prefer_egl
 from embodied_rl.envs.spaces import CAMERA, SUCCESS_KEYS, Pictures, action_map, at, check_observed, parts_of, words_of
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.params import OF_THE_REWARD
-from embodied_rl.registry import module_of_file
+from embodied_rl.registry import import_own
 from embodied_rl.seeding import derived_seed
 
 _DEFAULT_HZ = 30.0
@@ -169,7 +169,13 @@ class GymnasiumEnv:
             raise UserError(
                 f"{self._params.id} renders no rgb_array (render_mode={env.render_mode!r}). Videos: {_NO_VIDEOS}"
             )
-        return np.ascontiguousarray(frame, dtype=np.uint8)
+        frame = np.asarray(frame)
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+            raise UserError(
+                f"{self._params.id}: render() gives {frame.dtype} {list(frame.shape)}, expected uint8 [H, W, 3] of "
+                f"0 to 255. Videos: {_NO_VIDEOS}"
+            )
+        return np.ascontiguousarray(frame)
 
     def _picture(self, slot: int) -> NDArray[np.uint8]:
         from PIL import Image
@@ -247,16 +253,16 @@ def _spec(env_id: str) -> Any:
     module, _, name = env_id.rpartition(":")
     if module:
         try:
-            importlib.import_module(module_of_file(module) if module.endswith(".py") else module)
-        except (ImportError, OSError) as error:
-            raise UserError(
-                f"env.init_params.id: got {env_id!r}, but {module!r} cannot be imported: {error}"
-            ) from error
+            own = import_own(module)
+        except UserError as error:
+            raise UserError(f"env.init_params.id: got {env_id!r}, but {error}") from error
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         known = list(gymnasium.registry)
-        where = f" after importing {module!r}" if module else "; an env of your own is module:id"
+        where = f" after importing {module!r}" if module else "; an env of your own, or of a package, is module:id"
+        if module and isinstance(getattr(own, name, None), type):
+            where += f"; the class is there: gymnasium.register('{name}-v0', entry_point={name})"
         raise UserError(
             f"env.init_params.id: got {env_id!r}, but Gymnasium knows no env {name!r}{where}.{suggestion(name, known)}"
         ) from error
@@ -276,19 +282,18 @@ def _wrapper(entry: str | Mapping[str, Mapping[str, Any]]) -> tuple[Any, Mapping
         )
     ((name, arguments),) = [(entry, {})] if isinstance(entry, str) else entry.items()
     module, _, attribute = name.rpartition(":")
+    got = f"env.init_params.wrappers: got {name!r}"
     try:
-        owner = (
-            importlib.import_module(module_of_file(module) if module.endswith(".py") else module)
-            if module
-            else wrappers
-        )
-        return getattr(owner, attribute), arguments
-    except (ImportError, OSError, AttributeError) as error:
-        known = [] if module else list(wrappers.__all__)
+        owner = import_own(module) if module else wrappers
+    except UserError as error:
+        raise UserError(f"{got}, but {error}") from error
+    if (found := getattr(owner, attribute, None)) is None:
+        known = [key for key, value in vars(owner).items() if isinstance(value, type)] if module else wrappers.__all__
         raise UserError(
-            f"env.init_params.wrappers: got {name!r}, expected a name in gymnasium.wrappers or module:Class "
-            f"({error}).{suggestion(name, known)}"
-        ) from error
+            f"{got}, expected a name in gymnasium.wrappers or module:Class; {module or 'gymnasium.wrappers'} has no "
+            f"{attribute!r}.{suggestion(attribute, known)}"
+        )
+    return found, arguments
 
 
 def _make(params: GymnasiumParams) -> Any:
@@ -297,6 +302,8 @@ def _make(params: GymnasiumParams) -> Any:
     from gymnasium.envs.registration import load_env_creator
 
     prefer_egl()
+    if params.kwargs.get("render_mode") != "human":
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame complains of the screen that is not there
     spec = _spec(params.id)
     kwargs = dict(params.kwargs)
     try:

@@ -45,7 +45,7 @@ def task_ranges(sim: SimEnv, task_ids: Sequence[int] | None = None) -> dict[int,
     unknown = sorted(set(task_ids) - set(ranges))
     if unknown or not task_ids or len(set(task_ids)) != len(task_ids):
         raise UserError(
-            f"env.task_ids: got {list(task_ids)}, expected different ones of {list(ranges)}"
+            f"env.task_ids: got {list(task_ids)}, expected some of {list(ranges)}, each once"
             + (f"; {unknown} do not exist" if unknown else "")
         )
     return {task_id: ranges[task_id] for task_id in task_ids}
@@ -63,8 +63,8 @@ def after_evaluation(tasks: Mapping[int, range], *, skip: int, key: str) -> dict
     for task_id, states in tasks.items():
         if skip >= len(states):
             raise UserError(
-                f"{key}: got {skip}, but task {task_id} has {len(states)} initial states, so none is left; use a "
-                "smaller number"
+                f"{key}: got {skip}, but task {task_id} has {len(states)} initial states, so none is left to train on; "
+                "use a smaller number, such as 0, which trains on what is evaluated"
             )
     return {task_id: states[skip:] for task_id, states in tasks.items()}
 

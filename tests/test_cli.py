@@ -83,6 +83,38 @@ def test_a_mistake_is_one_message(argument: str, message: str, tmp_path: Path) -
     assert not list(tmp_path.iterdir()), "nothing is left of a run that never was"
 
 
+@pytest.mark.parametrize("command", [(), ("plan",), ("check-env",), ("probe",)])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("env=dummy", "actor.optim.lr=1e-3,1e-4"), "Ambiguous value"),
+        (("--config-dir", "{}", "env=bad"), "a configuration file is no YAML: mapping values are not allowed here"),
+        (("env=CartPole-v1",), "An id of Gymnasium is env=gymnasium env.init_params.id=CartPole-v1"),
+        (("env=xyzzy",), "<folder>/env/xyzzy.yaml, is found with --config-dir <folder>"),
+    ],
+)
+def test_a_mistake_is_one_message_to_every_command(
+    command: tuple[str, ...],
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/bad.yaml").write_text("name: a: b\n")
+    with pytest.raises(SystemExit) as ended:
+        main([*command, *(text.format(tmp_path) for text in arguments)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith("error: ") and message in said
+
+
+@pytest.mark.parametrize(("word", "instead"), [("train", "without a command"), ("eval", "runner.only_eval=true")])
+def test_commands_of_other_programs(word: str, instead: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([word, "env=dummy"])
+    assert instead in capsys.readouterr().err
+
+
 @pytest.fixture
 def own_files(tmp_path: Path) -> Path:
     """A folder of YAML of one's own, outside of the checkout: an env and an experiment."""

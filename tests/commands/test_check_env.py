@@ -193,6 +193,21 @@ class ShortAsAnEnd(Short):
         return SimStep(rewards=step.rewards, success=step.success, terminated=step.truncated)
 
 
+class Strict(Short):
+    """As many simulators: no step after the end."""
+
+    def step(self, slots: Sequence[int], actions: np.ndarray) -> SimStep:
+        assert self.count < 2, "reset it first"
+        step = super().step(slots, actions)
+        return SimStep(rewards=step.rewards, success=step.success, truncated=np.full(len(slots), self.count >= 2))
+
+
+class NoNumberAtAll(DummyEnv):
+    def observe(self, slots: Sequence[int]) -> SimObs:
+        obs = super().observe(slots)
+        return SimObs(images=obs.images, state=np.full_like(obs.state, np.nan))
+
+
 class Falling(DummyEnv):
     """It may end when the idle agent does, but not by the clock."""
 
@@ -307,6 +322,15 @@ def test_an_env_that_is_broken_in_one_way(kind: type[DummyEnv], what: str, text:
 def test_what_may_be_meant_is_a_warning(kind: type[DummyEnv], what: str, text: str, tmp_path: Path) -> None:
     warned = [f for f in findings(kind, tmp_path).items() if f[1][0] == "warning"]
     assert [(name, said) for name, (_, said) in warned] == [(what, text)]
+
+
+def test_no_step_is_taken_after_an_end(tmp_path: Path) -> None:
+    assert {status for status, _ in findings(Strict, tmp_path, horizon=2).values()} == {"ok"}
+
+
+def test_what_is_no_number_is_no_chance(tmp_path: Path) -> None:
+    found = findings(NoNumberAtAll, tmp_path)
+    assert found["observations"][0] == "problem" and found["determinism"][0] == "ok"
 
 
 def test_an_end_that_actions_put_off_is_none_of_the_clock(tmp_path: Path) -> None:

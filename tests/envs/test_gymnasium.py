@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -216,6 +217,15 @@ def test_pixels_are_what_the_env_renders_at_the_size_asked_for() -> None:
         probe(observation=PICTURE, pixels=True)
 
 
+@pytest.mark.parametrize("frame", [np.full((10, 12, 3), 0.5, np.float32), np.zeros((10, 12), np.uint8)])
+def test_a_frame_that_is_no_picture_is_refused(frame: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers from 0 to 1 would be a black video."""
+    env, _ = probe()
+    monkeypatch.setattr(Probe, "render", lambda _: frame)
+    with pytest.raises(UserError, match=rf"render\(\) gives {frame.dtype} \[10, 12.*expected uint8 \[H, W, 3\]"):
+        env.render([0])
+
+
 def test_an_env_that_renders_nothing_says_so() -> None:
     env, _ = probe()
     env._envs[0].unwrapped.render_mode = None
@@ -327,7 +337,7 @@ def test_wrappers_the_outermost_last() -> None:
         ({"id": "Pendulm-v1"}, "no env 'Pendulm-v1'.*Did you mean 'Pendulum-v1'"),
         ({"id": "no_such_module:X-v0"}, "'no_such_module' cannot be imported"),
         ({"id": "math:X-v0"}, "no env 'X-v0' after importing 'math'"),
-        ({"id": "no_such.py:X-v0"}, "'no_such.py' cannot be imported"),
+        ({"id": "no_such.py:X-v0"}, r"the file no_such\.py cannot be imported"),
         ({"wrappers": ("FlattenObservatio",)}, "Did you mean 'FlattenObservation'"),
         ({"wrappers": ("math:Nosuch",)}, "got 'math:Nosuch'"),
         ({"wrappers": ({"A": {}, "B": {}},)}, "one wrapper in each entry"),
@@ -336,6 +346,26 @@ def test_wrappers_the_outermost_last() -> None:
 def test_what_does_not_exist_is_found_without_an_env(params: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         GymnasiumEnv.check(GymnasiumParams(**{"id": "CartPole-v1", **params}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class A(\n", r"cannot be imported: .*\(own\.py, line 1\)"),
+        ("\nx = 1 / 0\n", r"cannot be imported: ZeroDivisionError: division by zero \(own\.py, line 2\)"),
+        ("class A: pass\n", r"no env 'A' after .*the class is there: gymnasium\.register\('A-v0', entry_point=A\)"),
+    ],
+)
+def test_a_file_of_ones_own_with_a_slip(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"env\.init_params\.id: got 'own\.py:A', but .*{message}"):
+        GymnasiumEnv.check(GymnasiumParams(id="own.py:A"))
+    if "0" in text:
+        with pytest.raises(UserError, match=rf"env\.init_params\.wrappers: got 'own\.py:W', but .*{message}"):
+            GymnasiumEnv.check(GymnasiumParams(id="CartPole-v1", wrappers=("own.py:W",)))
 
 
 def test_arguments_that_an_env_does_not_take() -> None:

@@ -155,6 +155,16 @@ def test_a_section_is_no_suggestion_for_a_key_in_it() -> None:
         checked(["env=dummy", "runner.foo=1"])
 
 
+def test_a_simulator_that_draws_nothing_makes_no_videos(tmp_path: Path) -> None:
+    """It would be found out at the first evaluation, which is the last thing that a run does."""
+    text = "class Mute:\n    @dataclass\n    class Params: pass\n"
+    (tmp_path / "mute.py").write_text(f"from dataclasses import dataclass\n{text}")
+    own = ("env=dummy", "model=mlp", f"env.env_type={tmp_path}/mute.py:Mute")
+    with pytest.raises(ConfigError, match=r"env\.eval\.video_cfg\.save_video: got true, but Mute has no render\(\)"):
+        checked([*own, "env.eval.video_cfg.save_video=true"])
+    checked([*own, "env.eval.video_cfg.save_video=false"])
+
+
 def test_a_name_unlike_all_others_gets_their_list() -> None:
     """What one simulator calls its task another one calls otherwise."""
     with pytest.raises(ConfigError, match=r"init_params\.task: no such key\. env\.init_params has .*\benv_id, "):

@@ -46,6 +46,11 @@ def adapter_problems(c: EmbodiedConfig | CollectConfig) -> Iterator[str]:
             adapter = adapter_class(env.env_type)
             params = parse_params(adapter.Params, env.init_params, f"{section}.init_params")
             getattr(adapter, "check", lambda _: None)(params)
+            if not hasattr(adapter, "render"):
+                for mode in ("train", "eval"):
+                    if getattr(env, mode).video_cfg.save_video:
+                        key = f"{section}.{mode}.video_cfg.save_video"
+                        yield f"{key}: got true, but {adapter.__name__} has no render(); set it to false"
         except ConfigError as error:
             yield from error.problems
         except UserError as error:
