@@ -110,7 +110,7 @@ class GymnasiumEnv:
         for slot, reset_state_id in zip(slots, reset_state_ids, strict=True):
             self.task(reset_state_id)
             seed = derived_seed(self._seed, reset_state_id, bits=31)
-            self._last[slot], _ = self._envs[slot].reset(seed=seed)
+            self._last[slot], _ = _unpacked("reset", self._envs[slot].reset(seed=seed), "obs, info")
 
     def step(self, slots: Sequence[int], actions: NDArray[np.float32]) -> SimStep:
         check_actions(self, slots, actions)
@@ -119,6 +119,8 @@ class GymnasiumEnv:
         taken = self._to_actions(actions)
         for row, (slot, action) in enumerate(zip(slots, taken if taken.ndim > 1 else taken.tolist(), strict=True)):
             step = self._envs[slot].step(action)
+            if len(step) != 5:
+                _unpacked("step", step, "obs, reward, terminated, truncated, info")
             self._last[slot], rewards[row], terminated[row], truncated[row], info = step
             success[row] = self._holds(info)
         return SimStep(rewards=rewards, success=success, terminated=terminated, truncated=truncated)
@@ -185,6 +187,14 @@ class GymnasiumEnv:
 
 
 _NO_VIDEOS = "env.eval.video_cfg.save_video=false leaves them out"
+
+
+def _unpacked(method: str, given: Any, expected: str) -> Any:
+    """``given``, unless it has not as many values; raises UserError then: envs for gym were another API."""
+    if not isinstance(given, tuple) or len(given) != expected.count(",") + 1:
+        got = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
+        raise UserError(f"{method}() gives {got}, expected ({expected}), as Gymnasium has it")
+    return given
 
 
 class _Observation:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from embodied_rl.commands.env_checks import SLOTS, Subject, check, first_states, state_elsewhere
+from embodied_rl.commands.env_checks import SLOTS, Subject, check, first_states, raised, state_elsewhere
 from embodied_rl.commands.terminal import CommandParser, Finding, console, problem, show
 from embodied_rl.composition import checked
 from embodied_rl.envs.base import SimEnv, adapter_class
@@ -34,6 +34,9 @@ does not grow; and how fast it is. A picture shows what its cameras see. Works f
 The exit status is 1 if there is a problem.
 """
 
+_NEEDED: Final = ("task", "reset", "step", "observe", "close")
+"""Methods that no adapter can be without; those that draw nothing have no ``render``."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Check the env of a command line; returns the exit status.
@@ -59,8 +62,20 @@ def main(arguments: Sequence[str]) -> int:
     params = parse_params(adapter.Params, env.init_params, "env.init_params")
     picture = options.picture or Path(f"check_env_{env.name}.png")
     title = f"{env.name} ({env.env_type})"
+    if missing := [name for name in _NEEDED if not callable(getattr(adapter, name, None))]:
+        raise UserError(
+            f"env.env_type: {adapter.__name__} has no {', '.join(f'{name}()' for name in missing)}; what each does: "
+            "docs/environments.md"
+        )
     build: Any = adapter
-    sim: SimEnv = build(SLOTS, params, env.seed)
+    try:
+        sim: SimEnv = build(SLOTS, params, env.seed)
+    except UserError:
+        raise
+    except Exception as error:
+        if options.traceback:
+            raise
+        return show(console(), title, [raised(error)])
     try:
         subject = Subject(
             sim=sim,
@@ -77,6 +92,10 @@ def main(arguments: Sequence[str]) -> int:
             subject = replace(subject, states=first_states(ranges), elsewhere=state_elsewhere(ranges))
         except ValueError as error:
             findings.append(problem("tasks", str(error)))
+        except Exception as error:
+            if options.traceback or isinstance(error, UserError):
+                raise
+            findings.append(raised(error))
         else:
             findings += check(subject, resets=options.resets, picture=picture, traceback=options.traceback)
         return show(console(), title, findings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback as tb
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,14 @@ def check(subject: Subject, *, resets: int, picture: Path, traceback: bool = Fal
     except Exception as error:  # whatever a simulator raises
         if traceback:
             raise
-        yield problem("exception", f"{type(error).__name__}: {error}", "the traceback: add --traceback")
+        yield raised(error)
+
+
+def raised(error: Exception) -> Finding:
+    """What a simulator raised, and where."""
+    frame = tb.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+    return problem("exception", f"{type(error).__name__}: {error} ({place})", "the traceback: add --traceback")
 
 
 def sizes(subject: Subject) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ class Falling(DummyEnv):
     """It may end when the idle agent does, but not by the clock."""
 
     def step(self, slots: Sequence[int], actions: np.ndarray) -> SimStep:
-        step = super().step(slots, actions - np.float32([0.15, 0]))
+        step = super().step(slots, actions - np.array([0.15, 0], np.float32))
         return SimStep(rewards=step.rewards, success=step.success, terminated=self._position[list(slots), 0] < -0.9)
 
 
@@ -362,6 +363,31 @@ def test_an_env_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert (tmp_path / "seen.png").is_file() and "problem" not in capsys.readouterr().out
     assert main(["env.env_type=mine.py:Broken", *arguments]) == 1
     assert "let a reset depend on its reset_state_id" in capsys.readouterr().out
+
+
+class Unfinished:
+    @dataclass(frozen=True)
+    class Params:
+        pass
+
+    def step(self) -> None:
+        """Nothing yet."""
+
+
+class Unbuilt(DummyEnv):
+    def __init__(self, num_slots: int, params: DummyParams, seed: int) -> None:
+        raise OSError("no licence")
+
+
+def test_an_adapter_that_cannot_be_played_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["env=dummy", "env.eval.video_cfg.save_video=false"]
+    with pytest.raises(UserError, match=r"Unfinished has no task\(\), reset\(\), observe\(\), close\(\); what each does: docs/"):
+        main([*own, f"env.env_type={__file__}:Unfinished"])
+    assert main([*own, f"env.env_type={__file__}:Unbuilt"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "OSError: no licence (test_check_env.py, line" in said
+    with pytest.raises(OSError, match="no licence"):
+        main([*own, f"env.env_type={__file__}:Unbuilt", "--traceback"])
 
 
 def test_mistakes_are_said(capsys: pytest.CaptureFixture) -> None:

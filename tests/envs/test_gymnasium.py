@@ -217,6 +217,17 @@ def test_pixels_are_what_the_env_renders_at_the_size_asked_for() -> None:
         probe(observation=PICTURE, pixels=True)
 
 
+def test_an_env_of_the_old_api_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, _ = probe()
+    env._envs[0] = env._envs[0].unwrapped
+    monkeypatch.setattr(Probe, "step", lambda self, action: (self.observation_space.sample(), 0.0, False, {}))
+    with pytest.raises(UserError, match=r"step\(\) gives 4 values, expected \(obs, reward, terminated, trunc"):
+        step(env, 0.5)
+    monkeypatch.setattr(Probe, "reset", lambda self, seed=None, options=None: np.zeros(2))
+    with pytest.raises(UserError, match=r"reset\(\) gives a ndarray, expected \(obs, info\)"):
+        env.reset([0], [0])
+
+
 @pytest.mark.parametrize("frame", [np.full((10, 12, 3), 0.5, np.float32), np.zeros((10, 12), np.uint8)])
 def test_a_frame_that_is_no_picture_is_refused(frame: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers from 0 to 1 would be a black video."""
