@@ -284,6 +284,13 @@ def _options(group: str, folders: list[str]) -> list[str]:
     return [name for name in loader.get_group_options(group, overrides=folders) if name != "base"]
 
 
+def _unknown(key: str, known: Sequence[str]) -> str:
+    from embodied_rl.explain.elsewhere import ours_for  # reads the other systems' keys
+
+    ours = ours_for(key, known)
+    return f"{key}: no such key.{ours}" if ours else unknown_key(key, known)
+
+
 def _hint(group: str, value: str) -> str:
     """What else a name may be that no file has."""
     if group in ("env", "eval_env") and re.search(r"-v\d+$", value):
@@ -382,7 +389,7 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                     problems.append(
                         foreign_section(key, groups_only.runner.task_type)
                         or (NO_EVAL_ENV if key.startswith("eval_env.") and "eval_env" not in groups_only else "")
-                        or unknown_key(key, [*_all_keys(groups_only), *GROUPS])
+                        or _unknown(key, [*_all_keys(groups_only), *GROUPS])
                     )
                 elif override.input_line:
                     known.append(override.input_line)

@@ -381,7 +381,9 @@ class Unbuilt(DummyEnv):
 
 def test_an_adapter_that_cannot_be_played_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     own = ["env=dummy", "env.eval.video_cfg.save_video=false"]
-    with pytest.raises(UserError, match=r"Unfinished has no task\(\), reset\(\), observe\(\), close\(\); what each does: docs/"):
+    with pytest.raises(
+        UserError, match=r"Unfinished has no task\(\), reset\(\), observe\(\), close\(\); what each does: docs/"
+    ):
         main([*own, f"env.env_type={__file__}:Unfinished"])
     assert main([*own, f"env.env_type={__file__}:Unbuilt"]) == 1
     said = " ".join(capsys.readouterr().out.split())
