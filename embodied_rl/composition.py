@@ -154,6 +154,8 @@ def checked(arguments: Sequence[str]) -> Config:
         return config_of(*arguments)
     except yaml.YAMLError as error:
         raise UserError(f"a configuration file is no YAML: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(_with_origins(error.problems, arguments)) from None
     except (HydraException, ValueError) as error:  # the latter where a group is null
         if isinstance(error, UserError):
             raise
@@ -228,6 +230,18 @@ def origins(arguments: Sequence[str]) -> Origins:
     found |= dict.fromkeys((o.key_or_group for o in set_here), COMMAND_LINE)
     known = {key: found[key] for key in _all_keys(composed) if key in found}
     return Origins(files=tuple(str(item.config_path) for item in used), keys=known)
+
+
+def _with_origins(problems: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
+    """Name the file that sets an option of a simulator's which is wrong: it is not where the user would look."""
+    pattern = re.compile(r"(eval_)?env\.init_params\.\w+(?=: )")
+    keys = origins(arguments).keys if any(pattern.match(problem) for problem in problems) else {}
+    for problem in problems:
+        found = pattern.match(problem)
+        file = keys.get(found[0], COMMAND_LINE) if found else COMMAND_LINE
+        yield (
+            problem if file == COMMAND_LINE or found is None else f"{found[0]} (set by {file}){problem[found.end() :]}"
+        )
 
 
 def _keys_of(item: ResultDefault, folders: Sequence[str]) -> list[str]:

@@ -155,6 +155,22 @@ def test_a_section_is_no_suggestion_for_a_key_in_it() -> None:
         checked(["env=dummy", "runner.foo=1"])
 
 
+@pytest.mark.parametrize(
+    ("given", "key", "file"),
+    [
+        (["env=dummy", "model=libero_10_vla"], "draft", "model/libero_10_vla"),
+        (["env=metaworld", "model=libero_10_vla"], "reward", "model/libero_10_vla"),
+        (["experiment=cartpole_ppo", "env=dummy"], "success_return", "experiment/cartpole_ppo"),
+    ],
+)
+def test_a_presets_option_that_another_simulator_lacks(given: list[str], key: str, file: str) -> None:
+    """The user never typed it."""
+    with pytest.raises(ConfigError, match=rf"env\.init_params\.{key} \(set by {file}\): (no such key|got )"):
+        checked(given)
+    with pytest.raises(ConfigError, match=r"env\.init_params\.xyz: no such key"):
+        checked([*given, "++env.init_params.xyz=1"])
+
+
 def test_a_simulator_that_draws_nothing_makes_no_videos(tmp_path: Path) -> None:
     """It would be found out at the first evaluation, which is the last thing that a run does."""
     text = "class Mute:\n    @dataclass\n    class Params: pass\n"
