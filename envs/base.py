@@ -74,7 +74,7 @@ class SimEnv(Protocol):
 
     ``action_choices`` is the number of choices in each action dimension, where actions are choices; ``step`` then gets
     their numbers, from 0. ``success_return``: an episode that ends with at least this return, in rewards before
-    ``reward_coef``, is a success, too.
+    ``reward_coef``, is a success, too. ``tells_success``: False while no step has said whether it succeeded.
     """
 
     Params: ClassVar[type]

@@ -92,6 +92,7 @@ class GymnasiumEnv:
             shapes[CAMERA] = (params.camera_height, params.camera_width)
         self.image_shapes: Mapping[str, tuple[int, int]] = shapes
         check_observed(params.id, self.state_dim, shapes)
+        self.tells_success = params.success_return is not None or params.success_key is not None
         self._last: list[Any] = [None] * num_slots
         """Each slot's last observation."""
 
@@ -154,7 +155,9 @@ class GymnasiumEnv:
                     f"{suggestion(key, [str(name) for name in info])}"
                 )
             return bool(info[key])
-        return any(bool(info.get(name, False)) for name in SUCCESS_KEYS)
+        told = [bool(info[name]) for name in SUCCESS_KEYS if name in info]
+        self.tells_success = self.tells_success or bool(told)
+        return any(told)
 
     def _frame(self, slot: int) -> NDArray[np.uint8]:
         import gymnasium

@@ -175,6 +175,12 @@ def agents(subject: Subject) -> Iterator[Finding]:
             continue
         levels = [float(step.rewards[0]) for step in played.steps]
         yield ok(name, f"{len(played.steps)} steps, reward levels {min(levels):.3g} to {max(levels):.3g}{_end(played)}")
+    if not getattr(subject.sim, "tells_success", True):
+        yield warning(
+            "success",
+            "no step said whether it succeeded, so success will be 0 %",
+            "info['success'], env.init_params.success_key, or a return that counts: env.init_params.success_return",
+        )
 
 
 def determinism(subject: Subject) -> Iterator[Finding]:

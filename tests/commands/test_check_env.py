@@ -217,6 +217,10 @@ class Falling(DummyEnv):
         return SimStep(rewards=step.rewards, success=step.success, terminated=self._position[list(slots), 0] < -0.9)
 
 
+class Mute(DummyEnv):
+    tells_success = False
+
+
 class Won(DummyEnv):
     def step(self, slots: Sequence[int], actions: np.ndarray) -> SimStep:
         step = super().step(slots, actions)
@@ -317,6 +321,7 @@ def test_an_env_that_is_broken_in_one_way(kind: type[DummyEnv], what: str, text:
     [
         (Short, "episodes", "it cuts episodes after 9 steps, and the horizon is 32"),
         (ShortAsAnEnd, "episodes", "they end after 9 steps as terminated, whatever is done"),
+        (Mute, "success", "no step said whether it succeeded, so success will be 0 %"),
         (Won, "goal", "the goal holds at once from initial states 0, 1, 2, 3"),
     ],
 )

@@ -261,6 +261,13 @@ def test_success_is_what_info_says(info: dict[str, Any], key: str | None, succes
     assert (outcome.success.tolist(), outcome.rewards.tolist()) == ([success], [2.5])
 
 
+def test_whether_an_env_tells_success() -> None:
+    for given, told in (({}, False), ({"success_return": 5.0}, True), ({"info": {"is_success": False}}, True)):
+        env, _ = probe(**given)
+        step(env, 0.5)
+        assert env.tells_success is told
+
+
 def test_a_success_key_that_info_lacks() -> None:
     env, _ = probe(info={"solved": True}, success_key="solve")
     with pytest.raises(UserError, match=r"no 'solve' in the info of a step. Did you mean 'solved'"):
