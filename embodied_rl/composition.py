@@ -299,7 +299,7 @@ def _options(group: str, folders: list[str]) -> list[str]:
 
 
 def _unknown(key: str, known: Sequence[str]) -> str:
-    from embodied_rl.explain.elsewhere import ours_for  # reads the other systems' keys
+    from embodied_rl.elsewhere import ours_for  # reads the other systems' keys
 
     ours = ours_for(key, known)
     return f"{key}: no such key.{ours}" if ours else unknown_key(key, known)

@@ -16,8 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from embodied_rl.elsewhere import STATUSES, SYSTEMS, Entry, load_entries
 from embodied_rl.envs.libero.suites import INCOMPLETE, SUITES, load_suite
-from embodied_rl.explain.catalog import STATUSES, SYSTEMS, Entry, load_entries
 from embodied_rl.explain.own import OwnKey, own_keys, task_keys
 from embodied_rl.tasks.table import TASKS
 

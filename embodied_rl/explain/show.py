@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from embodied_rl.commands.terminal import console
-from embodied_rl.explain.catalog import STATUSES, SYSTEMS, Answer, Entry, Index, Match, Section
+from embodied_rl.elsewhere import STATUSES, SYSTEMS, Entry
+from embodied_rl.explain.catalog import Answer, Index, Match, Section
 from embodied_rl.explain.own import OwnGroup, OwnKey
 
 EXAMPLES: Final = (

@@ -11,8 +11,8 @@ import yaml
 
 from embodied_rl.composition import FREE_FORM
 from embodied_rl.config import GROUPS
+from embodied_rl.elsewhere import STATUSES, SYSTEMS, _entry, expand_braces, load_entries
 from embodied_rl.envs.base import ADAPTERS, adapter_class
-from embodied_rl.explain.catalog import STATUSES, SYSTEMS, _entry, expand_braces, load_entries
 from embodied_rl.models.registry import MODELS, policy_class
 from embodied_rl.tasks.table import TASKS
 from embodied_rl.tasks.validation import known_keys

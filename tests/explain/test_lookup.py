@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from embodied_rl.elsewhere import SYSTEMS, load_entries
 from embodied_rl.errors import UserError
-from embodied_rl.explain.catalog import SYSTEMS, Answer, Index, load_entries, split_system
+from embodied_rl.explain.catalog import Answer, Index, split_system
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ LAYERS: Final = (
     ("checkpoints",),
     ("workers",),
     ("tasks",),
+    ("elsewhere",),
     ("composition",),
     ("report",),
     ("launch",),

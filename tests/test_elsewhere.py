@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from embodied_rl import elsewhere
 from embodied_rl.composition import checked
 from embodied_rl.errors import ConfigError
-from embodied_rl.explain import elsewhere
 from embodied_rl.explain.own import own_keys
 
 
