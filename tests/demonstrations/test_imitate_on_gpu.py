@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,10 @@ def test_it_imitates_what_is_there_and_what_comes(
     monkeypatch.syspath_prepend(SCRIPTS)  # processes that decode look there, too
     script = importlib.import_module("imitate_on_gpu")
     data = record(tmp_path / "data", range(0, 64, 4), image_size=32)
-    late, begin = tmp_path / "late", script.Imitation.train
+    late, begin, clock = tmp_path / "late", script.Imitation.train, [0.0]
 
     def train(self: Any, part: float) -> torch.Tensor:
+        clock[0] += 0.08  # as many steps however busy the machine is
         if self.step == 1:
             shutil.copytree(data, late)
         return begin(self, part)
@@ -38,6 +40,7 @@ def test_it_imitates_what_is_there_and_what_comes(
     )
     more = ["--half", "--write-every", "0.1", "--init", str(tmp_path / "fresh")]
     monkeypatch.setattr(script.Imitation, "train", train)
+    monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     script.main([str(folder), "--data", str(data), str(late), "--minutes", "0.4", *common, *more])
     assert exported_policy(folder).params == exported_policy(tmp_path / "fresh").params
     assert f"{late}: 16 episodes" in capsys.readouterr().out
