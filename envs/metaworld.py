@@ -128,8 +128,8 @@ class MetaworldParams:
     render_width: PositiveInt = field(default=256, metadata=OF_THE_MACHINE)
     """Width in pixels of video frames."""
     draft: bool = True
-    """Pictures of coarser meshes, without shadows, mirrors and smooth edges, which a software renderer draws thirty
-    times as fast."""
+    """Pictures of coarser meshes, without shadows, mirrors and smooth edges, which a software renderer draws fifteen
+    to twenty times as fast."""
     object_state: bool = False
     """The state is the whole observation [39]: hand, objects, the same a step ago, goal. False: hand and gripper alone
     [4]."""
