@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -31,6 +33,12 @@ class WeightSyncError(RuntimeError):
 def first_line(error: object) -> str:
     """The first line of an error's message, or the name of its class where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def place_of(error: BaseException) -> str:
+    """Where it was raised: ``my_env.py, line 3, in step``."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import importlib
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -29,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal
 
-from embodied_rl.errors import UserError, suggestion
+from embodied_rl.errors import UserError, place_of, suggestion
 
 __path__: Final[list[str]] = []
 _PREFIX: Final = f"{__name__}."
@@ -75,9 +74,7 @@ def import_own(where: str) -> ModuleType:
     except (ImportError, OSError, SyntaxError) as error:
         raise UserError(f"{named} cannot be imported: {error}") from error
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}, line {frame.lineno}"
-        raise UserError(f"{named} cannot be imported: {type(error).__name__}: {error} ({place})") from error
+        raise UserError(f"{named} cannot be imported: {type(error).__name__}: {error} ({place_of(error)})") from error
 
 
 class Registry(Mapping[str, str]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-import traceback as tb
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from embodied_rl.commands.terminal import Finding, ok, problem, warning
 from embodied_rl.envs.base import SimEnv, SimObs, SimStep
 from embodied_rl.envs.reset_states import task_ranges
-from embodied_rl.errors import first_line, listed
+from embodied_rl.errors import first_line, listed, place_of
 
 SLOTS: Final = 2
 """Slots of the env under test: enough to tell whether they disturb each other."""
@@ -85,9 +84,8 @@ def check(subject: Subject, *, resets: int, picture: Path, traceback: bool = Fal
 
 def raised(error: Exception) -> Finding:
     """What a simulator raised, and where."""
-    frame = tb.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
-    return problem("exception", f"{type(error).__name__}: {error} ({place})", "the traceback: add --traceback")
+    text = f"{type(error).__name__}: {error} ({place_of(error)})"
+    return problem("exception", text, "the traceback: add --traceback")
 
 
 def sizes(subject: Subject) -> Iterator[Finding]:

@@ -154,8 +154,8 @@ def foreign_section(key: str, task: str) -> str:
     others = [name for name in TASKS if section in _sections(name) and name != task]
     if section in _sections(task) or not others:
         return ""
-    other = "embodied" if "embodied" in others else others[0]
-    return f"{key}: task={task} has no {section} and would not read it; leave it out, or use task={other}"
+    tasks = " or ".join(f"task={name}" for name in others)
+    return f"{key}: task={task} has no {section} and would not read it; leave it out, or use {tasks}"
 
 
 def known_keys(schema: type, prefix: str = "") -> Iterator[str]:

@@ -370,7 +370,7 @@ def test_what_does_not_exist_is_found_without_an_env(params: dict[str, Any], mes
     ("text", "message"),
     [
         ("class A(\n", r"cannot be imported: .*\(own\.py, line 1\)"),
-        ("\nx = 1 / 0\n", r"cannot be imported: ZeroDivisionError: division by zero \(own\.py, line 2\)"),
+        ("\nx = 1 / 0\n", r"cannot be imported: ZeroDivisionError: division by zero \(own\.py, line 2, in <module>\)"),
         ("class A: pass\n", r"no env 'A' after .*the class is there: gymnasium\.register\('A-v0', entry_point=A\)"),
     ],
 )

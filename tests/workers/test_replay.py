@@ -166,8 +166,8 @@ def test_critics_of_another_kind_are_not_taken(tmp_path: Path) -> None:
             there = job.weights()
             assert all(torch.equal(there[key], tensor) for key, tensor in weights.items())
     evaluated = replaying("algorithm.sac.num_critics=3", "runner.only_eval=true")
-    with Job(evaluated, initial=tmp_path / "sac"):
-        pass  # whatever its critics are
+    with Job(evaluated, initial=tmp_path / "sac") as job:
+        assert len(actor_of(job)._critics.state_dict()) > 0, "whatever the checkpoint's critics are"
 
 
 def test_dropout_depends_on_the_update_alone() -> None:
