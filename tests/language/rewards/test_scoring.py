@@ -170,9 +170,7 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
         small_math(f"reward.function={tmp_path}/no.py:length")
     broken = tmp_path / "broken.py"
     broken.write_text("1/0\n")
-    with pytest.raises(
-        UserError, match=r"cannot be imported: ZeroDivisionError: .*\(broken\.py, line 1, in <mod"
-    ):
+    with pytest.raises(UserError, match=r"cannot be imported: ZeroDivisionError: .*\(broken\.py, line 1, in <mod"):
         scored([], function=f"{broken}:length")
 
 
