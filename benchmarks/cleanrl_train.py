@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch.utils import tensorboard
 
-from benchmarks.race_record import Record, play
+from benchmarks.race_record import Record, made, play
 
 AFTER_UPDATE = "charts/SPS"
 """The last number that a script writes of an update."""
+ENV = "Race-v0"
 LIMIT = 10.0
 """Normalised observations are cut off there, as in the script."""
 
@@ -31,7 +32,7 @@ def main() -> None:
     source, target = (Path(name).resolve() for name in sys.argv[1:])
     given: dict[str, Any] = json.loads(source.read_text())
     record = Record(target)
-    envs = [gymnasium.make(given["id"]) for _ in given["eval_seeds"]]
+    envs = [made(given, given["eval_wrappers"]) for _ in given["eval_seeds"]]
     due = given["eval_every"]
 
     class Writer(tensorboard.SummaryWriter):
@@ -56,7 +57,9 @@ def main() -> None:
     gymnasium.vector.SyncVectorEnv = Envs  # type: ignore[misc]
     torch.set_num_threads(1)
     os.chdir(target.parent)  # it writes to runs/
-    sys.argv = [given["script"], *given["flags"]]
+    # The script knows envs by their ids alone.
+    gymnasium.register(ENV, entry_point=lambda **_: made(given, given["wrappers"]))
+    sys.argv = [given["script"], f"--env-id={ENV}", *given["flags"]]
     runpy.run_path(given["script"], run_name="__main__")
 
 

@@ -5,6 +5,7 @@ It imports none of the project, since other packages' processes use it, too.
 
 from __future__ import annotations
 
+import importlib
 import json
 import resource
 import time
@@ -96,6 +97,18 @@ def _children(pid: int) -> Iterator[int]:
         for child in found:
             yield child
             yield from _children(child)
+
+
+def made(given: Mapping[str, Any], wrappers: Sequence[Any]) -> Any:
+    """The env of ``sb3_race.sb3_input``, in these wrappers. Not by our adapter, whose imports would count as theirs."""
+    import gymnasium
+
+    env = gymnasium.make(given["id"], **given["kwargs"])
+    for entry in wrappers:
+        [(name, arguments)] = entry.items() if isinstance(entry, dict) else [(entry, {})]
+        module, _, wrapper = name.partition(":")
+        env = getattr(importlib.import_module(module), wrapper)(env, **arguments)
+    return env
 
 
 def play(envs: Sequence[Any], seeds: Sequence[int], act: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[np.float64]:

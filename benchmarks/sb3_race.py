@@ -9,7 +9,9 @@ Every so many env steps the greedy policy plays the same 20 episodes, which trai
 seconds of the process and its children, which other work on the machine changes little, and wall seconds; both from
 the start of the command on, and without evaluations.
 
-CleanRL's PPO, with SB3's hyper-parameters, is a third side where it is at hand. It needs Gymnasium before 1.0::
+CleanRL's PPO is a third side where it is at hand, with SB3's hyper-parameters as far as it has them; in MuJoCo's envs,
+whose numbers in the Zoo depend on ones that it lacks, with its own. It needs Gymnasium before 1.0, where MuJoCo's
+envs are version 4, with the same physics and rewards::
 
     git clone https://github.com/vwxyzjn/cleanrl CLONE
     python -m pip install --no-deps --target CLONE/site gymnasium==0.29.1
@@ -76,6 +78,10 @@ class Race:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[str | Mapping[str, Mapping[str, Any]]] = ()
     """Both as the preset's ``env.init_params``: what both sides train in."""
+    cleanrl_id: str | None = None
+    """``id`` in Gymnasium before 1.0; None: the same."""
+    cleanrl_settings: Mapping[str, Any] | None = None
+    """What CleanRL has instead of ``settings``; where it says nothing, its script's own."""
     eval_wrappers: Sequence[str] | None = None
     """As the preset's ``eval_env.init_params``: what both sides are evaluated in; None: what they train in."""
 
@@ -125,6 +131,8 @@ RACES: Mapping[str, Race] = {
     ),
     "halfcheetah": Race(
         id="HalfCheetah-v5",
+        cleanrl_id="HalfCheetah-v4",
+        cleanrl_settings={},
         experiment="halfcheetah_ppo",
         steps=64,
         rollout=1024,
@@ -149,6 +157,8 @@ RACES: Mapping[str, Race] = {
     ),
     "hopper": Race(
         id="Hopper-v5",
+        cleanrl_id="Hopper-v4",
+        cleanrl_settings={},
         experiment="hopper_ppo",
         steps=96,
         rollout=1024,
@@ -338,25 +348,23 @@ _FLAGS = {
 
 
 def cleanrl_input(clone: Path, race: Race, seed: int) -> dict[str, Any]:
-    """What CleanRL's side has to know: SB3's hyper-parameters, where the script has them."""
+    """What CleanRL's side has to know."""
+    race = replace(race, id=race.cleanrl_id or race.id)
     given = sb3_input(race, seed)
-    settings = {name: value[0] if isinstance(value, list) else value for name, value in race.settings.items()}
-    samples = race.n_envs * settings["n_steps"]
+    settings = race.settings if race.cleanrl_settings is None else race.cleanrl_settings
     numbers = {flag: settings[name] for name, flag in _FLAGS.items() if name in settings}
-    numbers |= {
-        "env-id": race.id,
-        "seed": seed,
-        "num-envs": race.n_envs,
-        "num-minibatches": samples // settings.get("batch_size", 64),
-        "total-timesteps": given["steps"],
-    }
-    anneal = isinstance(race.settings["learning_rate"], list)
+    numbers = {flag: value[0] if isinstance(value, list) else value for flag, value in numbers.items()}
+    constant_rate = not isinstance(settings.get("learning_rate", []), list)
+    if settings:
+        samples = race.n_envs * settings["n_steps"]
+        numbers["num-minibatches"] = samples // settings.get("batch_size", 64)
+    numbers |= {"seed": seed, "num-envs": race.n_envs, "total-timesteps": given["steps"]}
     script = "ppo.py" if race.discrete else "ppo_continuous_action.py"
     return given | {
         "script": str(clone.resolve() / "cleanrl" / script),
         "flags": [
             *(f"--{flag}={value}" for flag, value in numbers.items()),
-            "--anneal-lr" if anneal else "--no-anneal-lr",
+            "--no-anneal-lr" if constant_rate else "--anneal-lr",
             "--no-cuda",
         ],
     }
@@ -466,7 +474,7 @@ def main() -> None:
     for name in options.env:
         race = in_our_env(RACES[name]) if options.same_env else RACES[name]
         sides: Sides = {OURS: run_ours, SB3: run_sb3}
-        if options.cleanrl and race.algorithm == "PPO" and not race.wrappers:
+        if options.cleanrl and race.algorithm == "PPO":
             sides[CLEANRL] = partial(run_cleanrl, options.cleanrl)
 
         def run_seed(seed: int, name: str = name, race: Race = race, sides: Sides = sides) -> dict[str, Trained]:

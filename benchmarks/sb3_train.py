@@ -5,21 +5,19 @@ INPUT is the JSON of ``sb3_race.sb3_input``; OUTPUT gets a line for each evaluat
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import torch
 from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from benchmarks.race_record import Record, play
+from benchmarks.race_record import Record, made, play
 
 
 class Evaluations(BaseCallback):
@@ -56,16 +54,6 @@ class Evaluations(BaseCallback):
             return self.model.predict(states, deterministic=True)[0]  # type: ignore[arg-type]  # no dict
 
         self._record.evaluated(float(play(self._envs, self._seeds, act).mean()))
-
-
-def made(given: dict[str, Any], wrappers: list[Any]) -> gymnasium.Env[Any, Any]:
-    """The env, in its wrappers. Not by our adapter, whose imports would count as SB3's."""
-    env = gymnasium.make(given["id"], **given["kwargs"])
-    for entry in wrappers:
-        [(name, arguments)] = entry.items() if isinstance(entry, dict) else [(entry, {})]
-        module, _, wrapper = name.partition(":")
-        env = getattr(importlib.import_module(module), wrapper)(env, **arguments)
-    return env
 
 
 def main() -> None:

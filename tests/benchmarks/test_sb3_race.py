@@ -107,6 +107,10 @@ def test_cleanrl_gets_the_numbers_of_sb3(tmp_path: Path) -> None:
     given = cleanrl_input(tmp_path, RACES["pendulum"], 0)
     assert given["script"].endswith("ppo_continuous_action.py")
     assert {"--no-anneal-lr", "--num-minibatches=64"} < {*given["flags"]}
+    given = cleanrl_input(tmp_path, RACES["halfcheetah"], 0)
+    assert given["id"] == "HalfCheetah-v4"
+    # For the rest the script has its own.
+    assert given["flags"] == ["--seed=0", "--num-envs=1", "--total-timesteps=65536", "--anneal-lr", "--no-cuda"]
 
 
 def test_both_play_the_same_held_out_episodes() -> None:
