@@ -143,6 +143,33 @@ def test_weights_of_the_same_shapes_that_meant_something_else(
     trial.try_checkpoints(plan_of(tiny_run(tmp_path, *given, "model.params.initial_log_std=-1.5")))
 
 
+@pytest.mark.parametrize(
+    ("model", "other", "message"),
+    [
+        (
+            ["model=tiny_vla", "env.init_params.image_size=32", "model.params.hidden_size=16"],
+            "model.params.num_heads=2",
+            "model_type=tiny_vla with other model.params: num_heads 4 there, 2 here",
+        ),
+        (
+            ["model=residual", "model.path=FOLDER", "model.params.base=mlp"],
+            "model.params.scale=0.5",
+            r"model_type=residual with other model.params: scale 0\.2 there, 0\.5 here",
+        ),
+    ],
+    ids=["tiny_vla", "residual"],
+)
+def test_what_weights_mean_by_family(tmp_path: Path, model: list[str], other: str, message: str) -> None:
+    spec = PolicySpec(action_dim=2, num_action_chunks=1, state_dim=4, image_shapes={}, values_per_chunk=0)
+    build_policy("mlp", spec, {}).save_pretrained(tmp_path / "base")
+    given = ["model.num_action_chunks=1", *(each.replace("FOLDER", f"{tmp_path}/base") for each in model)]
+    run(tiny_run(tmp_path, *given, "cluster=serial", "runner.max_steps=1", "runner.val_check_interval=-1"))
+    [made] = tmp_path.glob("results/*/*/checkpoints/*")
+    trial.try_checkpoints(plan_of(tiny_run(tmp_path, *given, f"runner.init_from={made}")))
+    with pytest.raises(CheckpointError, match=message):
+        run(tiny_run(tmp_path, *given, f"runner.init_from={made}", other))
+
+
 def test_an_env_that_only_its_simulator_knows_is_left_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = KnownSpaces(action_dim=None, state_dim=4, image_shapes={})
     for module in (planning, trial):
