@@ -18,6 +18,7 @@ from rich.console import Console
 
 from embodied_rl.checkpoints import resume
 from embodied_rl.checkpoints.store import (
+    EVALUATION,
     STATE_FILE,
     complete_checkpoints,
     experiment_dir,
@@ -343,7 +344,7 @@ def _held(run_dir: Path) -> Iterator[None]:
 
 def _new_directory(config: Config) -> Path:
     base = experiment_dir(config) / f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
-    suffix = "-eval" if config.runner.only_eval else ""
+    suffix = EVALUATION if config.runner.only_eval else ""
     for number in range(1000):
         directory = Path(f"{base}{f'_{number}' if number else ''}{suffix}")
         try:

@@ -32,7 +32,10 @@ class Start:
     resumed: Path | None = None
     """The checkpoint that it goes on from, weights, optimiser and all, or that it evaluates."""
     initial: Path | None = None
-    """The checkpoint whose weights are its beginning (``runner.init_from``); None: fresh ones, or a folder's."""
+    """The checkpoint whose weights are its beginning, or its reference policy's (``runner.init_from``); None: fresh
+    ones, or a folder's."""
+    began_with: Path | None = None
+    """The checkpoint whose weights were its beginning, needed or not."""
     recovered: bool = False
     """The same command has run before, up to a failure: what it did up to ``step`` is not done again."""
 

@@ -1,6 +1,7 @@
 """Randomness as a function of the position in a run, such as (seed, step, rank).
 
-Nothing has to be remembered to resume, and two positions share no numbers (numpy's ``SeedSequence`` mixes them).
+Nothing has to be remembered to resume, and two positions share no numbers (numpy's ``SeedSequence`` mixes them), but
+for zeros at the end: (0, 7) and (0, 7, 0) are the same.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -43,6 +43,7 @@ from embodied_rl.models.weights.loading import (
     refusal,
     untrusted,
 )
+from embodied_rl.params import NOT_OF_WEIGHTS
 
 if TYPE_CHECKING:
     import transformers
@@ -77,7 +78,7 @@ class CausalLMParams:
 
     architecture: Architecture | None = None
     """Architecture of a fresh small model; beside ``model.path`` the folder's model must have it."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = field(default="float32", metadata=NOT_OF_WEIGHTS)
     """Type of the weights."""
 
 
@@ -120,6 +121,7 @@ class CausalLMPolicy(Policy):
         if self.value_head is not None:
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
+            self.value_head.to(self.model.dtype)  # FSDP2 trains one type alone
 
     @classmethod
     def from_pretrained(

@@ -22,7 +22,7 @@ from embodied_rl.demonstrations.lerobot.reader import DataSet
 from embodied_rl.demonstrations.plan import plan
 from embodied_rl.demonstrations.play import play
 from embodied_rl.envs.dummy import DummyEnv, DummyExpert, DummyParams
-from embodied_rl.errors import CheckpointError, ConfigError
+from embodied_rl.errors import CheckpointError, ConfigError, UserError
 from embodied_rl.launch import run
 from embodied_rl.schema import CollectConfig, DaggerConfig
 from embodied_rl.tasks.planning import plan_of
@@ -260,6 +260,22 @@ def test_a_round_says_what_noise_was_executed(tmp_path: Path, few: Path) -> None
     assert [played["noise"] for played in json.loads((root / "meta/provenance.json").read_text())] == [0.05]
     with pytest.raises(ConfigError, match=r"algorithm\.replay\.demonstrations=.*/round_001: .* noise of 0\.05 "):
         plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=rlpd", f"algorithm.replay.demonstrations={root}"))
+
+
+def test_too_few_initial_states_are_known_before_any_step(tmp_path: Path, few: Path) -> None:
+    with pytest.raises(UserError, match=r"dagger.skip_states: got 20, but task 0 has 20 initial states"):
+        run(dagger(tmp_path, few, "env.init_params.states_per_task=20", "env.eval.episodes_per_task=2"))
+    assert not list(tmp_path.rglob("global_step_*"))
+
+
+def test_demonstrations_from_evaluated_states_are_told(
+    tmp_path: Path, few: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = ("runner.max_steps=2", "dagger.interval=1", "dagger.rounds=1")
+    for evaluated, told in ((20, False), (21, True)):
+        run(dagger(tmp_path, few, *once, f"env.eval.episodes_per_task={evaluated}"))
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("to leave all of those alone set dagger.skip_states=21" in said) is told
 
 
 def test_the_expert_alone_with_beta_1(tmp_path: Path, few: Path) -> None:

@@ -136,6 +136,37 @@ def test_a_step_that_teaches_nothing_says_why(tmp_path: Path, capsys: pytest.Cap
     assert "completions got the same score, so the gradient is zero" in " ".join(capsys.readouterr().out.split())
 
 
+def test_equal_scores_are_no_news_where_something_else_teaches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_step = ("runner.max_steps=1", "runner.eval_at_end=false", "reward.success_threshold=2.0")
+    config = tiny_math_run(tmp_path, *one_step, "algorithm.entropy_bonus=0.05")
+    run(config)
+    [metrics] = metrics_of(run_dir(config))
+    assert metrics["actor/groups_equal"] == 1
+    assert metrics["actor/grad_norm"] > 0
+    assert "gradient is zero" not in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("algorithm=ppo",),
+        ("algorithm=ppo", "critic.enable=true"),
+        ("algorithm=ppo", "model.lora.rank=2", "model.lora.modules_to_save=[norm]"),
+        ("algorithm=ppo", "critic.enable=true", "model.lora.rank=2"),
+    ],
+    ids=["head", "critic", "adapters", "critic with adapters"],
+)
+def test_values_of_a_model_in_bfloat16(tmp_path: Path, values: tuple[str, ...]) -> None:
+    always_one = "reward.function=tests.language.rewards.scores:always_one"  # a fresh head says 0
+    one_step = ("runner.max_steps=1", "runner.eval_at_end=false", "++model.params.dtype=bfloat16")
+    config = tiny_math_run(tmp_path, *one_step, always_one, *values)
+    run(config)
+    [metrics] = metrics_of(run_dir(config))
+    assert max(metrics.get(name, 0) for name in ("actor/value_loss", "critic/value_loss")) > 0
+
+
 def test_a_workers_user_error_is_the_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected 1 to data.max_prompt_length=2"):
         run(tiny_math_run(tmp_path, "data.max_prompt_length=2"))

@@ -25,6 +25,7 @@ from embodied_rl.models.registry import MODELS
 from embodied_rl.monitoring.metrics import BACKENDS as LOGGERS
 from embodied_rl.params import keyword_options, parse_params
 from embodied_rl.registry import Registry
+from embodied_rl.schema import EmbodiedConfig
 
 ROOT = Path(__file__).parents[1]
 LOADERS: list[tuple[str, str, Callable[[str], Any]]] = [
@@ -171,6 +172,17 @@ def test_an_expert_of_ones_own(own: Path) -> None:
         "Did you mean 'collect.expert_params.width'?"
         in problems(*collect, "collect.expert_params.width=1", "collect.expert_params.with=1")[0]
     )
+
+
+def test_options_of_a_component_are_taken_one_by_one_and_together(own: Path) -> None:
+    for section in ("collect", "dagger"):
+        more = ("data.path=/demonstrations",) if section == "dagger" else ()
+        task = (f"task={section}", "env=dummy", f"{section}.expert={own}:Thing", *more)
+        for given in (f"{section}.expert_params.width=1", f"{section}.expert_params={{width: 1}}"):
+            assert getattr(config_of(*task, given), section).expert_params == {"width": 1}
+    together = config_of("env=dummy", "env.init_params={image_size: 64}", "model=mlp", "model.params={hidden_size: 8}")
+    assert isinstance(together, EmbodiedConfig)
+    assert (together.env.init_params["image_size"], together.model.params["hidden_size"]) == (64, 8)
 
 
 def test_keyword_options_keep_annotations_and_defaults() -> None:

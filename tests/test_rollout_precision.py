@@ -67,6 +67,9 @@ def test_a_language_model_may_generate_in_bfloat16(tmp_path: Path) -> None:
 def test_what_travels_is_what_is_acted_with(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout.dtype: got bfloat16 with actor.sync_dtype=float16; leave"):
         tiny_run(tmp_path, "rollout.dtype=bfloat16", "actor.sync_dtype=float16")
+    for key in ("rollout.dtype", "actor.sync_dtype"):
+        with pytest.raises(ConfigError, match=rf"{key}: got float16 with model.params.dtype=bfloat16"):
+            small_math(f"{key}=float16", "++model.params.dtype=bfloat16")
     with pytest.raises(
         ConfigError, match=r"rollout.backend=vllm has a type of its own \(model.params.dtype for vllm\)"
     ):

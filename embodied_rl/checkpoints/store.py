@@ -59,6 +59,8 @@ class RunState:
     step: int
     """Finished training steps; the next one has this number."""
     policy_version: int
+    initial: str | None = None
+    """The checkpoint whose weights the run began with (``runner.init_from``), and its reference policy has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,10 @@ class Publication:
     directory: Path
     state: RunState
     max_keep: int | None
+
+
+EVALUATION: Final = "-eval"
+"""End of the name of a run directory in which nothing was trained."""
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
@@ -337,7 +343,7 @@ def _read(directory: Path) -> tuple[RunState, dict[str, FileSum]]:
         if isinstance(content, dict) and content.keys() == {"step", "policy_version"}:
             raise CheckpointError(f"{path}: has no checksums: {_FORMER}")
         expected = content.pop("sha256")
-        state = RunState(step=content["step"], policy_version=content["policy_version"])
+        state = RunState(step=content["step"], policy_version=content["policy_version"], initial=content.get("initial"))
         files = {name: FileSum(**fields) for name, fields in content["files"].items()}
     except KeyError as error:
         raise CheckpointError(f"{path}: cannot be read (it has no {error}); {advice}") from error

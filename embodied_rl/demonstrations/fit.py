@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from embodied_rl.envs.base import KnownSpaces, params_of_the_reward
 from embodied_rl.errors import ConfigError, UserError, listed, suggestion
 from embodied_rl.params import at
 from embodied_rl.schema import AugmentationConfig, DemonstrationConfig, EnvConfig
+
+if TYPE_CHECKING:  # imports torch
+    from embodied_rl.models.base import PolicySpec
 
 DATA: Final = "data.path"
 """The key of what a run imitates, whose other keys say how it is read; elsewhere a folder is all."""
@@ -70,11 +73,24 @@ def _check(config: DemonstrationConfig, root: Path, spaces: KnownSpaces, key: st
                 f"{key}={config.path}: {name} has {found.shape[1]} numbers, and the env's {wanted}: {advice}; use "
                 "the env that it was recorded in, or another data set"
             )
-        elif name == metadata.ACTION and (key != DATA or not config.clip_actions):
+        elif name == metadata.ACTION and spaces.action_choices is not None:
             used = np.concatenate([found[e["dataset_from_index"] : e["dataset_to_index"]] for e in episodes])
-            problems += _range_problems(config, used, key)
+            if spaces.action_choices:
+                problems += _choice_problems(config, used, spaces.action_choices, key)
+            elif key != DATA or not config.clip_actions:
+                problems += _range_problems(config, used, key)
     if problems:
         raise ConfigError(problems)
+
+
+def spaces_of(spec: PolicySpec) -> KnownSpaces:
+    """What a policy was built for."""
+    return KnownSpaces(
+        action_dim=spec.action_dim,
+        state_dim=spec.state_dim,
+        image_shapes=spec.image_shapes,
+        action_choices=spec.action_choices,
+    )
 
 
 def check_outcomes(path: str, env: EnvConfig, *, key: str) -> None:
@@ -158,6 +174,18 @@ def _camera_problems(
         yield (
             f"{key}={config.path}: images have other sizes than the env's (height x width): {what}; stretch them "
             "with data.resize=true, or have the env draw them as large as they were recorded (env.init_params)"
+        )
+
+
+def _choice_problems(
+    config: DemonstrationConfig, actions: NDArray[np.float32], choices: tuple[int, ...], key: str
+) -> Iterator[str]:
+    """``actions`` is [F,A], each number one of so many choices."""
+    wrong = (actions != np.round(actions)) | (actions < 0) | (actions >= np.asarray(choices))
+    for d in np.flatnonzero(wrong.any(0)):
+        yield (
+            f"{key}={config.path}: the env's action {d} is one of {choices[d]} choices, 0 to {choices[d] - 1}, and the "
+            f"data set has {actions[wrong[:, d], d][0]:g}; use the env that it was recorded in, or convert the actions"
         )
 
 

@@ -162,6 +162,18 @@ def _takeover(attempt: Attempt, section: PlaySection, alone: float) -> int:
     return 0 if rng.random() < alone else after
 
 
+def evaluated_too(section: PlaySection, evaluated: int) -> str | None:
+    """A warning where demonstrations begin in initial states that an evaluation plays: each task's first so many."""
+    if section.skip_states >= evaluated:
+        return None
+    name = section_name(section)
+    return (
+        f"{name}.skip_states={section.skip_states}: demonstrations may begin in initial states that are evaluated, the "
+        f"first {evaluated} of a task (env.eval.episodes_per_task); to leave all of those alone set {name}.skip_states="
+        f"{evaluated}"
+    )
+
+
 def section_name(section: PlaySection) -> str:
     """The section's name in the configuration."""
     return "collect" if isinstance(section, CollectSection) else "dagger"

@@ -119,6 +119,8 @@ def _conditions(evaluation: SavedEvaluation) -> dict[str, Any]:
             found |= {f"{key}.{name}": part for name, part in value.items()}
         elif key in evaluation.meta:
             found[key] = value
+    if found.get("init_params.success_return") is not None:  # the return decides what a success is
+        found["use_rel_reward"] = evaluation.meta.get("use_rel_reward")
     return found
 
 

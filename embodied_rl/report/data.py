@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from embodied_rl.checkpoints.resume import CONFIG_FILE, read_config
+from embodied_rl.checkpoints.store import EVALUATION
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.evaluation.eval_file import EPISODES, SavedEvaluation, evaluations_of, read_evaluation
 from embodied_rl.files import parse_json
@@ -220,7 +221,8 @@ def find_run(path: Path) -> Path:
     inside = [child for child in path.iterdir() if (child / CONFIG_FILE).is_file()]
     if not inside:
         raise UserError(f"{path}: is no run directory, nor an experiment's: expected a {CONFIG_FILE} in it or below")
-    return max(inside)
+    # What an evaluation of its own left there has no checkpoints and no curves.
+    return max([child for child in inside if not child.name.endswith(EVALUATION)] or inside)
 
 
 def read_run(path: Path) -> Run:

@@ -64,6 +64,7 @@ class TrainingLoop(Generic[C]):
             run_dir=self.run_dir,
             actor=actor,
             finished=self.first_step,
+            began_with=plan.start.began_with,
             saved=self.first_step or None,
             also=self.save_state,
             published=self.hooks.saved,

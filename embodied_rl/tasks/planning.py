@@ -32,6 +32,8 @@ from embodied_rl.tasks.table import TASKS
 
 SHARING = ("env", "collector")
 """Components whose workers may outnumber the accelerators."""
+_OF_A_RUN = 3
+"""Parts of a checkpoint's path: its run's directory, ``checkpoints``, its own."""
 _SLOTS_HERE = 64
 """Ranks of a run on one node of Ray's: no machine of one node is asked for more."""
 
@@ -148,7 +150,8 @@ def plan_of(config: Config) -> RunPlan[Any]:
     if env is not None and replays and replay.demonstrations:
         from embodied_rl.demonstrations.fit import check_data, check_outcomes, kept_to  # imports pyarrow
 
-        check_data(kept_to(replay.demonstrations), spaces, key="algorithm.replay.demonstrations")
+        continuous = replace(spaces, action_choices=())  # all that a replay buffer learns from
+        check_data(kept_to(replay.demonstrations), continuous, key="algorithm.replay.demonstrations")
         check_outcomes(replay.demonstrations, env, key="algorithm.replay.demonstrations")
     here = asdict(spaces) | {"num_action_chunks": getattr(config.model, "num_action_chunks", None)}
     check_folder(config.model, here)
@@ -246,11 +249,34 @@ def _start(config: Config) -> Start:
     resumed, given = find_checkpoint(config), config.runner.resume_dir
     if resumed is not None and config.runner.recover == "auto" and given is not None and Path(given) != resumed:
         resumed = newest_whole(complete_checkpoints(resumed.parent)) or resumed  # or its damage could not be said
-    return start_at(resumed, find_initial(config), config)
+    if resumed is not None:
+        return start_at(resumed, config)
+    initial = find_initial(config)
+    return Start(initial=initial, began_with=initial)
 
 
-def start_at(resumed: Path | None, initial: Path | None, config: Config) -> Start:
-    """The beginning of a run that goes on from ``resumed``, if given, and otherwise starts from ``initial``."""
-    if resumed is not None and config.algorithm.kl_beta == 0:
-        initial = None  # only a reference policy would still be made of it
-    return Start(step=read_state(resumed).step if resumed else 0, resumed=resumed, initial=initial)
+def start_at(resumed: Path, config: Config) -> Start:
+    """The beginning of a run that goes on from a checkpoint."""
+    state = read_state(resumed)
+    began_with = None if state.initial is None else Path(state.initial)
+    referred = config.algorithm.kl_beta > 0 and not config.runner.only_eval
+    reference = _reference(began_with, config) if referred else None
+    return Start(step=state.step, resumed=resumed, initial=reference, began_with=began_with or reference)
+
+
+def _reference(began_with: Path | None, config: Config) -> Path | None:
+    """What the reference policy of a run that goes on is made of: the weights that it began with, also where
+    ``runner.init_from`` names a folder in which newer ones have come.
+
+    Raises:
+        CheckpointError: they are gone.
+    """
+    if began_with is None or began_with.is_dir():
+        return began_with or find_initial(config)
+    found = find_initial(config)
+    if found is None or found.parts[-_OF_A_RUN:] != began_with.parts[-_OF_A_RUN:]:  # or all results have moved
+        raise CheckpointError(
+            f"{began_with}: no such directory, but the run began with its weights, which the reference policy "
+            "(algorithm.kl_beta) has; put it back, or start a new run with runner.init_from"
+        )
+    return found

@@ -45,7 +45,7 @@ class Recovery:
         checkpoint = self._newest_whole()
         if checkpoint is None:
             raise _with(error, "no recovery: there is no checkpoint of this run yet")
-        start = start_at(checkpoint, self._plan.start.initial, self._plan.config)
+        start = start_at(checkpoint, self._plan.config)
         if start.step <= self._gained:
             raise _with(error, f"no recovery: no checkpoint was made since the last one, at step {start.step}")
         if self.count >= runner.max_recoveries:

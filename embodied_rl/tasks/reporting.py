@@ -66,7 +66,8 @@ def step_problem(metrics: Mapping[str, float], config: Config, advice: Advice) -
     there is none."""
     if text := _nothing_left(metrics, config, advice):
         return text
-    if ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics.get("actor/groups_equal") == 1:
+    alike = ADVANTAGES[config.algorithm.adv_type].needs_groups and metrics.get("actor/groups_equal") == 1
+    if alike and not metrics.get("actor/grad_norm"):  # or something else than advantages taught it
         return advice.equal
     return _gap_problem(metrics, config)
 

@@ -512,7 +512,15 @@ _PLANES: Final[dict[WeightPlane, Callable[[Placement], Iterator[str]]]] = {
 
 def precision_problems(c: Config) -> Iterator[str]:
     """Each problem of what policies act with: what was got, why it cannot be, and what to do."""
-    if not isinstance(c, EmbodiedConfig | MathConfig) or c.rollout.dtype is None:
+    if not isinstance(c, EmbodiedConfig | MathConfig):
+        return
+    for key, dtype in (("rollout.dtype", c.rollout.dtype), ("actor.sync_dtype", c.actor.sync_dtype)):
+        if dtype == "float16" and c.model.params.get("dtype") == "bfloat16":
+            yield (
+                f"{key}: got float16 with model.params.dtype=bfloat16, whose largest numbers float16 does not hold; "
+                "use bfloat16"
+            )
+    if c.rollout.dtype is None:
         return
     got = f"rollout.dtype: got {c.rollout.dtype}"
     if c.actor.sync_dtype not in (None, c.rollout.dtype):
@@ -526,7 +534,7 @@ def precision_problems(c: Config) -> Iterator[str]:
 
 def runner_problems(c: Config) -> Iterator[str]:
     """Each problem: what was got, why it cannot be, and what to do."""
-    if late := [step for step in c.runner.trace_steps if step > c.runner.max_steps]:
+    if not c.runner.only_eval and (late := [step for step in c.runner.trace_steps if step > c.runner.max_steps]):
         yield f"runner.trace_steps: got {late}, expected steps of the run's {c.runner.max_steps}, from 1"
     if c.runner.deterministic and isinstance(c, EmbodiedConfig | MathConfig) and c.rollout.interruptible:
         yield (

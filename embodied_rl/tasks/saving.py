@@ -31,6 +31,8 @@ class CheckpointSaver:
     actor: WorkerGroup
     finished: int
     """Training steps whose result the actor holds."""
+    began_with: Path | None = None
+    """The checkpoint whose weights the run began with."""
     saved: int | None
     """Training steps in the newest checkpoint that was begun; None: there is none."""
     also: Callable[[Path], None] = lambda directory: None
@@ -97,7 +99,11 @@ class CheckpointSaver:
             publication = Publication(
                 scratch=checkpoint_store.begin(directory),
                 directory=directory,
-                state=RunState(step=self.finished, policy_version=self.finished),
+                state=RunState(
+                    step=self.finished,
+                    policy_version=self.finished,
+                    initial=None if self.began_with is None else str(self.began_with.absolute()),
+                ),
                 max_keep=self.config.max_keep,
             )
             self._unpublished, self.saved, self._began = publication, self.finished, time.monotonic()

@@ -93,10 +93,11 @@ def _check_params(plan: RunPlan[Any], checkpoint: Path) -> None:
     Folders of published families are used with options of another run on purpose.
     """
     config, model = plan.config.model, policy_class(plan.config.model.model_type)
-    if model.loading_keys:
-        return
     try:
-        there = parse_params(model.Params, PolicyRecord.read(checkpoint).model.params, "model.params")
+        saved = PolicyRecord.read(checkpoint).model
+        if model.loading_keys and (config.path or saved.path):
+            return
+        there = parse_params(model.Params, saved.params, "model.params")
     except UserError:  # of an earlier version, which says nothing of it, or other options
         return
     before, now = (shaping(params, asdict(params)) for params in (there, plan.model_params))

@@ -399,7 +399,7 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         lambda c: c.algorithm.early_stop_imp_ratio is not None,
         "algorithm.early_stop_imp_ratio asks for the ratio of all samples",
     ),
-    ("runner.trace_steps", lambda c: c.runner.only_eval or c.runner.task_type == "collect", "it trains nothing"),
+    ("runner.trace_steps", lambda c: c.runner.task_type == "collect", "it trains nothing"),
     ("runner.recover", lambda c: c.cluster.backend == "serial", "the serial backend hands a failure to the debugger"),
     ("runner.max_recoveries", lambda c: c.runner.recover == "never", "runner.recover is never"),
     ("runner.max_keep", lambda c: not c.runner.saves, "it saves nothing"),

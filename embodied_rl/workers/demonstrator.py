@@ -18,9 +18,8 @@ from embodied_rl.demonstrations.dataset import (
     frames_of_step,
     mixed_frames_of_step,
 )
-from embodied_rl.demonstrations.fit import camera_features, check_data
+from embodied_rl.demonstrations.fit import camera_features, check_data, spaces_of
 from embodied_rl.demonstrations.mixture import shares_of
-from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.evaluation.views import Views, spread
 from embodied_rl.models.base import ActionStatistics, PolicySpec
 from embodied_rl.plan import Channels, RunPlan
@@ -68,8 +67,7 @@ class ImitationWorker(RolloutWorker):
             UserError: as :func:`check_data`, or a video is damaged.
         """
         # The plan looked at what was known of the env before it was built.
-        spaces = KnownSpaces(action_dim=spec.action_dim, state_dim=spec.state_dim, image_shapes=spec.image_shapes)
-        check_data(self._data, spaces)
+        check_data(self._data, spaces_of(spec))
         self._parts = [
             self._read(path, spec, camera_features(self._data, spec.image_shapes)) for path in self._data.paths
         ]
@@ -87,7 +85,7 @@ class ImitationWorker(RolloutWorker):
             cameras=cameras,
             sizes=spec.image_shapes,
             state=spec.state_dim > 0,
-            clip_actions=self._data.clip_actions,
+            clip_actions=self._data.clip_actions and not spec.action_choices,
             report=self.context.report_progress,
         )
 

@@ -153,6 +153,19 @@ def test_what_changes_no_episode_may_differ(two: tuple[str, str], tmp_path: Path
     main([two[0], write(tmp_path / "c.json", episodes([[1] * 8, [0] * 8]), changed(META, key, 512))])
 
 
+@pytest.mark.parametrize("threshold", [10.0, None])
+def test_what_a_success_is_by_the_return(tmp_path: Path, threshold: float | None) -> None:
+    meta = {**META, "env_type": "gymnasium", "init_params": {"id": "CartPole-v1", "success_return": threshold}}
+    files = [
+        write(tmp_path / f"{relative}.json", episodes([[1, 0, 0, 0]]), {**meta, "use_rel_reward": relative})
+        for relative in (True, False)
+    ]
+    if threshold is None:
+        main(files)
+    else:
+        assert "use_rel_reward: True and False" in refusal(*files)
+
+
 def test_a_parameter_newer_than_a_report_had_its_default(two: tuple[str, str], tmp_path: Path) -> None:
     listed = episodes([[1] * 8, [0] * 8])
     same = write(tmp_path / "same.json", listed, changed(META, "init_params.drawn_states", 0))

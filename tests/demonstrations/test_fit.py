@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,7 @@ def config(root: Path, *overrides: str) -> EmbodiedSftConfig:
 
 
 def spaces(cameras: dict[str, tuple[int, int]], state_dim: int = 3, action_dim: int = 2) -> KnownSpaces:
-    return KnownSpaces(action_dim=action_dim, state_dim=state_dim, image_shapes=cameras)
+    return KnownSpaces(action_dim=action_dim, state_dim=state_dim, image_shapes=cameras, action_choices=())
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,29 @@ def test_actions_of_failures_do_not_count(tmp_path: Path) -> None:
     check_data(config(tmp_path, "data.clip_actions=false").data, spaces(BOTH))
 
 
+def with_actions(root: Path, rows: Sequence[Sequence[float]]) -> None:
+    """Give the data set these actions, again and again."""
+    path = root / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    actions = [rows[i % len(rows)] for i in range(len(table))]
+    column = pa.array(actions, type=table.schema.field("action").type)
+    pq.write_table(table.set_column(table.schema.get_field_index("action"), "action", column), path)
+
+
+def test_choices_are_whole_numbers_of_those_that_there_are(tmp_path: Path) -> None:
+    root = data_set(tmp_path, [2, 3], videos=False)
+    chosen = replace(spaces(BOTH), action_choices=(3, 4))
+    with_actions(root, [(0, 3), (2, 0), (1, 1)])
+    check_data(config(root).data, chosen)
+    with_actions(root, [(0, 3), (3, 0), (1, 0.5)])
+    with pytest.raises(ConfigError) as caught:
+        check_data(config(root).data, chosen)
+    assert f"data.path={root}: the env's action 0 is one of 3 choices, 0 to 2, and the data set has 3;" in str(
+        caught.value
+    )
+    assert "the env's action 1 is one of 4 choices, 0 to 3, and the data set has 0.5;" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
@@ -130,10 +155,7 @@ def test_reinforcement_learning_asks_for_actions_within_range_too(
 ) -> None:
     root = record(tmp_path, [0, 3])
     plan_of(embodied("env=dummy", *keys, f"{name}={root}"))
-    path = root / "data/chunk-000/file-000.parquet"
-    table = pq.read_table(path)
-    column = pa.array([[256.0, 0.0]] * len(table), type=table.schema.field("action").type)
-    pq.write_table(table.set_column(table.schema.get_field_index("action"), "action", column), path)
+    with_actions(root, [(256.0, 0.0)])
     with pytest.raises(ConfigError) as caught:
         plan_of(embodied("env=dummy", *keys, f"{name}={root}"))
     assert f"{name}={root}: 100.0% of the actions have numbers outside [-1, 1]" in str(caught.value)

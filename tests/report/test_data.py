@@ -175,3 +175,8 @@ def test_an_experiment_means_its_newest_run(tmp_path: Path) -> None:
         make_run(tmp_path / "experiment" / name)
     newest = tmp_path / "experiment" / "2026-01-03"
     assert find_run(tmp_path / "experiment") == newest == find_run(newest)
+    evaluation = tmp_path / "experiment" / "2026-01-04-eval"
+    make_run(evaluation)
+    assert find_run(tmp_path / "experiment") == newest, "it has what was trained"
+    make_run(tmp_path / "evaluations" / "2026-01-04-eval")
+    assert find_run(tmp_path / "evaluations") == tmp_path / "evaluations" / "2026-01-04-eval"

@@ -15,7 +15,7 @@ from embodied_rl.models.registry import build_policy, policy_class
 from embodied_rl.models.weights import folder
 from embodied_rl.tasks import planning, trial
 from embodied_rl.tasks.planning import plan_of
-from tests.configs import embodied, tiny_run
+from tests.configs import embodied, tiny_math_run, tiny_run
 
 LIBERO = ("task=embodied", "env=libero_10")
 
@@ -168,6 +168,21 @@ def test_what_weights_mean_by_family(tmp_path: Path, model: list[str], other: st
     trial.try_checkpoints(plan_of(tiny_run(tmp_path, *given, f"runner.init_from={made}")))
     with pytest.raises(CheckpointError, match=message):
         run(tiny_run(tmp_path, *given, f"runner.init_from={made}", other))
+
+
+def test_a_fresh_language_model_with_as_many_numbers_in_other_heads(tmp_path: Path) -> None:
+    once = ("runner.max_steps=1", "runner.eval_at_end=false")
+    config = tiny_math_run(tmp_path, *once, "model.params.architecture.num_key_value_heads=2")
+    run(config)
+    [made] = tmp_path.glob("results/*/*/checkpoints/global_step_1")
+    for where in ("runner.init_from", "runner.resume_dir"):
+        given = (f"{where}={made}", f"runner.only_eval={where != 'runner.init_from'}".lower())
+        trial.try_checkpoints(
+            plan_of(tiny_math_run(tmp_path, "model.params.architecture.num_key_value_heads=2", *given))
+        )
+        other = ("model.params.architecture.num_heads=1", "model.params.architecture.num_key_value_heads=1")
+        with pytest.raises(CheckpointError, match=r"model_type=causal_lm with other model\.params: architecture"):
+            trial.try_checkpoints(plan_of(tiny_math_run(tmp_path, *other, *given)))
 
 
 def test_an_env_that_only_its_simulator_knows_is_left_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -279,7 +279,7 @@ def _shown(value: Any) -> str:
 
 def _split(rows: list[_RowProblem], params: FilesParams) -> tuple[list[_RowProblem], list[_RowProblem]]:
     """Training and held-out rows."""
-    digests = [_digest(row.problem) for row in rows]
+    digests = [_digest(row.problem, params) for row in rows]
     distinct = sorted(set(digests))
     if params.val_size is not None:
         if params.val_size >= len(distinct):
@@ -306,7 +306,8 @@ def _split(rows: list[_RowProblem], params: FilesParams) -> tuple[list[_RowProbl
     return train, [held_out[digest] for digest in sorted(held_out)]
 
 
-def _digest(problem: Problem) -> bytes:
-    prompt = problem.prompt
-    turns = ["user", prompt] if isinstance(prompt, str) else chain.from_iterable((m.role, m.content) for m in prompt)
+def _digest(problem: Problem, params: FilesParams) -> bytes:
+    """Of what the row says, so that runs with another ``system_prompt`` hold out the same rows."""
+    prompt, added = problem.prompt, params.system_prompt is not None
+    turns = ["user", prompt] if isinstance(prompt, str) else [t for m in prompt[added:] for t in (m.role, m.content)]
     return hashlib.md5("\0".join(turns).encode(), usedforsecurity=False).digest()

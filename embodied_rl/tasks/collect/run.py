@@ -14,7 +14,7 @@ import yaml
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.collection import Collection
 from embodied_rl.demonstrations.lerobot.episode import count_staged, staged
-from embodied_rl.demonstrations.plan import CONFIG, Job, plan
+from embodied_rl.demonstrations.plan import CONFIG, Job, evaluated_too, plan
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, success_table
 from embodied_rl.files import locked, write_text
@@ -124,6 +124,8 @@ class CollectRunner:
         ]
         self.context.console.print(SuccessReport(success_table(records), title=f"attempts, {self.config.env.name}"))
         collect, hint = self.config.collect, "raise collect.max_attempts for more"
+        if collect.takeover_after is not None:
+            hint += "; where the learner succeeds alone nothing is to be shown: take over earlier, or ask for more"
         if not collect.varies:
             hint += ", or set collect.noise: without it an initial state is for one attempt, and none may be left"
         for task_id in self.spaces.tasks:
@@ -162,6 +164,8 @@ class CollectWiring(Wiring[CollectConfig]):
 
     def runner(self, groups: tuple[WorkerGroup, ...], context: RunContext) -> CollectRunner:
         [env] = groups
+        if text := evaluated_too(self.config.collect, self.config.env.eval.episodes_per_task):
+            context.say(text, "yellow")
         return CollectRunner(
             config=self.config,
             context=context,

@@ -25,7 +25,7 @@ from typing import Final
 from embodied_rl.checkpoints.store import checkpoint_dir
 from embodied_rl.demonstrations.collection import Collection
 from embodied_rl.demonstrations.lerobot.episode import count_staged
-from embodied_rl.demonstrations.plan import Job, plan
+from embodied_rl.demonstrations.plan import Job, evaluated_too, plan
 from embodied_rl.errors import CheckpointError, listed
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.runtime.worker import Backend, WorkerGroup
@@ -168,7 +168,8 @@ class DaggerWiring(EmbodiedSftWiring):
         [collector] = self.backend.launch([self.group("collector", CollectWorker)])
         self._spaces: CollectSpaces | None = None
         if not self.config.runner.only_eval:
-            self._spaces = collector.call(CollectWorker.setup).wait()[0]
+            self._spaces = spaces = collector.call(CollectWorker.setup).wait()[0]
+            plan(spaces.tasks, self.config.dagger, {})  # a task with too few initial states is known now
         return env, rollout, collector, actor
 
     def describe(self) -> str:
@@ -185,6 +186,8 @@ class DaggerWiring(EmbodiedSftWiring):
         env, rollout, collector, actor = groups
         runner = DaggerRunner(self.plan, env, rollout, actor, context)
         runner.demonstrations, runner.collector, runner.backend = self._demonstrations, collector, self.backend
+        if text := evaluated_too(self.config.dagger, self.config.env.eval.episodes_per_task):
+            context.say(text, "yellow")
         if self._spaces is not None:
             runner.spaces, runner.spec = self._spaces, self._spec
         return runner

@@ -111,6 +111,17 @@ def test_held_out_prompts_do_not_depend_on_the_order(
     assert not trained & {p.prompt for p in other.held_out(None)}
 
 
+def test_held_out_prompts_are_those_of_the_rows_whatever_is_said_before_them(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", ROWS)
+    ways = ({}, {"apply_chat_template": True}, {"apply_chat_template": True, "system_prompt": "Think."})
+    held_out = [
+        [p.prompt if isinstance(p.prompt, str) else p.prompt[-1].content for p in data.held_out(None)]
+        for data in (dataset(path, val_fraction=0.3, **way) for way in ways)
+    ]
+    assert held_out[0]
+    assert held_out[0] == held_out[1] == held_out[2]
+
+
 def test_a_prompt_that_occurs_often_is_on_one_side(tmp_path: Path) -> None:
     rows = [*ROWS, *({**row, "answer": f"another {n}"} for n, row in enumerate(ROWS)), *ROWS]
     data = dataset(written(tmp_path / "a.jsonl", rows), val_size=5)
