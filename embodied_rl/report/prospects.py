@@ -74,6 +74,8 @@ class Prospects:
     step_s: float
     case: Case
     advice: Sequence[str]
+    elsewhere: str | None = None
+    """Why drawn and likeliest actions are of episodes of two kinds; None: they are of one."""
 
     def as_json(self) -> dict[str, Any]:
         """For ``probe.json``."""
@@ -144,10 +146,23 @@ def prospects_of(run: Run) -> Prospects:
         step_s=mean(STEP_S),
         case="sometimes",
         advice=(),
+        elsewhere=_elsewhere(run),
     )
     unlike = [one.describe(camera) for camera, one in differing(run.path).items()]
     case = _case(prospects, bool(unlike))
     return replace(prospects, case=case, advice=(*unlike, *_advice(case, prospects, language=run.task == "math")))
+
+
+def _elsewhere(run: Run) -> str | None:
+    if at(run.config, "eval_env"):
+        return "the likeliest actions were played in eval_env"
+    drawn, likeliest = (at(run.config, f"env.{part}.max_episode_steps") for part in ("train", "eval"))
+    if drawn == likeliest:
+        return None
+    return (
+        f"drawn actions were played for {drawn} steps (env.train.max_episode_steps), the likeliest for {likeliest} "
+        "(env.eval.max_episode_steps)"
+    )
 
 
 def _named(tasks: Iterable[TaskRate], played: Iterable[str]) -> dict[str, float]:
@@ -203,7 +218,10 @@ def _advice(case: Case, found: Prospects, *, language: bool) -> Iterator[str]:
             f"max_resample_rounds, or a better start; or {warmer}"
         )
     low, high = found.sampled.interval
-    if found.greedy.interval[0] > high:
+    if found.elsewhere is not None:
+        if found.greedy.interval[0] > high or found.greedy.interval[1] < low:
+            yield f"{found.elsewhere}, so their rates say nothing of each other"
+    elif found.greedy.interval[0] > high:
         yield (
             f"drawn actions succeed less often than the likeliest ones ({found.sampled.rate:.1%} against "
             f"{found.greedy.rate:.1%}): lower algorithm.sampling_params.temperature"

@@ -112,6 +112,22 @@ def test_drawn_and_likeliest_are_held_apart(tmp_path: Path) -> None:
     assert any("temperature_eval" in text for text in better.advice)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"env.train.max_episode_steps": 8, "env.eval.max_episode_steps": 32}, "were played for 8 steps"),
+        ({"eval_env": {"env_type": "dummy"}}, "were played in eval_env"),
+    ],
+)
+def test_episodes_of_two_kinds_are_not_compared(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    row = {"step": 1, "time/step": 1.0, "env/episodes": 64.0, "env/success_once": 0.1, "actor/samples": 64.0}
+    changes = {"algorithm.group_size": 1, **changes}
+    found = prospects_of(read_run(make_run(tmp_path / "run", rows=[row], changes=changes, evaluated={0: ALL})))
+    [advice] = [text for text in found.advice if "rates say nothing of each other" in text]
+    assert said in advice
+    assert not [text for text in found.advice if "temperature:" in text or "less often" in text]
+
+
 def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected an evaluation and training steps"):
         prospects_of(read_run(make_run(tmp_path / "run", rows=[])))
