@@ -29,7 +29,7 @@ _MUJOCO: Final = ("mujoco", "metaworld", "myosuite", "robotics")
 class EnvPoolParams:
     """Parameters of :class:`EnvPoolEnv`."""
 
-    id: str
+    id: str = "CartPole-v1"
     """One of envpool.list_all_envs(): CartPole-v1, HalfCheetah-v5, Pong-v5, ..."""
     kwargs: dict[str, Any] = field(default_factory=dict, metadata=OF_THE_REWARD)
     """Further arguments of envpool.make_gymnasium."""

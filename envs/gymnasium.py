@@ -27,7 +27,7 @@ _DEFAULT_HZ = 30.0
 class GymnasiumParams:
     """Parameters of :class:`GymnasiumEnv`."""
 
-    id: str
+    id: str = "CartPole-v1"
     """A registered id (Pendulum-v1), module:id or path/to/file.py:id, where importing the module registers it."""
     kwargs: dict[str, Any] = field(default_factory=dict, metadata=OF_THE_REWARD)
     """Further arguments of gymnasium.make."""

@@ -165,6 +165,15 @@ def test_what_both_simulators_know_holds_for_both() -> None:
     assert embodied("env=libero_10", "eval_env=robosuite_lift").evaluated.init_params == {"task": "Lift"}
 
 
+def test_an_id_of_ones_own_is_evaluated_too() -> None:
+    own = ("env=gymnasium", "env.init_params.id=Acrobot-v1", "eval_env=gymnasium")
+    assert embodied(*own, "eval_env.init_params.success_return=-100").evaluated.init_params == {
+        "id": "Acrobot-v1",
+        "success_return": -100,
+    }
+    assert embodied(*own, "eval_env.init_params.id=CartPole-v1").evaluated.init_params["id"] == "CartPole-v1"
+
+
 def test_an_experiment_may_choose_it(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
