@@ -123,6 +123,16 @@ def run(rounds: int, repetitions: int) -> list[dict[str, Any]]:
     return rows
 
 
+def compared(rows: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        f"{row['function']}, {row['workload']}: RLinf's CPU time by ours": median(
+            theirs[0] / own[0] for theirs, own in zip(row["rlinf"], row["ours"], strict=True)
+        )
+        for row in rows
+        if row["rlinf"]
+    }
+
+
 def report(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title=f"{ENVS} envs, {ROLLOUT} chunks of C steps, one thread: median ms")
     table.add_column("function")

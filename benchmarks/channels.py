@@ -336,6 +336,16 @@ def measure(rounds: int, large: int, small: int) -> dict[str, dict[str, Any]]:
     return results
 
 
+def compared(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+    ours, in_place, pipe = (results[name] for name in list(TRANSPORTS)[:3])
+    trips = [statistics.median(numbers["round_trip_seconds"]) for numbers in (pipe, ours)]
+    return {
+        "bytes/s by a plain copy's": statistics.median(ours["of_copy"]),
+        "bytes/s by a plain copy's, read in place": statistics.median(in_place["of_copy"]),
+        "a pipe's round trip by the channel's": trips[0] / trips[1],
+    }
+
+
 def show(results: dict[str, dict[str, Any]]) -> Table:
     table = Table(title=f"{LARGE_BYTES >> 20} MiB in {LARGE_PARTS} tensors; {SMALL_BYTES >> 10} KiB there and back")
     table.add_column("transport")

@@ -110,6 +110,10 @@ def run(rounds: int, chunks: int) -> dict[str, Any]:
     return {"steps_per_s": rates, "ratio_to_bare": ratios}
 
 
+def compared(result: dict[str, Any]) -> dict[str, float]:
+    return {f"{name}, by a bare loop": ratio for name, ratio in result["ratio_to_bare"].items() if name != "bare"}
+
+
 def report(result: dict[str, Any], console: Console) -> None:
     table = Table(title=f"LIBERO env worker: {SUITE} task 0, {ENVS} envs, chunks of {CHUNK}, two cameras of 128")
     for column in ("", "steps/s", "of the bare loop"):

@@ -266,6 +266,14 @@ def start() -> dict[str, float]:
     return cpu | {"most memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
+def compared(result: dict[str, Any]) -> dict[str, float]:
+    speed = result["steps_per_second"]
+    return {
+        "a bare loop by LIBERO's own": speed["bare"] / speed["upstream"],
+        "env worker's chunks by a bare loop": speed["chunked"] / speed["bare"],
+    }
+
+
 def report(result: dict[str, Any], console: Console) -> None:
     speed, cpu = result["steps_per_second"], result["cpu_ms_per_step"]
     table = Table(title=f"LIBERO, {SUITE} task {TASK}, {ENVS} envs, chunks of {CHUNK}, two cameras 128x128")

@@ -1,6 +1,6 @@
 """Env steps a second on state envs, beside Sample Factory, PufferLib and Gymnasium's AsyncVectorEnv.
 
-    python -m benchmarks.state_race [--quick] [--json FILE] [--theirs PYTHON]
+    python -m benchmarks.state_race [--quick] [--json FILE]
 
 All have 64 envs and all cores. ``training`` is PPO on HalfCheetah (MuJoCo) with the numbers of Sample Factory's
 example: rollouts of 64 steps, two epochs of four mini-batches of 1,024, two layers of 64 units, normalised
@@ -9,12 +9,12 @@ alone, on CartPole, where next to nothing is simulated: ours is the adapter of a
 turns in each round; the table shows medians.
 
 Sample Factory needs Gymnasium before 1.0, where HalfCheetah is version 4, with the same physics and rewards. PufferLib
-3 builds with files that it downloads, and version 1 has no continuous actions. What PYTHON, an environment of their
-own, has of the two takes part::
+3 builds with files that it downloads, and version 1 has no continuous actions. They take part from an environment of
+their own::
 
-    python -m venv VENV
-    VENV/bin/python -m pip install sample-factory==2.1.1 "gymnasium[mujoco]==0.29.1" mujoco==3.17.0
-    VENV/bin/python -m pip install --no-deps pufferlib==1.0.1 gym==0.26.2 gym_notices
+    python -m venv .venv-state
+    .venv-state/bin/python -m pip install sample-factory==2.1.1 "gymnasium[mujoco]==0.29.1" mujoco==3.17.0
+    .venv-state/bin/python -m pip install --no-deps pufferlib==1.0.1 gym==0.26.2 gym_notices
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from benchmarks.puffer_steps import steps_per_second
 from embodied_rl.envs.gymnasium import GymnasiumEnv, GymnasiumParams
 
 ROOT: Final = Path(__file__).parents[1]
+THEIRS: Final = ROOT / ".venv-state" / "bin" / "python"
+OURS: Final = "embodied_rl"
 ENVS: Final = 64
 ROLLOUT: Final = 4096
 """Env steps of a training step."""
@@ -76,11 +78,11 @@ _REPORT = re.compile(r"\[(?P<time>[\d-]+ [\d:,]+)\].*Total num frames: (?P<steps
 _RETURN = re.compile(r"Avg episode reward: \[\(0, '(-?[\d.]+)'\)\]")
 
 
-def sample_factory(steps: int, python: Path) -> Found:
+def sample_factory(steps: int) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         workers = os.cpu_count() or 1
         command = [
-            str(python), "-m", "sf_examples.mujoco.train_mujoco", "--env=mujoco_halfcheetah", "--experiment=race",
+            str(THEIRS), "-m", "sf_examples.mujoco.train_mujoco", "--env=mujoco_halfcheetah", "--experiment=race",
             f"--train_dir={folder}", f"--num_workers={workers}", f"--num_envs_per_worker={ENVS // workers}",
             "--device=cpu", f"--train_for_env_steps={steps}", "--with_wandb=False", "--seed=0",
         ]  # fmt: skip
@@ -141,30 +143,43 @@ def async_vector_env(seconds: float) -> Found:
         envs.close()
 
 
-def puffer(seconds: float, python: Path) -> Found:
-    said = run([str(python), "-m", "benchmarks.puffer_steps", str(ENVS), str(seconds)])
+def puffer(seconds: float) -> Found:
+    said = run([str(THEIRS), "-m", "benchmarks.puffer_steps", str(ENVS), str(seconds)])
     return float(re.findall(r"^steps/s: (.*)$", said, re.MULTILINE)[-1]), None
 
 
-def has(python: Path, module: str) -> bool:
-    found = subprocess.run([str(python), "-c", f"import {module}"], capture_output=True, check=False)
-    return found.returncode == 0
+def has(module: str) -> bool:
+    return THEIRS.exists() and not subprocess.run([str(THEIRS), "-c", f"import {module}"], check=False).returncode
 
 
-def sides(steps: int, seconds: float, theirs: Path | None) -> dict[str, Callable[[], Found]]:
+def sides(steps: int, seconds: float) -> dict[str, Callable[[], Found]]:
     serial = ("cluster=serial",)
     workers = ("cluster=process", f"cluster.component_placement.env=0-{(os.cpu_count() or 1) - 1}")
     found: dict[str, Callable[[], Found]] = {
-        "training: embodied_rl, one process": lambda: ours_training(steps, serial),
-        "training: embodied_rl, env workers": lambda: ours_training(steps, workers),
-        "stepping: embodied_rl": lambda: ours_stepping(seconds),
+        f"training: {OURS}, one process": lambda: ours_training(steps, serial),
+        f"training: {OURS}, env workers": lambda: ours_training(steps, workers),
+        f"stepping: {OURS}": lambda: ours_stepping(seconds),
         "stepping: AsyncVectorEnv, shared memory": lambda: async_vector_env(seconds),
     }
-    if theirs and has(theirs, "sample_factory"):
-        found["training: Sample Factory"] = lambda: sample_factory(steps, theirs)
-    if theirs and has(theirs, "pufferlib"):
-        found["stepping: PufferLib"] = lambda: puffer(seconds, theirs)
+    if has("sample_factory"):
+        found["training: Sample Factory"] = lambda: sample_factory(steps)
+    if has("pufferlib"):
+        found["stepping: PufferLib"] = lambda: puffer(seconds)
     return found
+
+
+def compared(rates: dict[str, list[float]]) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for side, rounds in rates.items():
+        kind, _, who = side.partition(": ")
+        if who.startswith(OURS):
+            best[kind] = max(best.get(kind, 0.0), median(rounds))
+    return {
+        f"{kind}, by {who}": best[kind] / median(rounds)
+        for side, rounds in rates.items()
+        for kind, _, who in [side.partition(": ")]
+        if not who.startswith(OURS)
+    }
 
 
 def show(found: Mapping[str, list[Found]]) -> Table:
@@ -191,7 +206,7 @@ def main() -> None:
     rounds, steps, seconds = (1, 25 * ROLLOUT, 3.0) if options.quick else (3, 75 * ROLLOUT, 10.0)
     found: dict[str, list[Found]] = {}
     for _ in range(rounds):
-        for side, measure in sides(steps, seconds, options.theirs).items():
+        for side, measure in sides(steps, seconds).items():
             found.setdefault(side, []).append(measure())
             print(f"{side}: {found[side][-1][0]:,.0f} env steps/s", file=sys.stderr)
     Console().print(show(found))

@@ -40,6 +40,7 @@ from benchmarks.trl_race_report import (
     breakdown,
     fastest,
     ours_measured,
+    ratios,
     summary,
     trl_measured,
 )
@@ -177,6 +178,11 @@ def race(rounds: int, steps: int, console: Console) -> dict[str, Any]:
                 f"round {number} of {rounds}: {name}: {median(measured.seconds):.2f} s a step", highlight=False
             )
     return {"variants": found, "versions": versions}
+
+
+def compared(answer: dict[str, Any]) -> dict[str, float]:
+    runs = {name: [Measured(**run) for run in found] for name, found in answer["variants"].items()}
+    return {f"TRL's step by that of {name}": 1 / median(ratios(runs, name)) for name in OURS}
 
 
 def main() -> None:

@@ -150,6 +150,10 @@ def measure(plane: str, mebibytes: int, bucket_mb: int, rounds: int, receivers: 
     return found
 
 
+def compared(found: list[dict[str, Any]]) -> dict[str, float]:
+    return {f"{row['plane']}, bytes/s by a plain copy's": statistics.median(row["of_copy"]) for row in found}
+
+
 def show(found: list[dict[str, Any]]) -> Table:
     first = found[0]
     table = Table(title=f"{first['gibibytes']:.2f} GiB in buckets of {first['bucket_mb']} MiB, medians (best rounds)")

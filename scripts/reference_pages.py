@@ -1,8 +1,9 @@
 """Writes what the code says into docs/: configuration.md, algorithm_keys.md, api.md, libero_suites.md,
-simulator_tasks.md (of scripts/task_speed.py's file), and what pages were tested with.
+simulator_tasks.md (of scripts/task_speed.py's file), races.md (of benchmarks/ratios.json), and what pages were tested
+with.
 
-Run it after a change of the schema, of ``config/``, of ``embodied_rl/explain/keys/``, of ``constraints/`` or of a class
-that api.md lists: ``python scripts/reference_pages.py``.
+Run it after a change of the schema, of ``config/``, of ``embodied_rl/explain/keys/``, of ``constraints/``, of a class
+that api.md lists, or after ``python -m benchmarks --record``: ``python scripts/reference_pages.py``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import csv
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -51,6 +53,23 @@ list below says where meaning, unit or default differs.
 """
 
 
+RATIOS = DOCS.parent / "benchmarks/ratios.json"
+RACES_HEAD = """# Races
+
+How much better ours is than what each benchmark compares it with, in the same run and on the same cores: 2 is twice as
+fast, or half of the time. Made by `python scripts/reference_pages.py` from `benchmarks/ratios.json`, which
+`python -m benchmarks --record` writes; a test keeps it current.
+
+```bash
+make bench                     # all of them; fails where a ratio is a quarter lower than the one here
+make bench ARGS=--quick        # fewer rounds, rougher numbers
+python -m benchmarks --only channels --quick
+```
+
+Those with RLinf and TRL need `.venv-peers` ([beside published packages](peers.md)), those with Sample Factory and
+PufferLib `.venv-state` (`python -m benchmarks.state_race --help`); without them they are left out. Time to a threshold
+beside Stable-Baselines3 and CleanRL is in [Gymnasium](gymnasium.md#beside-stable-baselines3).
+"""
 API_HEAD = """# API
 
 What scripts and extensions use, from its docstrings. Made by `python scripts/reference_pages.py`; a test keeps it
@@ -167,6 +186,7 @@ def pages() -> dict[Path, str]:
         **{DOCS / name: tested(DOCS / name, packages) for name, packages in TESTED_WITH.items()},
         DOCS / "libero_suites.md": libero_suites(),
         DOCS / "simulator_tasks.md": simulator_tasks(),
+        DOCS / "races.md": races(),
     }
 
 
@@ -265,6 +285,17 @@ def simulator_tasks() -> str:
     for reason in sorted({row["reason"] for row in rows} - {""}):
         tasks = [f"`{row['task']}`" for row in rows if row["reason"] == reason]
         parts.append(f"| {reason} | {', '.join(tasks)} |")
+    return "\n".join(parts) + "\n"
+
+
+def races() -> str:
+    """What the last release reached against others, by benchmark."""
+    parts = [RACES_HEAD]
+    for benchmark, rows in groupby(json.loads(RATIOS.read_text()).items(), key=lambda row: row[0].partition(": ")[0]):
+        parts.append(f"\n## `python -m benchmarks.{benchmark}`\n\n| | ours is better by | on | of |\n|---|--:|---|---|")
+        for what, row in rows:
+            name = what.partition(": ")[2]
+            parts.append(f"| {name} | {row['ratio']:.2f} | {row['date']} | {row['machine']} |")
     return "\n".join(parts) + "\n"
 
 
