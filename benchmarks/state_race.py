@@ -5,8 +5,8 @@
 All have 64 envs and all cores. ``training`` is PPO on HalfCheetah (MuJoCo) with the numbers of Sample Factory's
 example: rollouts of 64 steps, two epochs of four mini-batches of 1,024, two layers of 64 units, normalised
 observations; without the start, and with the return of the last episodes of training. ``stepping`` is random actions
-alone, on CartPole, where next to nothing is simulated: ours is the adapter of an env worker, once a core. Sides take
-turns in each round; the table shows medians.
+alone, on CartPole, where next to nothing is simulated: ours is the adapter of an env worker, once a core, without the
+messages that a policy's turns take. Sides take turns in each round; the table shows medians.
 
 Sample Factory needs Gymnasium before 1.0, where HalfCheetah is version 4, with the same physics and rewards. PufferLib
 3 builds with files that it downloads, and version 1 has no continuous actions. They take part from an environment of
