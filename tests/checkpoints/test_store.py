@@ -54,7 +54,8 @@ def test_a_published_checkpoint_has_its_place_and_state(tmp_path: Path) -> None:
     content = json.loads((directory / STATE_FILE).read_text())
     sha256 = hashlib.sha256(b"weights").hexdigest()
     assert content.pop("sha256")
-    assert content == {"step": 12, "policy_version": 12, "files": {ACTOR: {"bytes": 7, "sha256": sha256}}}
+    files = {ACTOR: {"bytes": 7, "sha256": sha256}}
+    assert content == {"step": 12, "policy_version": 12, "initial": None, "files": files}
     assert read_state(directory) == RunState(step=12, policy_version=12)
     assert [path.name for path in directory.parent.iterdir()] == ["global_step_12"], "nothing else is left"
 
