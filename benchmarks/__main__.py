@@ -43,7 +43,7 @@ def main() -> None:
         folder = options.json_dir or Path(own)
         folder.mkdir(parents=True, exist_ok=True)
         failed = run(options.only, folder, quick=options.quick)
-        now = measured([folder / f"{name}.json" for name in options.only])
+        now = measured([folder / f"{name}.json" for name in options.only], quick=options.quick)
     before = read(RECORD)
     Console().print(show(now, before))
     if options.record:

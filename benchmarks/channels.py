@@ -226,10 +226,11 @@ class Iceoryx2:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+OURS, IN_PLACE, PIPE = "embodied_rl SharedMemoryChannel", "the same, read in place", "multiprocessing.Pipe, pickle 5"
 TRANSPORTS: dict[str, tuple[Callable[[], Transport], str | None]] = {
-    "embodied_rl SharedMemoryChannel": (OurChannel, None),
-    "the same, read in place": (InPlace, None),
-    "multiprocessing.Pipe, pickle 5": (Pipe, None),
+    OURS: (OurChannel, None),
+    IN_PLACE: (InPlace, None),
+    PIPE: (Pipe, None),
     "torch.multiprocessing queue": (TorchQueue, None),
     "shared_memory + Queue of descriptors": (SharedMemoryQueue, None),
     "iceoryx2": (Iceoryx2, "iceoryx2"),
@@ -337,7 +338,7 @@ def measure(rounds: int, large: int, small: int) -> dict[str, dict[str, Any]]:
 
 
 def compared(results: dict[str, dict[str, Any]]) -> dict[str, float]:
-    ours, in_place, pipe = (results[name] for name in list(TRANSPORTS)[:3])
+    ours, in_place, pipe = (results[name] for name in (OURS, IN_PLACE, PIPE))
     trips = [statistics.median(numbers["round_trip_seconds"]) for numbers in (pipe, ours)]
     return {
         "bytes/s by a plain copy's": statistics.median(ours["of_copy"]),

@@ -29,13 +29,15 @@ class Ratio:
     ratio: float
     date: str
     machine: str
+    quick: bool
+    """Of few rounds."""
 
 
 Ratios: TypeAlias = Mapping[str, Ratio]
 """``<benchmark>: <what by what>`` -> a ratio."""
 
 
-def measured(files: Iterable[Path]) -> Ratios:
+def measured(files: Iterable[Path], *, quick: bool) -> Ratios:
     """Of the JSON files, ``<benchmark>.json``, that benchmarks have just written. One that is missing says nothing."""
     found: dict[str, Ratio] = {}
     for path in files:
@@ -44,7 +46,7 @@ def measured(files: Iterable[Path]) -> Ratios:
         compared = importlib.import_module(f"benchmarks.{path.stem}").compared(json.loads(path.read_text()))
         for what, ratio in compared.items():
             found[f"{path.stem}: {what}"] = Ratio(
-                ratio=round(ratio, 3), date=datetime.now(UTC).date().isoformat(), machine=machine()
+                ratio=round(ratio, 3), date=datetime.now(UTC).date().isoformat(), machine=machine(), quick=quick
             )
     return found
 
@@ -70,7 +72,7 @@ def machine() -> str:
 
 
 def show(now: Ratios, before: Ratios) -> Table:
-    lost, nothing = worse(now, before), Ratio(ratio=float("nan"), date="", machine="")
+    lost, nothing = worse(now, before), Ratio(ratio=float("nan"), date="", machine="", quick=False)
     table = Table(title=f"how much better ours is: 2 is twice as fast. Now: {machine()}")
     for column in ("", "at the last release", "on", "of", "now", ""):
         table.add_column(column, justify="right" if "now" in column or "at" in column else "left")

@@ -4,7 +4,8 @@
 
 All have 64 envs and all cores. ``training`` is PPO on HalfCheetah (MuJoCo) with the numbers of Sample Factory's
 example: rollouts of 64 steps, two epochs of four mini-batches of 1,024, two layers of 64 units, normalised
-observations; without the start, and with the return of the last episodes of training. ``stepping`` is random actions
+observations; learning rate and terms of the loss are each side's own. Rates are without the start, and stand beside the
+return of the last episodes of training. ``stepping`` is random actions
 alone, on CartPole, where next to nothing is simulated: ours is the adapter of an env worker, once a core, without the
 messages that a policy's turns take. Sides take turns in each round; the table shows medians.
 
@@ -48,6 +49,8 @@ OURS: Final = "embodied_rl"
 ENVS: Final = 64
 ROLLOUT: Final = 4096
 """Env steps of a training step."""
+REWARD_COEF: Final = 0.1
+"""What our preset multiplies rewards with."""
 ENV: Final = "CartPole-v1"
 """Where steps alone are measured."""
 
@@ -71,7 +74,7 @@ def ours_training(steps: int, layout: tuple[str, ...]) -> Found:
     timed = [line for line in lines if "time/step" in line][1:]
     returns = [line["env/return"] for line in lines if "env/return" in line]
     seconds = sum(line["time/step"] for line in timed)
-    return sum(line["env/steps"] for line in timed) / seconds, returns[-1] / 0.1 if returns else None
+    return sum(line["env/steps"] for line in timed) / seconds, returns[-1] / REWARD_COEF if returns else None
 
 
 _REPORT = re.compile(r"\[(?P<time>[\d-]+ [\d:,]+)\].*Total num frames: (?P<steps>\d+)")
@@ -199,15 +202,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.state_race", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round, fewer steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's numbers there")
-    parser.add_argument(
-        "--theirs", type=Path, metavar="PYTHON", help="of an environment with Sample Factory, PufferLib"
-    )
     options = parser.parse_args()
     rounds, steps, seconds = (1, 25 * ROLLOUT, 3.0) if options.quick else (3, 75 * ROLLOUT, 10.0)
-    found: dict[str, list[Found]] = {}
+    taking_part = sides(steps, seconds)
+    found: dict[str, list[Found]] = {side: [] for side in taking_part}
     for _ in range(rounds):
-        for side, measure in sides(steps, seconds).items():
-            found.setdefault(side, []).append(measure())
+        for side, measure in taking_part.items():
+            found[side].append(measure())
             print(f"{side}: {found[side][-1][0]:,.0f} env steps/s", file=sys.stderr)
     Console().print(show(found))
     if options.json:

@@ -292,10 +292,11 @@ def races() -> str:
     """What the last release reached against others, by benchmark."""
     parts = [RACES_HEAD]
     for benchmark, rows in groupby(json.loads(RATIOS.read_text()).items(), key=lambda row: row[0].partition(": ")[0]):
-        parts.append(f"\n## `python -m benchmarks.{benchmark}`\n\n| | ours is better by | on | of |\n|---|--:|---|---|")
+        parts.append(f"\n## {benchmark}\n\n| | ours is better by | on | of | by |\n|---|--:|---|---|---|")
         for what, row in rows:
-            name = what.partition(": ")[2]
-            parts.append(f"| {name} | {row['ratio']:.2f} | {row['date']} | {row['machine']} |")
+            command = f"`python -m benchmarks.{benchmark}{' --quick' if row['quick'] else ''}`"
+            cells = (what.partition(": ")[2], f"{row['ratio']:.2f}", row["date"], row["machine"], command)
+            parts.append(f"| {' | '.join(cells)} |")
     return "\n".join(parts) + "\n"
 
 

@@ -52,7 +52,7 @@ def test_ours_has_the_numbers_of_sample_factory_s_example(monkeypatch: pytest.Mo
     assert train.max_steps_per_rollout_epoch is not None
     assert train.total_num_envs * train.max_steps_per_rollout_epoch == state_race.ROLLOUT
     assert (algorithm.update_epoch, algorithm.n_minibatches, config.runner.max_steps) == (2, 4, 3)
-    assert config.env.reward_coef == 0.1
+    assert config.env.reward_coef == state_race.REWARD_COEF
 
 
 def test_the_table_has_medians() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +24,10 @@ from embodied_rl.envs.base import KnownSpaces, known_spaces, params_of_the_rewar
 from embodied_rl.envs.libero.adapter import LiberoParams
 from embodied_rl.envs.maniskill import ManiSkillParams
 from embodied_rl.errors import ConfigError, UserError
+from embodied_rl.models.base import PolicySpec
 from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.tasks.planning import plan_of
+from embodied_rl.workers.demonstrator import ImitationWorker
 from tests.configs import embodied
 from tests.demonstrations.lerobot.recordings import HEIGHT, WIDTH, data_set
 from tests.demonstrations.recording import record
@@ -141,6 +144,18 @@ def test_choices_are_whole_numbers_of_those_that_there_are(tmp_path: Path) -> No
         caught.value
     )
     assert "the env's action 1 is one of 4 choices, 0 to 3, and the data set has 0.5;" in str(caught.value)
+
+
+@pytest.mark.parametrize(("choices", "largest"), [((3, 4), 3), ((), 1)])
+def test_choices_are_not_cut_off(tmp_path: Path, choices: tuple[int, ...], largest: int) -> None:
+    root = data_set(tmp_path, [2, 3], videos=False)
+    with_actions(root, [(0, 3), (2, 0), (1, 1)])
+    spec = PolicySpec(
+        action_dim=2, num_action_chunks=1, state_dim=3, image_shapes=BOTH, values_per_chunk=0, action_choices=choices
+    )
+    worker = ImitationWorker.__new__(ImitationWorker)
+    worker._data, worker.context = config(root).data, SimpleNamespace(report_progress=lambda *_: None)  # type: ignore[assignment]
+    assert worker._read(root, spec, None)._actions.max() == largest
 
 
 @pytest.mark.parametrize(
