@@ -48,7 +48,7 @@ def test_a_simulator_run_logs_the_operations_of_its_mlp(tmp_path: Path, rollout_
     acted = rollout_epochs * 16 * 4
     for step in steps:
         assert step["perf/rollout_tflops"] * step["time/inference"] == pytest.approx(acted * forward / TERA)
-        scored = step["perf/scoring_tflops"] * step["time/scoring"] * TERA / forward
+        scored = step["perf/scoring_ahead_tflops"] * step["time/scoring_ahead"] * TERA / forward
         assert scored == pytest.approx(step["actor/samples"])
         # The first layer's input has no gradient; every sample goes through three times.
         trained = 3 * step["actor/samples"] * (3 * forward - 2 * 4 * 32)

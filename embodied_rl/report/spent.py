@@ -31,6 +31,7 @@ _WITHIN: Final[Mapping[str, str]] = {
     "time/reward": "scoring answers",
     "time/advantage": "advantages",
     "time/scoring": "log-probabilities anew",
+    "time/scoring_ahead": "log-probabilities anew and a critic's values, beside the rollout",
     "time/values": "a critic's values",
     "time/critic": "a critic's gradients and optimiser",
     "time/update": "gradients and optimiser",

@@ -27,6 +27,7 @@ C = TypeVar("C", bound=EmbodiedConfig | MathConfig)
 
 _ON_DEVICES: Final = (
     ("rollout", ROLLOUT, ("inference", "generate")),
+    ("actor", ROLLOUT, ("scoring_ahead",)),
     ("actor", "update", ("scoring", "values", "critic", "update")),
 )
 """Component, part of a step, and its phases that use an accelerator."""
@@ -232,10 +233,11 @@ class TrainingLoop(Generic[C]):
         self.watch.end("rest")
         used: dict[int, dict[str, float]] = {}
         for component, part, phases in _ON_DEVICES:
-            for rank, slot in enumerate(self.plan.placement.slots[component]):
-                if self.plan.placement.device(component, rank) != "cpu":
-                    seconds = sum(metrics.get(f"time/{phase}", 0.0) for phase in phases)
-                    used.setdefault(slot, {})[part] = seconds
+            seconds = sum(metrics.get(f"time/{phase}", 0.0) for phase in phases)
+            ranks = enumerate(self.plan.placement.slots[component])
+            for slot in {slot for rank, slot in ranks if self.plan.placement.device(component, rank) != "cpu"}:
+                parts = used.setdefault(slot, {})
+                parts[part] = parts.get(part, 0.0) + seconds
         return performance(
             self.watch.parts,
             component=component_of,

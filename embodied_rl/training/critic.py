@@ -62,6 +62,11 @@ class Critic:
             self._state = TrainingState([model], self.optimizer, training.device, config.offload)
             self._state.leave_device()
 
+    @property
+    def stays(self) -> bool:
+        """It is on its device all the time."""
+        return self._state is None
+
     @torch.no_grad()
     def value(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with ``values`` and ``bootstrap_values`` under its present weights, 0 where nobody asks for

@@ -144,6 +144,19 @@ class Scorer:
         self._in_reward = self._reference is not None and algorithm.kl_in == "reward"
         self._full = algorithm.kl_penalty_type == "full"
 
+    def passes(self, trajectory: Trajectory) -> bool:
+        """Whether :meth:`score` asks a policy anything about it."""
+        own, other, _ = self._wanted([trajectory])
+        return own or other
+
+    def _wanted(self, trajectories: Sequence[Trajectory]) -> tuple[bool, bool, bool]:
+        """Whether the policy is asked, the reference, and the policy for values."""
+        values = self._values and any(t.values is None for t in trajectories)
+        own = self._recompute or self._proximal or values or (self._in_reward and self._full)
+        # In the loss, the exact divergence needs the distribution under the weights of each optimiser step.
+        other = self._reference is not None and (self._in_reward or not self._full)
+        return own, other, values
+
     @torch.no_grad()
     def score(self, trajectories: Sequence[Trajectory], diagnostics: Diagnostics) -> list[Trajectory]:
         """The trajectories with what the algorithm wants to know of them; the same ones if that is nothing.
@@ -151,10 +164,7 @@ class Scorer:
         Adds ``reference_kl`` (with a penalty in the reward) and ``logprob_gap``, ``logprob_gap_max`` (of the rollout's
         log-probabilities from the recomputed) to ``diagnostics``.
         """
-        values = self._values and any(t.values is None for t in trajectories)
-        own = self._recompute or self._proximal or values or (self._in_reward and self._full)
-        # In the loss, the exact divergence needs the distribution under the weights of each optimiser step.
-        other = self._reference is not None and (self._in_reward or not self._full)
+        own, other, values = self._wanted(trajectories)
         self.flops = Flops()
         if not own and not other:
             return list(trajectories)

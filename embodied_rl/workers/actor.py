@@ -86,12 +86,18 @@ class ActorWorker(Worker):
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._peak_memory = PeakMemory(context.device)
         self._received: list[Trajectory] = []
+        self._scored: dict[tuple[int, int], Diagnostics] = {}
+        """Of those of them that were scored when they came, by :func:`place`."""
+        self._scored_ahead = Flops()
+        """What that took."""
         self._early: list[Delivery] = []
         """For later training steps."""
         self._writer: checkpoints.shards.AsyncWriter | None = None
         self._written: Path | None = None
         """Directory of the newest checkpoint's contents, perhaps still being written."""
         self._critic: Critic | None = None
+        self._scores_ahead = False
+        """What comes is scored while more is on its way."""
         self._blank: Policy | None = None
         """The policy without memory, until its operations are counted."""
         self._cost: SampleCost | None = None
@@ -161,6 +167,9 @@ class ActorWorker(Worker):
         self._scorer = Scorer(training)
         self._updater = Updater(training, self._optimizer, self._demonstrated(training, spec))
         self._critic = self._build_critic(spec, mesh, training)
+        # Several ranks would have to agree on an order, also when a run is interrupted.
+        resident = not self._config.enable_offload and (self._critic is None or self._critic.stays)
+        self._scores_ahead = context.world_size == 1 and resident
         return training.policies
 
     def _initial_policy(self, spec: PolicySpec) -> Policy:
@@ -271,22 +280,48 @@ class ActorWorker(Worker):
             How many of the step's groups on this rank can be trained on: they have scores, and pass the filter.
         """
         if not more:
-            self._received = []
+            self._forget()
         arrived = [delivery for delivery in self._early if delivery.step == step]
         self._early = [delivery for delivery in self._early if delivery.step != step]
-        while len(arrived) < self._numbers.messages:
+        for delivery in arrived:
+            self._take(delivery)
+        count = len(arrived)
+        while count < self._numbers.messages:
             delivery: Delivery | Abandoned = await self._trajectories.get(key=self.context.rank)
             if isinstance(delivery, Abandoned):
-                self._received = []
+                self._forget()
                 return 0
-            (arrived if delivery.step == step else self._early).append(delivery)
-        self._received += [delivery.trajectory for delivery in arrived if delivery.trajectory is not None]
+            if delivery.step == step:
+                self._take(delivery)
+                count += 1
+            else:
+                self._early.append(delivery)
         return len(self._passing_groups())
+
+    def _forget(self) -> None:
+        self._received, self._scored, self._scored_ahead = [], {}, Flops()
+
+    def _take(self, delivery: Delivery) -> None:
+        """Keep what came for the present step; where this rank can do that by itself it is scored at once, while more
+        is on its way. Each message goes through passes of its own, so their order is of no influence."""
+        trajectory = delivery.trajectory
+        if trajectory is None:
+            return
+        if self._scores_ahead and (self._critic is not None or self._scorer.passes(trajectory)):
+            self._count_operations(trajectory)
+            scores = self._scored[place(trajectory)] = Diagnostics()
+            with self._timer.phase("scoring_ahead"):
+                [trajectory] = self._scorer.score([trajectory], scores)
+                if self._critic is not None:
+                    [trajectory] = self._critic.value([trajectory])
+            self._scored_ahead += self._scorer.flops
+        self._received.append(trajectory)
 
     def update(self, *, step: int) -> UpdateReport:
         """Train on what was received."""
         self._peak_memory.begin()
-        self._count_operations()
+        if self._received:
+            self._count_operations(self._received[0])
         with self._state.on_device(self._timer) if self._state else contextlib.nullcontext():
             metrics = self._update(step)
         return UpdateReport(
@@ -303,15 +338,16 @@ class ActorWorker(Worker):
         return tuple(self._updater.without_gradient)
 
     def _flops(self) -> dict[str, Flops]:
-        return {"scoring": self._scorer.flops, "update": self._updater.flops}
+        scoring, ahead = self._scorer.flops, self._scored_ahead
+        return {"update": self._updater.flops, **({"scoring_ahead": ahead} if ahead.model else {"scoring": scoring})}
 
-    def _count_operations(self) -> None:
+    def _count_operations(self, trajectory: Trajectory) -> None:
         """Learn of the first sample that comes what its passes take."""
         blank = self._blank
-        if blank is None or not self._received:
+        if blank is None:
             return
         self._blank = None
-        sample = {name: tensor[0, :1] for name, tensor in self._received[0].replay_inputs.items()}
+        sample = {name: tensor[0, :1] for name, tensor in trajectory.replay_inputs.items()}
         recompute = checkpoint_blocks if self._config.gradient_checkpointing else None
         self._cost = if_countable(lambda: sample_cost(blank, sample, recompute))
         self._scorer.cost = self._updater.cost = self._cost
@@ -325,19 +361,23 @@ class ActorWorker(Worker):
     def _update(self, step: int) -> dict[str, float]:
         reduce = sum_over_ranks(self.context.device)
         # In one order however the messages came in: floating-point sums depend on it.
-        self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))
+        self._received.sort(key=place)
         passing = gather_values(self._passing_groups()).sort().values
         last_group = int(passing[self._numbers.groups - 1]) if len(passing) > self._numbers.groups else None
         staleness = self._staleness(step)
-        algorithm, scores = self._algorithm, Diagnostics()
-        with self._timer.phase("scoring"):
-            trajectories = self._scorer.score(self._received, scores)
-            scores.reduce(reduce, max_over_ranks(self.context.device))
-            metrics = scores.result()
-        if self._critic is not None:
-            with self._timer.phase("values"):
-                trajectories = self._critic.value(trajectories)
-        self._received = []
+        algorithm, scores, trajectories = self._algorithm, Diagnostics(), self._received
+        if self._scored:
+            for trajectory in trajectories:
+                scores.merge(self._scored[place(trajectory)])
+        else:
+            with self._timer.phase("scoring"):
+                trajectories = self._scorer.score(trajectories, scores)
+            if self._critic is not None:
+                with self._timer.phase("values"):
+                    trajectories = self._critic.value(trajectories)
+        scores.reduce(reduce, max_over_ranks(self.context.device))
+        metrics = scores.result()
+        self._received, self._scored = [], {}
         with self._timer.phase("advantage"):
             beta = self._kl.beta
             played = [t.task_ids.unique() for t in trajectories if t.task_ids is not None]
@@ -489,6 +529,11 @@ class ActorWorker(Worker):
                 batch.values, batch.returns, batch.value_mask, reduce=reduce
             )
         return numbers
+
+
+def place(trajectory: Trajectory) -> tuple[int, int]:
+    """Where it stands among a training step's."""
+    return trajectory.rollout_epoch, int(trajectory.env_ids[0])
 
 
 def _ratio(pair: torch.Tensor) -> float:

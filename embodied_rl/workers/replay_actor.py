@@ -23,7 +23,7 @@ from embodied_rl.training.replay import ReplayBuffer, Transitions
 from embodied_rl.training.sac import SacUpdater, build_critics_optimizer
 from embodied_rl.training.sharding import sum_over_ranks
 from embodied_rl.training.soft_critics import SoftCritics
-from embodied_rl.workers.actor import ActorWorker
+from embodied_rl.workers.actor import ActorWorker, place
 
 if TYPE_CHECKING:
     from embodied_rl.demonstrations.outcomes import DemonstratedOutcomes
@@ -102,7 +102,7 @@ class ReplayActor(ActorWorker):
         return self._shown
 
     def _update(self, step: int) -> dict[str, float]:
-        self._received.sort(key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))  # however the messages came in
+        self._received.sort(key=place)  # however the messages came in
         staleness = self._staleness(step)
         rollouts, self._received = self._received, []
         before = self._buffer.total

@@ -42,15 +42,13 @@ def test_what_follows_is_valued_by_the_critic(
         assert job.policy.spec.values_per_chunk == 0
         trajectories, _, _ = job.roll()
         critic = critic_of(job)
-        for trajectory in trajectories:
-            assert trajectory.values is None and trajectory.bootstrap_values is None
-            [valued] = critic.value([trajectory])
+        for valued in trajectories:
             assert valued.values is not None and valued.bootstrap_values is not None
-            results = spy.results[int(trajectory.env_ids[0])]
+            results = spy.results[int(valued.env_ids[0])]
             for t, result in enumerate(results):
                 expected = first_value(critic.model, seen_after(result))
                 if result.final_obs is not None:
-                    place = [trajectory.env_ids.tolist().index(i) for i in result.final_obs.env_ids.tolist()]
+                    place = [valued.env_ids.tolist().index(i) for i in result.final_obs.env_ids.tolist()]
                     expected[place] = first_value(critic.model, result.final_obs)
                     finals += len(place)
                 asked = result.valid.any(-1) & ~result.terminated.any(-1)

@@ -17,6 +17,7 @@ import torch
 from embodied_rl.algorithms.catalog import LEARNERS
 from embodied_rl.contracts import EnvObs, RolloutStart, Spaces, Trajectory
 from embodied_rl.envs.base import adapter_class
+from embodied_rl.envs.episode_queue import EpisodeQueue
 from embodied_rl.monitoring.timers import PhaseTimer
 from embodied_rl.plan import RunPlan
 from embodied_rl.runtime.worker import Backend, Worker, WorkerContext, WorkerGroup
@@ -26,6 +27,7 @@ from embodied_rl.tasks.wiring import Wiring
 from embodied_rl.training.micro_batch import MicroBatch
 from embodied_rl.workers.actor import ActorWorker
 from embodied_rl.workers.env import EnvWorker
+from embodied_rl.workers.env_stage import Stage
 from embodied_rl.workers.rollout import RolloutWorker
 
 BUDGET_S: Final = 2.0
@@ -113,9 +115,9 @@ class EnvPilot(EnvWorker):
             await self.interact(step=step)
             return played()
 
-    def _train_starts(self, step: int, epoch: int) -> list[Sequence[int | None] | None]:
-        starts = super()._train_starts(step, epoch)
-        return [[s if i < self._envs else None for i, s in enumerate(states or [])] for states in starts]
+    def _episodes(self, stage: Stage, step: int, epochs: range) -> EpisodeQueue:
+        states = super()._episodes(stage, step, epochs).states
+        return EpisodeQueue([s if i < self._envs else None for i, s in enumerate(states)], stage.env_ids)
 
 
 class RolloutPilot(RolloutWorker):
@@ -174,6 +176,7 @@ class _Learner(ActorWorker):
     async def take(self, *, step: int, senders: int) -> None:
         """Receive a rollout that so many workers send."""
         self._numbers = replace(self._numbers, senders=senders)
+        self._scores_ahead = False  # that is part of what learning costs
         await self.receive(step=step)
         self._kept = self._received
 
