@@ -119,13 +119,14 @@ class RolloutStart:
     obs: EnvObs
     """The first observations to act on."""
     group_ids: Tensor | None = None
-    """[N] int64, as in :class:`Trajectory`; None: nothing is recorded, as in evaluations."""
+    """[E,N] int64, as in :class:`Trajectory`, of the rollout epochs that are played at a stretch; None: nothing is
+    recorded, as in evaluations."""
     rollout_epoch: int = 0
-    """As in :class:`Trajectory`."""
+    """The first of them, as in :class:`Trajectory`."""
 
     def __post_init__(self) -> None:
         if self.group_ids is not None:
-            _check(self, "group_ids", self.group_ids, (len(self.obs),), torch.int64)
+            _check(self, "group_ids", self.group_ids, (None, len(self.obs)), torch.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,10 @@ class ChunkResult:
     """Last observations of the episodes that ended and were reset (a subset of the envs), or None."""
     last: bool = False
     """The rollout ends here: no action is wanted."""
+    episodes: Tensor | None = None
+    """[N] int64: the numbers of the episodes that the steps are of, where envs play several epochs' at a stretch:
+    episode ``e N + i`` is that of env i in the e-th epoch, whichever env of the lane plays it. None: each plays its
+    own."""
 
     def __post_init__(self) -> None:
         n = None if self.next_obs is None else len(self.next_obs)
@@ -159,6 +164,8 @@ class ChunkResult:
         for name in ("terminated", "truncated", "valid", "success"):
             _check(self, name, getattr(self, name), tuple(self.rewards.shape), torch.bool)
         _check(self, "task_ids", self.task_ids, (len(self.rewards),), torch.int64)
+        if self.episodes is not None:
+            _check(self, "episodes", self.episodes, (len(self.rewards),), torch.int64)
         if self.next_obs is None and not self.last:
             raise ContractError("ChunkResult.next_obs: got None, expected observations unless the turn is the last")
 

@@ -18,8 +18,9 @@ from embodied_rl.envs.base import SimEnv, SimObs, SimStep
 from embodied_rl.envs.open_episodes import OpenEpisode
 
 NextResetState = Callable[[int, int], int | None]
-"""(env id, k) -> the initial state of the env's episode k, counted from 0, or None for no further episode. It must give
-all envs of a group the same answer for the same k; then they share starts however long their episodes last."""
+"""(env id, k) -> the initial state of the env's episode k, counted from 0, or None for no further episode. With
+auto-reset it must give all envs of a group the same answer for the same k; then they share starts however long their
+episodes last."""
 
 
 class FrameRecorder(Protocol):
@@ -52,8 +53,9 @@ class ChunkedEnv:
         env_ids: N ids over all workers and stages.
         num_action_chunks: C, the actions of a chunk.
         max_episode_steps: an episode is truncated when it has taken this many steps.
-        auto_reset: start an env's next episode at the end of the chunk in which one ended. Otherwise the env stays
-            done: it is not stepped or rendered again and its last observation is repeated.
+        auto_reset: episodes follow each other without end, and :meth:`open_episodes` tells of those under way.
+            Otherwise :meth:`reset` says whether an env's next episode begins, at the end of the chunk in which one
+            ended, or it stays done: it is not stepped or rendered again and its last observation is repeated.
         ignore_terminations: success is recorded but does not end the episode. A simulator that cannot go on ends it
             all the same.
         use_rel_reward: reward changes of the simulator's reward level (r_t - r_{t-1}, with r_{-1} = 0) instead of it.
@@ -117,9 +119,14 @@ class ChunkedEnv:
         }
 
     @property
-    def num_running(self) -> int:
-        """Number of envs that go on."""
-        return int((~self._done).sum())
+    def running(self) -> list[int]:
+        """The slots of envs that go on."""
+        return np.flatnonzero(~self._done).tolist()
+
+    @property
+    def under_way(self) -> float:
+        """Of the episodes that go on, the part that is played, together: 1 for two at the half of their longest."""
+        return float(self._steps[~self._done].sum()) / self._max_episode_steps
 
     @property
     def num_ended(self) -> int:
@@ -146,16 +153,15 @@ class ChunkedEnv:
 
         Args:
             reset_state_ids: N ids. None leaves an env idle, that is done from the start, with observations of zeros
-                (for the last, partly filled wave of an evaluation).
-            next_reset_state: with auto-reset, and only then: where an env's further episodes start.
+                (where an evaluation has fewer episodes than envs).
+            next_reset_state: where an env's further episodes start; None, not with auto-reset: there are none.
             first_episode: the number of these episodes, from which further ones are counted.
         """
         n = len(self._done)
         if len(reset_state_ids) != n:
             raise ValueError(f"reset: got {len(reset_state_ids)} reset state ids, expected one for each of {n} envs")
-        if (next_reset_state is not None) != self._auto_reset:
-            need = "needs" if self._auto_reset else "takes no"
-            raise ValueError(f"reset: with auto_reset={self._auto_reset} it {need} next_reset_state")
+        if self._auto_reset and next_reset_state is None:
+            raise ValueError("reset: got no next_reset_state, expected one with auto_reset=True")
         self._next_reset_state = next_reset_state
         self.started = True
         self._done[:] = True
@@ -199,7 +205,7 @@ class ChunkedEnv:
                 rewards[which, c], success[which, c], terminated[which, c], truncated[which, c] = step
                 valid[which, c] = True
             self._observe(block)
-            if self._auto_reset:
+            if self._next_reset_state is not None:
                 final_obs += self._restart([slot for slot in block if self._done[slot]])
         return ChunkResult(
             rewards=torch.from_numpy(rewards),

@@ -36,7 +36,7 @@ def chunk(**fields: Any) -> ActionChunk:
 
 
 def start(**fields: Any) -> RolloutStart:
-    return RolloutStart(**{"obs": obs(), "group_ids": torch.arange(N), **fields})
+    return RolloutStart(**{"obs": obs(), "group_ids": torch.arange(N)[None], **fields})
 
 
 def result(**fields: Any) -> ChunkResult:
@@ -103,7 +103,13 @@ CASES: list[tuple[Callable[..., object], str, Any, str]] = [
     (chunk, "env_ids", torch.tensor(1), "ActionChunk.env_ids: got shape [] torch.int64, expected [*] torch.int64"),
     (chunk, "actions", torch.zeros(N, A), "ActionChunk.actions: got shape [2, 2] torch.float32, expected [2, *, *]"),
     (chunk, "actions", torch.zeros(3, C, A), "ActionChunk.actions: got shape [3, 3, 2]"),
-    (start, "group_ids", torch.arange(3), "RolloutStart.group_ids: got shape [3] torch.int64, expected [2]"),
+    (
+        start,
+        "group_ids",
+        torch.arange(3)[None],
+        "RolloutStart.group_ids: got shape [1, 3] torch.int64, expected [*, 2]",
+    ),
+    (result, "episodes", torch.arange(3), "ChunkResult.episodes: got shape [3] torch.int64, expected [2]"),
     (result, "next_obs", None, "ChunkResult.next_obs: got None, expected observations unless the turn is the last"),
     (result, "rewards", torch.zeros(3, C), "ChunkResult.rewards: got shape [3, 3] torch.float32, expected [2, *]"),
     (result, "rewards", torch.zeros(()), "ChunkResult.rewards: got shape [] torch.float32, expected [2, *]"),

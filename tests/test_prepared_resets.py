@@ -55,7 +55,7 @@ def resets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [
         ((), "roll prepare prepare"),
         (("rollout.pipeline_stage_num=2",), "roll roll prepare prepare prepare prepare"),
-        (("algorithm.rollout_epoch=2",), "roll roll prepare roll prepare roll"),
+        (("algorithm.rollout_epoch=2",), "roll prepare prepare"),
         (("env.train.task_sampling=success", "env.init_params.success_radius=0.6"), "roll prepare prepare"),
         (("env.train.use_fixed_reset_state_ids=true",), "roll prepare prepare"),
         (("runner.weight_sync_interval=2", "runner.save_interval=4"), "roll prepare prepare"),

@@ -139,7 +139,7 @@ class AlgorithmConfig(Section):
     group_size: PositiveInt
     """Envs that start from the same initial state and are compared with each other."""
     rollout_epoch: PositiveInt
-    """Rollouts of all envs in one training step."""
+    """Episodes, or with ``auto_reset`` rollouts, of each env in one training step."""
     update_epoch: PositiveInt
     """Passes over a training step's samples."""
     n_minibatches: PositiveInt | None

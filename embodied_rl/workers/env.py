@@ -7,15 +7,17 @@ import functools
 import gc
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embodied_rl.contracts import ActionChunk, EnvObs, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
 from embodied_rl.envs import render_device
+from embodied_rl.envs.episode_queue import EpisodeQueue
 from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.envs.reset_states import (
     after_evaluation,
@@ -25,7 +27,8 @@ from embodied_rl.envs.reset_states import (
     train_reset_states,
 )
 from embodied_rl.errors import UserError
-from embodied_rl.evaluation.video import MAX_TILES, VideoRecorder, filmed_states, video_name
+from embodied_rl.evaluation.episode_films import EpisodeFilms, Film
+from embodied_rl.evaluation.video import MAX_TILES, VideoRecorder, filmed_states
 from embodied_rl.evaluation.views import Views
 from embodied_rl.models.weights.host import release_memory
 from embodied_rl.monitoring.peak_memory import UNKNOWN, Peak, PeakMemory
@@ -34,6 +37,7 @@ from embodied_rl.plan import Channels, RunPlan
 from embodied_rl.runtime.worker import Abandoned, GivenUp, Worker, WorkerContext
 from embodied_rl.schema import EmbodiedConfig, VideoConfig
 from embodied_rl.workers.env_stage import Stage, build_stages
+from embodied_rl.workers.evaluated import EvaluatedEpisodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,10 +224,10 @@ class EnvWorker(Worker):
         what is ready if it is what it would do. Not with auto-reset. Arguments as there."""
         self._weigh(task_weights)
         with self._timer.phase("reset_ahead"):
-            for stage, states in zip(self._train, self._train_starts(step, 0), strict=True):
-                assert states is not None
+            for stage in self._train:
                 self.context.report_progress("resetting", 0, 0)
-                stage.ready = list(states), stage.env.reset(states)
+                queue = self._episodes(stage, step, range(self._rollout_epochs))
+                stage.ready = queue, stage.env.reset(queue.first, queue)
 
     def _weigh(self, task_weights: Mapping[int, float] | None) -> None:
         if task_weights is not None:
@@ -240,29 +244,29 @@ class EnvWorker(Worker):
     async def _interact(self, step: int, first_epoch: int, video_dir: Path | None) -> EnvReport:
         cfg = self._config.train
         num_chunks = math.ceil((cfg.max_steps_per_rollout_epoch or cfg.max_episode_steps) / self._chunk)
-        num_groups = cfg.total_num_envs // self._group_size
         self._acquire(self._train)
         videos: list[Path] = []
-        for epoch in range(first_epoch, first_epoch + self._rollout_epochs):
+        epochs = range(first_epoch, first_epoch + self._rollout_epochs)
+        # Without auto-reset an env that has ended an episode need not wait for the others' in the same epoch.
+        for played in [range(epoch, epoch + 1) for epoch in epochs] if cfg.auto_reset else [epochs]:
+            films: list[tuple[Path, VideoRecorder]] = []
             for stage in self._train:
-                ids = torch.arange(stage.env_ids.start, stage.env_ids.stop)
-                stage.group_ids = epoch * num_groups + ids // self._group_size
-                if video_dir is not None and (cfg.video_cfg.max_videos is None or epoch < cfg.video_cfg.max_videos):
-                    stage.recorder = self._recorder(cfg.video_cfg, stage, self._group_size)
+                stage.group_ids = self._group_ids(stage, played)
+                stage.queue = None if cfg.auto_reset else self._episodes(stage, step, played)
+                if video_dir is not None and cfg.video_cfg.save_video:
+                    films += self._film_training(stage, played, video_dir)
             await self._roll(
                 self._train,
-                self._train_starts(step, epoch),
-                num_chunks,
-                report=lambda chunks: self.context.report_progress("rollout", chunks, num_chunks),
-                epoch=epoch,
+                num_chunks * len(played),
+                report=self._reporter(self._train, num_chunks),
+                epoch=played.start,
                 views=self._to_view.get("train"),
             )
+            for path, recorder in films:
+                with self._timer.phase("video"):
+                    video = recorder.finish(path)
+                videos += [video] if video else []
             for stage in self._train:
-                if stage.recorder is not None and video_dir is not None:
-                    name = f"epoch{epoch}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4"
-                    with self._timer.phase("video"):
-                        video = stage.recorder.finish(video_dir / name)
-                    videos += [video] if video else []
                 stage.recorder = None
         await self._end()
         self._release(self._train)
@@ -271,8 +275,8 @@ class EnvWorker(Worker):
     async def evaluate(self, *, video_dir: Path | None = None) -> EnvReport:
         """Run this worker's share of the evaluation: every task's first initial states, once each.
 
-        Each lane has a fixed run of neighbouring episodes, in waves as wide as it has envs, so the result depends on
-        the policy and the config alone and a worker meets few scenes.
+        Each lane has a fixed run of neighbouring episodes, of which an env that has ended one takes the next, so the
+        result depends on the policy and the config alone and a worker meets few scenes.
         """
         try:
             return await self._evaluate(video_dir)
@@ -285,51 +289,34 @@ class EnvWorker(Worker):
         cfg, tasks = self._eval_config.eval, self._evaluated_tasks
         everything = eval_reset_states(tasks, episodes_per_task=cfg.episodes_per_task)
         shares = np.array_split(everything, len(self._lanes.all()))
-        waves = [_waves(shares[self._lanes.index(s.lane)].tolist(), len(s.env_ids)) for s in stages]
-        num_chunks = math.ceil(cfg.max_episode_steps / self._chunk)
-        videos: list[Path] = []
-        episodes: list[EvaluatedEpisode] = []
-        total = sum(state is not None for rows in waves for row in rows for state in row)
+        num_chunks, rounds = math.ceil(cfg.max_episode_steps / self._chunk), 1
+        plays: list[EvaluatedEpisodes] = []
+        for stage in stages:
+            share, width = shares[self._lanes.index(stage.lane)].tolist(), len(stage.env_ids)
+            stage.queue = EpisodeQueue([*share, *[None] * (width - len(share))], stage.env_ids)
+            plays.append(EvaluatedEpisodes(stage.queue, tasks, self._timer))
+            stage.recorder = None
+            if video_dir is not None and cfg.video_cfg.save_video:
+                filmed = filmed_states(tasks.values(), cfg.video_cfg.max_videos)
+                make = functools.partial(self._recorder, cfg.video_cfg, stage, 1)
+                stage.recorder = plays[-1].film(filmed, stage.env_ids, make, video_dir)
+            rounds = max(rounds, math.ceil(len(share) / width))
+        show = self._reporter(stages, num_chunks)
 
         def report(chunks: int) -> None:
-            running = sum(stage.env.num_running for stage in stages)
-            ended = len(episodes) + sum(stage.env.num_ended for stage in stages)
-            share = (ended + running * chunks / num_chunks) / max(total, 1)
-            self.context.report_progress("episode", ended, total, share)
+            for stage, played in zip(stages, plays, strict=True):
+                played.ended(stage.env.drain_episodes(), policy_version=stage.policy_version)
+            show(chunks)
 
-        for wave in range(max(len(w) for w in waves)):
-            starts = [w[wave] if wave < len(w) else [None] * len(s.env_ids) for s, w in zip(stages, waves, strict=True)]
-            for stage, states in zip(stages, starts, strict=True):
-                stage.recorder = None
-                if video_dir is not None:
-                    filmed = filmed_states(tasks.values(), cfg.video_cfg.max_videos)
-                    only = [env_id for env_id, state in zip(stage.env_ids, states, strict=True) if state in filmed]
-                    stage.recorder = self._recorder(cfg.video_cfg, stage, group_size=1, only=only)
-            await self._roll(stages, starts, num_chunks, report=report, views=self._to_view.get("eval"))
-            for stage in stages:
-                ended = stage.env.drain_episodes()
-                shown = self._film(stage.recorder, ended, tasks, video_dir)
-                videos += dict.fromkeys(video for video, _, _ in shown.values())
-                episodes += [
-                    EvaluatedEpisode(
-                        **{field.name: getattr(record, field.name) for field in fields(record)},
-                        init_state=record.reset_state_id - tasks[record.task_id].start,
-                        policy_version=stage.policy_version,
-                        video=video,
-                        tile=tile,
-                        box=box,
-                    )
-                    for record in ended
-                    for video, tile, box in [shown.get(record.env_id, (None, None, None))]
-                ]
+        await self._roll(stages, num_chunks * rounds, report=report, views=self._to_view.get("eval"))
         await self._end()
         image_shapes = dict(stages[0].env.sim.image_shapes)
         self._release(stages)
         return EvalReport(
-            episodes=episodes,
+            episodes=[episode for played in plays for episode in played.episodes],
             seconds=self._timer.drain(),
             env_steps=self._drain_env_steps(),
-            videos=videos,
+            videos=[video for played in plays for video in played.videos],
             open_episodes=[],
             image_shapes=image_shapes,
             views=Views.merged(self._to_view.pop("eval", ())),
@@ -338,7 +325,6 @@ class EnvWorker(Worker):
     async def _roll(
         self,
         stages: Sequence[Stage],
-        starts: Sequence[Sequence[int | None] | None],
         num_chunks: int,
         *,
         report: Callable[[int], None],
@@ -348,19 +334,19 @@ class EnvWorker(Worker):
         """Drive all stages, in turns, until each has done ``num_chunks`` chunks or none of its envs goes on.
 
         Args:
-            starts: for each stage the initial states of its envs, or None: they go on where they are.
             report: told how many chunks are done.
-            epoch: the rollout epoch.
-            views: takes what new episodes begin with, if that is wanted.
+            epoch: the first rollout epoch.
+            views: takes what the first episodes begin with, if that is wanted.
         """
-        for stage, states in zip(stages, starts, strict=True):
+        for stage in stages:
             stage.env.recorder = stage.recorder
-            report(0)  # a sign of life: resets may take long
+            self.context.report_progress("resetting", 0, 0)  # a sign of life: it may take long
+            begins = stage.queue is not None or not stage.env.started
             with self._timer.phase("reset"):
-                obs = self._first_obs(stage, states)
-            if views is not None and states is not None and obs.images:
-                begun = [slot for slot, state in enumerate(states) if state is not None]
-                views.append(Views.of({camera: images.numpy()[begun] for camera, images in obs.images.items()}))
+                obs = self._first_obs(stage)
+            if views is not None and begins and obs.images:
+                running = stage.env.running
+                views.append(Views.of({camera: images.numpy()[running] for camera, images in obs.images.items()}))
             stage.running = not stage.env.all_done
             start = RolloutStart(obs=obs, group_ids=stage.group_ids, rollout_epoch=epoch)
             await self._turns.put(start if stage.running else RolloutEnd(final=False), key=stage.lane)
@@ -369,30 +355,60 @@ class EnvWorker(Worker):
                 if not stage.running:
                     continue
                 chunk = await self._answer(stage)
+                recorded = stage.group_ids is not None
+                playing = None
+                if stage.queue is not None and stage.group_ids is not None and len(stage.group_ids) > 1:
+                    playing = stage.queue.playing.clone()  # before others take their place
                 with self._timer.phase("env"):
                     result = stage.env.chunk_step(chunk.actions)
                 self._env_steps += int(result.valid.sum())
+                result = replace(result, episodes=playing, final_obs=result.final_obs if recorded else None)
                 if chunk_index + 1 == num_chunks or stage.env.all_done:
                     stage.running = False
-                    valued = self._needs_values and stage.group_ids is not None
+                    valued = self._needs_values and recorded
                     result = replace(result, last=True, next_obs=result.next_obs if valued else None)
                 await self._turns.put(result, key=stage.lane)
             report(chunk_index + 1)
+            if not any(stage.running for stage in stages):
+                return
 
-    def _first_obs(self, stage: Stage, states: Sequence[int | None] | None) -> EnvObs:
+    def _first_obs(self, stage: Stage) -> EnvObs:
         ready, stage.ready = stage.ready, None
-        if states is None:
-            return stage.env.current_obs()
-        if ready is not None and ready[0] == list(states) and stage.recorder is None:
-            return ready[1]
-        return stage.env.reset(states, stage.next_reset_state)
+        if stage.queue is None:
+            if stage.env.started:
+                return stage.env.current_obs()
+            return stage.env.reset([self._episode_start(i, 0) for i in stage.env_ids], self._episode_start)
+        if ready is not None and ready[0].states == stage.queue.states and stage.recorder is None:
+            stage.queue, obs = ready
+            return obs
+        return stage.env.reset(stage.queue.first, stage.queue)
 
-    def _train_starts(self, step: int, epoch: int) -> list[Sequence[int | None] | None]:
-        """What :meth:`_roll` takes. With auto-reset only the run's first rollout begins the envs' episodes."""
-        if self._config.train.auto_reset:
-            return [None if s.env.started else [self._episode_start(i, 0) for i in s.env_ids] for s in self._train]
-        states = self._reset_states(step, epoch, 0)
-        return [[int(states[i]) for i in stage.env_ids] for stage in self._train]
+    def _reporter(self, stages: Sequence[Stage], num_chunks: int) -> Callable[[int], None]:
+        """What tells the runner how far a rollout is, given how many chunks of ``num_chunks`` are done: by episodes,
+        unless they go on in the next one."""
+        if any(stage.queue is None for stage in stages):
+            return lambda chunks: self.context.report_progress("rollout", chunks, num_chunks)
+
+        def report(chunks: int) -> None:
+            del chunks
+            queues = [stage.queue for stage in stages if stage.queue is not None]
+            total = sum(map(len, queues))
+            ended = sum(queue.begun for queue in queues) - sum(len(stage.env.running) for stage in stages)
+            under_way = sum(stage.env.under_way for stage in stages)
+            self.context.report_progress("episode", ended, total, (ended + under_way) / max(total, 1))
+
+        return report
+
+    def _episodes(self, stage: Stage, step: int, epochs: range) -> EpisodeQueue:
+        """The episodes that a stage plays in a training step's rollout epochs, one after another."""
+        states = [self._reset_states(step, epoch, 0) for epoch in epochs]
+        return EpisodeQueue([int(of_epoch[i]) for of_epoch in states for i in stage.env_ids], stage.env_ids)
+
+    def _group_ids(self, stage: Stage, epochs: range) -> Tensor:
+        """[E,N] int64."""
+        num_groups = self._config.train.total_num_envs // self._group_size
+        ids = torch.arange(stage.env_ids.start, stage.env_ids.stop) // self._group_size
+        return torch.tensor(epochs)[:, None] * num_groups + ids
 
     def _episode_start(self, env_id: int, number: int) -> int:
         """With auto-reset: the initial state of an env's episode."""
@@ -473,11 +489,23 @@ class EnvWorker(Worker):
             )
         return self._eval
 
+    def _film_training(self, stage: Stage, epochs: range, video_dir: Path) -> list[tuple[Path, VideoRecorder]]:
+        """Let a stage's envs be filmed in those rollout epochs that the config wants; returns each video's file and
+        what writes it."""
+        cfg, own, films, made = self._config.train.video_cfg, stage.env_ids, [], []
+        for place, epoch in enumerate(epochs):
+            if cfg.max_videos is None or epoch < cfg.max_videos:
+                numbers = range(place * len(own), (place + 1) * len(own))
+                film = Film(self._recorder(cfg, stage, self._group_size), dict(zip(numbers, own, strict=True)))
+                films.append(film)
+                made.append((video_dir / f"epoch{epoch}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4", film.recorder))
+        playing = (lambda env_id: env_id - own.start) if stage.queue is None else stage.queue.played_by
+        stage.recorder = EpisodeFilms(films, playing) if films else None
+        return made
+
     def _recorder(
         self, cfg: VideoConfig, stage: Stage, group_size: int, only: Collection[int] | None = None
-    ) -> VideoRecorder | None:
-        if not cfg.save_video:
-            return None
+    ) -> VideoRecorder:
         return VideoRecorder(
             fps=stage.env.sim.control_hz,
             group_size=group_size,
@@ -485,27 +513,6 @@ class EnvWorker(Worker):
             only=only,
             max_tiles=max(MAX_TILES, len(only or ())),  # what was chosen is filmed
         )
-
-    def _film(
-        self,
-        recorder: VideoRecorder | None,
-        ended: Sequence[EpisodeRecord],
-        tasks: Mapping[int, range],
-        video_dir: Path | None,
-    ) -> dict[int, tuple[Path, int, tuple[int, int, int, int]]]:
-        """Write a video of each task's episodes that were recorded; returns env id -> (file, tile, its box)."""
-        shown: dict[int, tuple[Path, int, tuple[int, int, int, int]]] = {}
-        if recorder is None or video_dir is None:
-            return shown
-        with self._timer.phase("video"):
-            for task_id, states in tasks.items():
-                recorded = recorder.tiles({record.env_id for record in ended if record.task_id == task_id})
-                episodes = [record for record in ended if record.env_id in recorded]
-                if episodes and (path := recorder.write(video_dir / video_name(episodes, states), set(recorded))):
-                    boxes = recorder.boxes(set(recorded))
-                    shown |= {env_id: (path, tile, boxes[env_id]) for env_id, tile in recorded.items()}
-            recorder.clear()
-        return shown
 
     def _report(self, stages: Sequence[Stage], videos: list[Path]) -> EnvReport:
         episodes = [episode for stage in stages for episode in stage.env.drain_episodes()]
@@ -536,9 +543,3 @@ def _shown(spaces: Spaces) -> str:
     cameras = [f"{name} {height} x {width}" for name, (height, width) in spaces.image_shapes.items()]
     actions = f"choices of {spaces.action_choices}" if spaces.action_choices else f"actions of {spaces.action_dim}"
     return f"{actions}, states of {spaces.state_dim}, cameras {', '.join(cameras) or 'none'}"
-
-
-def _waves(episodes: list[int], width: int) -> list[list[int | None]]:
-    """Cut into rows of ``width``; the last is filled up with None."""
-    rows = [episodes[i : i + width] for i in range(0, len(episodes), width)]
-    return [[*row, *[None] * (width - len(row))] for row in rows]

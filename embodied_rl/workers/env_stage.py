@@ -11,9 +11,9 @@ from torch import Tensor
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.envs.base import SimEnv, adapter_class
-from embodied_rl.envs.chunked import ChunkedEnv, NextResetState
+from embodied_rl.envs.chunked import ChunkedEnv, FrameRecorder, NextResetState
+from embodied_rl.envs.episode_queue import EpisodeQueue
 from embodied_rl.envs.open_episodes import OpenEpisode
-from embodied_rl.evaluation.video import VideoRecorder
 from embodied_rl.plan import Lane, Lanes
 from embodied_rl.schema import EnvConfig, EnvEvalConfig, EnvTrainConfig
 
@@ -30,16 +30,18 @@ class Stage:
     """What the simulator holds was given back."""
     kept: Sequence[OpenEpisode] = ()
     """Of a simulator that was closed for that: the episodes that go on."""
-    recorder: VideoRecorder | None = None
+    recorder: FrameRecorder | None = None
+    queue: EpisodeQueue | None = None
+    """The episodes of the rollout; None: with auto-reset."""
     group_ids: Tensor | None = None
-    """None: the rollout is not recorded."""
+    """[E,N] int64, of the rollout's epochs; None: it is not recorded."""
     running: bool = False
     next_reset_state: NextResetState | None = None
     """With auto-reset."""
     policy_version: int = -1
     """Of the last answer."""
-    ready: tuple[list[int | None], EnvObs] | None = None
-    """Initial states that the envs stand in, since :meth:`EnvWorker.prepare`, and what is seen there."""
+    ready: tuple[EpisodeQueue, EnvObs] | None = None
+    """The episodes that the envs stand at the beginning of, since :meth:`EnvWorker.prepare`, and what is seen there."""
 
     def release(self) -> None:
         """Give back what the simulator holds, until :meth:`acquire`."""

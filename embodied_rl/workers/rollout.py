@@ -256,7 +256,9 @@ class RolloutWorker(Worker):
             if isinstance(turn, RolloutStart):
                 self._recording.pop(lane, None)  # of a rollout that was given up
                 if turn.group_ids is not None:
-                    self._recording[lane] = TrajectoryBuilder(turn, with_actions=self._with_actions)
+                    self._recording[lane] = TrajectoryBuilder(
+                        turn, with_actions=self._with_actions, with_unacted=self._records_unacted
+                    )
             elif lane in self._recording:
                 followed = values.get(("next", lane)) if decision is None else _first(decision.values)
                 self._recording[lane].happened(turn, followed, values.get(("final", lane)))
@@ -300,16 +302,19 @@ class RolloutWorker(Worker):
         }
 
     async def _deliver(self, turns: Mapping[Lane, Turn], step: int) -> None:
-        """Send the trajectories that ended with ``turns`` to the actor, every rank its groups."""
+        """Send the rollout epochs that are complete with ``turns`` to the actor, every rank its groups."""
         for lane, turn in turns.items():
-            if lane in self._recording and _ends(turn):
-                trajectory = self._recording.pop(lane).build()
+            if lane not in self._recording or isinstance(turn, RolloutStart):
+                continue
+            for trajectory in self._recording[lane].complete():
                 place = (step, trajectory.rollout_epoch, int(trajectory.env_ids[0]))
                 if place in self._delivered:
                     continue
                 for rank, part in enumerate(split_by_rank(trajectory, self._actor_ranks)):
                     await self._trajectories.put(Delivery(step=step, trajectory=part), key=rank)
                 self._delivered.add(place)
+            if _ends(turn):
+                del self._recording[lane]
 
     def _move(self, obs: EnvObs) -> EnvObs:
         """To the policy's device; images travel as uint8, once."""

@@ -241,15 +241,14 @@ def test_advantages_after_a_fall_and_after_a_horizon() -> None:
     scripts = [fails_at(2), fails_at(9, horizon=2)]
     env = chunked(ScriptedSim(2, scripts), 2, 1, auto_reset=True)
     obs = env.reset([0, 1], lambda env_id, k: env_id - 100)
-    builder = TrajectoryBuilder(RolloutStart(obs=obs, group_ids=torch.tensor([0, 1])))
+    builder = TrajectoryBuilder(RolloutStart(obs=obs, group_ids=torch.tensor([[0, 1]])))
     for values, following, final in (([3.0, 5.0], [4.0, 6.0], None), ([4.0, 6.0], [70.0, 70.0], [10.0, 10.0])):
         action = numbered_actions(2, 1)
         column = torch.tensor(values).unsqueeze(1)
         builder.decided(PolicyOutput(actions=action, logprobs=action, values=column, replay_inputs={}), 0)
-        builder.happened(
-            env.chunk_step(action), torch.tensor(following), None if final is None else torch.tensor(final)
-        )
-    rollout = builder.build()
+        result = replace(env.chunk_step(action), last=final is not None)
+        builder.happened(result, torch.tensor(following), None if final is None else torch.tensor(final))
+    [rollout] = builder.complete()
     estimate = gae(
         AdvantageInputs(
             reward_level="chunk_level",
@@ -538,9 +537,7 @@ def test_wrong_inputs_are_refused() -> None:
         env.chunk_step(numbered_actions(2, 3))
     with pytest.raises(ValueError, match="got 1 reset state ids, expected one for each of 2 envs"):
         env.reset([0])
-    with pytest.raises(ValueError, match="takes no next_reset_state"):
-        env.reset([0, 0], lambda env_id, k: 0)
-    with pytest.raises(ValueError, match="needs next_reset_state"):
+    with pytest.raises(ValueError, match="got no next_reset_state, expected one with auto_reset=True"):
         chunked(sim, 2, 3, auto_reset=True).reset([0, 0])
     env.reset([0, 0])
     with pytest.raises(ValueError, match=r"got actions \[2, 2, 2\] torch.float32, expected \[2, 3, 2\]"):

@@ -101,16 +101,18 @@ def play(config: Config, policy: Policy, shape: Shape, members: Sequence[Member]
     values = values_per_chunk(config)
     generator = torch.Generator().manual_seed(0)
     obs = env.reset(range(SIZE))
-    builder = TrajectoryBuilder(RolloutStart(obs=obs, group_ids=torch.zeros(SIZE, dtype=torch.int64)))
-    for _ in range(STEPS // CHUNK):
+    builder = TrajectoryBuilder(RolloutStart(obs=obs, group_ids=torch.zeros(1, SIZE, dtype=torch.int64)))
+    for number in range(STEPS // CHUNK):
         with torch.no_grad():
             output = policy.act(obs, greedy=False, temperature=1.0, generator=generator)
         # A critic that expects nothing: advantages are the rewards' alone.
         builder.decided(replace(output, values=torch.zeros(SIZE, values) if values else None), 0)
         result = env.chunk_step(output.actions)
+        result = replace(result, last=number + 1 == STEPS // CHUNK)
         builder.happened(result, torch.zeros(SIZE) if values else None, None)
         obs = seen_after(result)
-    return builder.build()
+    [trajectory] = builder.complete()
+    return trajectory
 
 
 def config_with(preset: str, *overrides: str) -> Config:

@@ -81,12 +81,18 @@ class Job:
         assert set(loaded.wait()) == {version}
 
     def roll(
-        self, step: int = 0, *, task_weights: Mapping[int, float] | None = None, at_random: bool = False
+        self,
+        step: int = 0,
+        *,
+        first_epoch: int = 0,
+        task_weights: Mapping[int, float] | None = None,
+        at_random: bool = False,
     ) -> tuple[list[Trajectory], list[EnvReport], list[RolloutReport]]:
         """A training rollout: trajectories in the order of epochs and env ids. The actor holds them, too."""
-        served = self._rollout.call(RolloutWorker.serve, mode="train", step=step, at_random=at_random)
+        where = {"step": step, "first_epoch": first_epoch}
+        served = self._rollout.call(RolloutWorker.serve, mode="train", at_random=at_random, **where)
         received = self._actor.call(ActorWorker.receive, step=step)
-        reports = self._env.call(EnvWorker.interact, step=step, task_weights=task_weights).wait()
+        reports = self._env.call(EnvWorker.interact, task_weights=task_weights, **where).wait()
         rollouts = served.wait()
         received.wait()
         trajectories = sorted(self.actor._received, key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))

@@ -41,7 +41,7 @@ def observation(env_ids: Tensor = ENV_IDS) -> EnvObs:
     return EnvObs(env_ids=env_ids, images={}, state=torch.zeros(n, 4), instructions=("",) * n)
 
 
-def result(t: int, *, ended: Tensor | None = None) -> ChunkResult:
+def result(t: int, *, ended: Tensor | None = None, last: bool = False) -> ChunkResult:
     step = torch.arange(N * C).view(N, C)
     return ChunkResult(
         rewards=numbered(t, C),
@@ -52,12 +52,20 @@ def result(t: int, *, ended: Tensor | None = None) -> ChunkResult:
         success=step == 2 * t,  # of env 0 in chunk 0, of env 1 in chunk 1, of env 2 in chunk 2
         next_obs=observation(),
         final_obs=None if ended is None else observation(ended),
+        last=last,
     )
 
 
-def builder() -> TrajectoryBuilder:
-    start = RolloutStart(obs=observation(), group_ids=torch.tensor([30, 30, 31]), rollout_epoch=5)
-    return TrajectoryBuilder(start)
+def builder(*, with_unacted: bool = False) -> TrajectoryBuilder:
+    start = RolloutStart(obs=observation(), group_ids=torch.tensor([[30, 30, 31]]), rollout_epoch=5)
+    return TrajectoryBuilder(start, with_unacted=with_unacted)
+
+
+def built(building: TrajectoryBuilder) -> Trajectory:
+    """Its only epoch, which it gives once."""
+    [trajectory] = building.complete()
+    assert building.complete() == []
+    return trajectory
 
 
 def recorded(num_chunks: int = 4, *, values: bool = True) -> Trajectory:
@@ -65,8 +73,10 @@ def recorded(num_chunks: int = 4, *, values: bool = True) -> Trajectory:
     building = builder()
     for t in range(num_chunks):
         building.decided(decision(t) if values else decision(t, values=None), 40 + t)
-        building.happened(result(t), numbered(t + 1) + 0.7 if values else None, None)
-    return building.build()
+        assert building.complete() == []
+        last = t + 1 == num_chunks
+        building.happened(result(t, last=last), numbered(t + 1) + 0.7 if values else None, None)
+    return built(building)
 
 
 def test_every_value_is_stored_in_its_place() -> None:
@@ -103,23 +113,24 @@ def test_where_an_episode_ended_its_own_last_state_is_valued() -> None:
     building = builder()
     building.decided(decision(0), 0)
     followed = torch.tensor([1.0, 2.0, 3.0])
-    building.happened(result(0, ended=torch.tensor([6, 8])), followed, torch.tensor([-6.0, -8.0]))
-    got = building.build()
+    building.happened(result(0, ended=torch.tensor([6, 8]), last=True), followed, torch.tensor([-6.0, -8.0]))
+    got = built(building)
     assert got.bootstrap_values is not None
     assert got.bootstrap_values.tolist() == [[-6, 2, -8]]
     assert followed.tolist() == [1, 2, 3], "the decision's own values stay"
 
 
 def test_states_on_which_nobody_acts_are_kept_for_a_critic_of_its_own() -> None:
-    building = builder()
+    building = builder(with_unacted=True)
     for t in range(3):
         building.decided(decision(t, values=None), t)
-        building.happened(result(t), None, None)
+        building.happened(result(t, last=t == 2), None, None)
         if t == 1:
             building.led_to(torch.tensor([7]), {"state": torch.full((1, 4), 17.0)})
     building.led_to(ENV_IDS, {"state": torch.tensor([[26.0] * 4, [27.0] * 4, [28.0] * 4])})
     building.led_to(torch.tensor([8]), {"state": torch.full((1, 4), -28.0)})  # its episode ended there
-    got = building.build()
+    got = built(building)
+    assert got.bootstrap_values is None
     assert got.unacted_rows is not None and got.unacted_inputs is not None
     assert got.unacted_rows.tolist() == [[-1, -1, -1], [-1, 0, -1], [0, 1, 0]]
     assert got.unacted_inputs["state"][..., 0].tolist() == [[26, 17, -28], [26, 27, -28]]
@@ -129,7 +140,6 @@ def test_states_on_which_nobody_acts_are_kept_for_a_critic_of_its_own() -> None:
         [[-1], [-1], [0]],
         [[-28], [-28]],
     )
-    assert building.build().bootstrap_values is None
 
 
 def test_without_a_value_head() -> None:
@@ -139,23 +149,26 @@ def test_without_a_value_head() -> None:
 
 def test_missing_values_of_what_followed_are_refused() -> None:
     building = builder()
-    for t in range(2):
-        building.decided(decision(t), 0)
-        building.happened(result(t), None if t else numbered(0), None)
-    with pytest.raises(ValueError, match="got 2 results and 1 values of what followed for 2 decisions"):
-        building.build()
+    building.decided(decision(0), 0)
+    with pytest.raises(ValueError, match="values of a decision or of what followed, expected both or neither"):
+        building.happened(result(0), None, None)
 
 
-def test_missing_results_are_refused() -> None:
+def test_a_decision_without_a_result_is_refused() -> None:
     building = builder()
     building.decided(decision(0), 0)
-    with pytest.raises(ValueError, match="got 0 results"):
-        building.build()
+    with pytest.raises(ValueError, match="decision 1 without a result"):
+        building.decided(decision(1), 0)
 
 
-def test_an_empty_rollout_is_refused() -> None:
-    with pytest.raises(ValueError, match="for 0 decisions"):
-        builder().build()
+def test_a_result_without_a_decision_is_refused() -> None:
+    building = builder()
+    with pytest.raises(ValueError, match="a result more than the 0 decisions"):
+        building.happened(result(0), None, None)
+    building.decided(decision(0), 0)
+    building.happened(result(0), numbered(1), None)
+    with pytest.raises(ValueError, match="a result more than the 1 decisions"):
+        building.happened(result(1), numbered(2), None)
 
 
 def big(group_ids: list[int]) -> Trajectory:
