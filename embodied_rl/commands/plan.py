@@ -171,7 +171,9 @@ def _last_lines(plan: RunPlan[Any]) -> list[str]:
             f"{env.eval.max_episode_steps} steps, {env.eval.total_num_envs} at once"
         )
     if plan.staleness_bound is not None:
-        lines.append(f"weights of a rollout: at most {plan.staleness_bound} updates old")
+        chunks = config.rollout.chunks_ahead if isinstance(config, EmbodiedConfig) else None
+        where = "" if chunks is None else f", and after its first {chunks} chunks the newest"
+        lines.append(f"weights of a rollout: at most {plan.staleness_bound} updates old{where}")
     if plan.weight_plane != "channel":
         lines.append(f"weights travel by {plan.weight_plane}")
     return lines

@@ -27,6 +27,7 @@ _WITHIN: Final[Mapping[str, str]] = {
     "time/env_wait": "envs waiting for actions",
     "time/inference": "computing actions",
     "time/inference_wait": "policy waiting for observations",
+    "time/weights_wait": "policy waiting for the update's weights",
     "time/generate": "generating answers",
     "time/reward": "scoring answers",
     "time/advantage": "advantages",

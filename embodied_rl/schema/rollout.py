@@ -28,6 +28,9 @@ class SharedRolloutConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig(SharedRolloutConfig):
+    chunks_ahead: PositiveInt | None
+    """With ``max_staleness=1``: only so many chunks of a rollout, its first ones, are played while the actor updates;
+    the rest waits for the weights of this update. null, or as many as it has: all of them are played meanwhile."""
     pipeline_stage_num: PositiveInt
     """Groups of envs per env worker that take turns: while the policy infers for one, the simulators step another."""
     micro_batch_size: PositiveInt | None

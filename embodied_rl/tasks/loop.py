@@ -164,6 +164,11 @@ class TrainingLoop(Generic[C]):
         """Maximum policy lag, in updates: how far a rollout's weights may trail its training step's."""
         return self.config.rollout.max_staleness
 
+    @property
+    def syncs_within(self) -> bool:
+        """Whether the rollout workers take weights in the middle of a rollout that runs ahead."""
+        return self.config.rollout.interruptible
+
     def start_rollout(self, step: int, number: int = 0) -> Any:
         """Start a rollout of training step ``step``, of its rounds the one with this number, without waiting for it."""
         raise NotImplementedError
@@ -311,7 +316,7 @@ class TrainingLoop(Generic[C]):
             return 0.0
         self._loading.append((self._ahead.next, version, self.rollout.call(self.rollout_worker.load_weights, version)))
         seconds: list[float] = self.actor.call(ActorWorker.publish_weights, version).wait()
-        if not self.config.rollout.interruptible:
+        if not self.syncs_within:
             self._confirm(self._ahead.next)
         self._version = version
         return max(seconds)

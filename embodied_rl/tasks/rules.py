@@ -406,6 +406,23 @@ def staleness_problems(c: Config) -> Iterator[str]:
     bound, interval = c.rollout.max_staleness, c.runner.weight_sync_interval
     if c.rollout.interruptible and not bound:
         yield "rollout.interruptible: got true, but with rollout.max_staleness=0 no weights come in a rollout's middle"
+    if isinstance(c, EmbodiedConfig) and c.rollout.chunks_ahead is not None:
+        got = f"rollout.chunks_ahead: got {c.rollout.chunks_ahead}"
+        if bound != 1:
+            yield (
+                f"{got} with rollout.max_staleness={bound}, but it is for a rollout that runs ahead of one update; use "
+                "rollout.max_staleness=1, or rollout.chunks_ahead=null"
+            )
+        if interval > 1:
+            yield (
+                f"{got} with runner.weight_sync_interval={interval}, by which most updates' weights never come; set "
+                "one of them to null or 1"
+            )
+        if c.rollout.interruptible:
+            yield (
+                f"{got} with rollout.interruptible=true, which takes weights whenever they come; set one of them to "
+                "null or false"
+            )
     if not bound:
         return
     got = f"rollout.max_staleness: got {bound}"

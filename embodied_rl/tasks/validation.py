@@ -408,7 +408,8 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     *(
         (key, lambda c: _imitates(c), "demonstrations are made by no policy")
         for key in (
-            *("runner.weight_sync_interval", "rollout.max_staleness", "rollout.interruptible"),
+            *("runner.weight_sync_interval", "rollout.max_staleness"),
+            *("rollout.interruptible", "rollout.chunks_ahead"),
             *("rollout.top_p", "rollout.top_k", "rollout.repetition_penalty"),
             *("reward.mask_truncated", "reward.overlong_buffer_length", "reward.overlong_penalty_factor"),
         )

@@ -62,6 +62,7 @@ class RolloutWorker(Worker):
         config = plan.config
         self._plan, self._sampling, self._seed = plan, config.algorithm.sampling_params, config.actor.seed
         self._enable_offload, self._interruptible = config.rollout.enable_offload, config.rollout.interruptible
+        self._chunks_ahead = config.rollout.chunks_ahead
         self._dtype = config.rollout.dtype
         self._torch_compile, self._cuda_graphs = config.rollout.torch_compile, config.rollout.cuda_graphs
         self._micro_batches = MicroBatches(config.rollout.micro_batch_size)
@@ -160,16 +161,22 @@ class RolloutWorker(Worker):
     async def _answer_all(self, mode: Mode, step: int, first_epoch: int, at_random: bool) -> int:
         """Answer until every lane has said that no rollout follows; returns how often weights came in the middle."""
         open_lanes = {lane for stage in self._stages for lane in stage}
-        rounds = interruptions = 0
+        rounds = chunks = interruptions = 0
         while open_lanes:
             running = set(open_lanes)
             while running:
+                acted = False
                 if self._interruptible and mode == "train" and self._weights.waiting:
                     with self._timer.phase("weights"):
                         await self._weights.receive()
                     interruptions += 1
                 for index, stage in enumerate(self._stages):
                     turns = await self._collect([lane for lane in stage if lane in running], running, open_lanes)
+                    acts = not all(map(_ends, turns.values()))
+                    if acts and chunks == self._chunks_ahead and mode == "train":
+                        with self._timer.phase("weights_wait"):
+                            interruptions += await self._weights.receive_until(step)
+                    acted |= acts
                     if turns:
                         self._count_operations(turns)
                         where = (get_args(Mode).index(mode), step, first_epoch, rounds, index, self.context.rank)
@@ -182,6 +189,7 @@ class RolloutWorker(Worker):
                             self._record(turns, decisions)
                         await self._deliver(turns, step)
                 rounds += 1
+                chunks += acted
         return interruptions
 
     @property

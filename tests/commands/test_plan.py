@@ -30,7 +30,10 @@ def test_the_arithmetic_from_groups_to_optimiser_steps(capsys: pytest.CaptureFix
         "env.train.max_episode_steps=30",
         "model.num_action_chunks=4",
         "runner.max_steps=5",
+        "rollout.max_staleness=1",
+        "rollout.chunks_ahead=6",
     )
+    assert "weights of a rollout: at most 1 updates old, and after its first 6 chunks the newest" in shown
     assert "32 groups x 4 in 2 rollout epochs = 128 sequences" in shown
     assert "x 8 decision(s) of 4 = at most 1024 samples" in shown
     assert "3 epoch(s) x 8 mini-batches of about 128 samples = 24 optimiser steps" in shown

@@ -6,6 +6,8 @@ from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.evaluation.success import success_table
 from embodied_rl.tasks.embodied import reporting
 from embodied_rl.tasks.math import reporting as math_reporting
+from embodied_rl.workers.env import EnvReport
+from embodied_rl.workers.rollout import RolloutReport
 from tests.configs import embodied, small_math
 
 RECOMPUTED = "actor.recompute_logprobs=true"
@@ -121,3 +123,14 @@ def test_what_else_leaves_nothing() -> None:
     text = math_reporting.warning(metrics, small_math("algorithm=dapo"))
     assert text is not None
     assert "25% are unverified and 0% were cut" in text
+
+
+def test_what_envs_wait_for_a_policy_that_waits_for_weights_is_not_its_answers() -> None:
+    """Two seconds of each of three were of the update that came before."""
+    envs = [EnvReport(episodes=[], seconds={"wait": 3.0}, env_steps=8, videos=[], open_episodes=[]) for _ in range(2)]
+    policies = [RolloutReport(seconds={"wait": 0.5, "weights_wait": 2.0}, inferences=1, interruptions=1)]
+    rollout = reporting.Rollout(envs=envs, policies=policies)
+    waited = reporting.waits([rollout])
+    assert (waited["answers"], waited["requests"], waited["weights"]) == (1.0, 0.5, 0.0)
+    metrics = reporting.rollout_metrics([rollout], episodes=[], unfinished=0, steps_before=0.0, rollout_s=1.0)
+    assert metrics["time/weights_wait"] == 2.0

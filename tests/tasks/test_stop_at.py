@@ -17,8 +17,16 @@ from tests.test_end_to_end import only_run
 OPTIONS = ("runner.max_steps=9", "runner.val_check_interval=1", "runner.stop_at=0.5", "runner.save_interval=9")
 
 
-@pytest.mark.parametrize("more", [("cluster=serial",), ("cluster=process", "rollout.max_staleness=2")], ids=" ".join)
-@pytest.mark.parametrize(("make", "runner"), [(tiny_run, EmbodiedRunner), (tiny_math_run, MathRunner)])
+@pytest.mark.parametrize(
+    ("make", "runner", "more"),
+    [
+        (tiny_run, EmbodiedRunner, ("cluster=serial",)),
+        (tiny_run, EmbodiedRunner, ("cluster=process", "rollout.max_staleness=2")),
+        (tiny_run, EmbodiedRunner, ("cluster=process", "rollout.max_staleness=1", "rollout.chunks_ahead=1")),
+        (tiny_math_run, MathRunner, ("cluster=serial",)),
+        (tiny_math_run, MathRunner, ("cluster=process", "rollout.max_staleness=2")),
+    ],
+)
 def test_the_run_ends_with_a_checkpoint(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -22,6 +22,7 @@ from tests.configs import REQUIRED
 CONFIG = Path(__file__).parents[2] / "config"
 ALGORITHMS = sorted(path.stem for path in (CONFIG / "algorithm").glob("*.yaml") if path.stem not in ("base", "sft"))
 ENVS = sorted(path.stem for path in (CONFIG / "env").glob("*.yaml"))
+CHUNKS_AHEAD = ("rollout.max_staleness=1", "rollout.chunks_ahead=2")
 
 
 def problems(*overrides: str) -> list[str]:
@@ -265,6 +266,14 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["cluster.num_threads.actor=auto", "++cluster.cpu_affinity.actor=0"], "cores of its own; give their number"),
         (["cluster=serial", "rollout.max_staleness=1"], "with cluster=serial nothing happens at the same time"),
         (["rollout.interruptible=true"], "with rollout.max_staleness=0 no weights come in a rollout's middle"),
+        (["rollout.chunks_ahead=2"], "with rollout.max_staleness=0, but it is for a rollout that runs ahead of one"),
+        (["rollout.chunks_ahead=2", "rollout.max_staleness=2"], "use rollout.max_staleness=1, or rollout.chunks_ahead"),
+        ([*CHUNKS_AHEAD, "runner.weight_sync_interval=2"], "chunks_ahead: got 2 with runner.weight_sync_interval=2"),
+        ([*CHUNKS_AHEAD, "rollout.interruptible=true"], "chunks_ahead: got 2 with rollout.interruptible=true"),
+        (
+            ["task=sft", "env=dummy", "model=mlp", "data.path=.", *CHUNKS_AHEAD],
+            "rollout.chunks_ahead: this run would not read it",
+        ),
         (["rollout.max_staleness=1", "runner.weight_sync_interval=4"], "weights get 3 updates old; use at least 3"),
         (["rollout.max_staleness=1", "algorithm.max_resample_rounds=2"], "the next rollout has begun"),
         (["rollout.max_staleness=1", "actor.enable_offload=true"], "by which actor and rollout take turns"),

@@ -300,7 +300,7 @@ def pilot_config(config: EmbodiedConfig, envs: int) -> EmbodiedConfig:
             replay=replace(algorithm.replay, learning_starts=0, random_chunks=0),
         ),
         actor=replace(config.actor, global_batch_size=None, skip_zero_advantages=False),
-        rollout=replace(config.rollout, max_staleness=0, interruptible=False),
+        rollout=replace(config.rollout, max_staleness=0, interruptible=False, chunks_ahead=None),
         runner=replace(config.runner, resume_dir=None, recover="never", trace_steps=[]),
     )
 

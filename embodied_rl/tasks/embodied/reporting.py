@@ -102,6 +102,8 @@ def rollout_metrics(
         "rollout/interruptions": float(max(r.interruptions for rollout in rollouts for r in rollout.policies)),
     }
     metrics |= {f"time/env_{phase}": spent for phase in ("acquire", "release") if (spent := env_time(phase))}
+    if waited := policy_time("weights_wait"):
+        metrics["time/weights_wait"] = waited
     # A worker that serves several rollouts is there once.
     work = [together(worker) for worker in zip(*(rollout.policies for rollout in rollouts), strict=True)]
     metrics |= memory_metrics("env", [report.peak_memory for report in envs])
@@ -124,9 +126,11 @@ def waits(rollouts: Sequence[Rollout]) -> Waits:
         return sum(seconds for phase, seconds in report.seconds.items() if phase != _AHEAD)
 
     resets = [[report.seconds.get("reset", 0.0) for report in rollout.envs] for rollout in rollouts]
+    # Policies wait for weights that are due, and envs for these policies, while the actor updates: not in the part of
+    # the step that is its rollout.
     return {
         "requests": sum(mean(rollout.policies, "wait") for rollout in rollouts),
-        "answers": sum(mean(rollout.envs, "wait") for rollout in rollouts),
+        "answers": sum(max(0.0, mean(r.envs, "wait") - mean(r.policies, "weights_wait")) for r in rollouts),
         "weights": sum(mean(rollout.policies, "weights") for rollout in rollouts),
         "stragglers": sum(spread([taken(report) for report in rollout.envs]) for rollout in rollouts),
         "resets": sum(map(max, resets)),

@@ -113,6 +113,10 @@ class EmbodiedRunner(TrainingLoop[EmbodiedConfig]):
         self._chunks = 0.0
         """With a replay buffer: the chunks that came in the finished training steps."""
 
+    @property
+    def syncs_within(self) -> bool:
+        return super().syncs_within or self.config.rollout.chunks_ahead is not None
+
     def start_rollout(self, step: int, number: int = 0) -> RolloutCalls:
         """Start a rollout of all envs: of the step's rounds the one with this number."""
         wants_video = self.config.env.train.video_cfg.save_video and number == 0
