@@ -18,7 +18,7 @@ SHAPE = StepShape(
     values=False,
     resets="first",
     resets_per_env=1.0,
-    runs_ahead=False,
+    runs_ahead=0.0,
     sync_interval=1,
     cores=2.0,
 )
@@ -105,10 +105,19 @@ def test_each_rollout_is_called() -> None:
 
 
 def test_rollouts_that_run_ahead_hide_the_update() -> None:
-    found = forecast(replace(SHAPE, runs_ahead=True, resets="first"), COSTS, layout())
+    found = forecast(replace(SHAPE, runs_ahead=1.0, resets="first"), COSTS, layout())
     assert found.step == 136.5 + 1
     busy = replace(COSTS, chunk_env=Cost(1.0, 1.0), decisions=[(8, Cost(5.0, 5.0))], reset=FREE)
-    assert forecast(replace(SHAPE, runs_ahead=True, cores=1.0), busy, layout()).step == 130 + 40 + 1
+    assert forecast(replace(SHAPE, runs_ahead=1.0, cores=1.0), busy, layout()).step == 130 + 40 + 1
+
+
+def test_a_part_of_the_rollouts_hides_a_part_of_the_update() -> None:
+    """Half of a rollout of 136.5 hides an update of 40, a fifth 27.3 of it; of a fifth and the update on one core
+    nothing is hidden."""
+    assert forecast(replace(SHAPE, runs_ahead=0.5), COSTS, layout()).step == 136.5 + 1
+    assert forecast(replace(SHAPE, runs_ahead=0.2), COSTS, layout()).step == pytest.approx(136.5 - 27.3 + 40 + 1)
+    busy = replace(COSTS, chunk_env=Cost(1.0, 1.0), decisions=[(8, Cost(5.0, 5.0))], reset=FREE, latency=0.0)
+    assert forecast(replace(SHAPE, runs_ahead=0.2, cores=1.0), busy, layout()).step == pytest.approx(130 + 40 + 1)
 
 
 def test_values_cost_a_pass_more_and_weights_may_travel_less_often() -> None:

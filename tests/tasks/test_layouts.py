@@ -85,6 +85,21 @@ def test_layouts_are_those_that_the_rules_allow(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("overrides", "share"),
+    [
+        ((), 0.0),
+        (("rollout.max_staleness=2",), 1.0),
+        (("rollout.max_staleness=1", "rollout.chunks_ahead=1"), 0.25),
+        (("rollout.max_staleness=1", "rollout.chunks_ahead=1", "algorithm.rollout_epoch=2"), 0.125),
+        (("rollout.max_staleness=1", "rollout.chunks_ahead=9"), 1.0),
+    ],
+)
+def test_the_share_of_rollouts_that_runs_ahead(tmp_path: Path, overrides: Sequence[str], share: float) -> None:
+    """Of four chunks a rollout epoch."""
+    assert layouts.step_shape(plan_of(small(tmp_path, "cluster=process", *overrides))).runs_ahead == share
+
+
 def test_the_fastest_that_fits_is_first(tmp_path: Path) -> None:
     """4 chunks of 4 steps. Two workers of two stages wait for envs alone: 4 x 2 x 4 + 2 s; four of one stage take
     turns: 4 x (4 + 2)."""

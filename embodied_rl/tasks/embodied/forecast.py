@@ -60,8 +60,8 @@ class StepShape:
     """While the actor updates, before a rollout, or with auto-reset where an episode ends."""
     resets_per_env: float
     """In a rollout."""
-    runs_ahead: bool
-    """Rollouts go on while the actor updates."""
+    runs_ahead: float
+    """Share of a step's rollouts that may be played while the actor updates."""
     sync_interval: int
     cores: float
     """That the run may use."""
@@ -140,7 +140,8 @@ def forecast(shape: StepShape, costs: UnitCosts, layout: Layout) -> Forecast:
     update = costs.updates[layout.actor_threads, layout.micro_batch] * shape.samples
     sync = costs.sync / shape.sync_interval
     work = stages * (workers * env.cpu * shape.chunks + shape.rollout_workers * policy.cpu * passes)
-    cpu = shape.rollouts * (work + workers * resets.cpu) + shape.actor_ranks * update.cpu
+    of_rollouts, of_updates = shape.rollouts * (work + workers * resets.cpu), shape.actor_ranks * update.cpu
+    cpu = of_rollouts + of_updates
     if layout.serial:
         turns = stages * (workers * env.wall * shape.chunks + policy.wall * passes)
         rollout = shape.rollouts * (turns + workers * resets.wall + costs.calls)
@@ -157,9 +158,9 @@ def forecast(shape: StepShape, costs: UnitCosts, layout: Layout) -> Forecast:
     of_resets = max(resets.wall, workers * resets.cpu / shape.cores)
     ahead = shape.resets == "ahead"
     rollout = shape.rollouts * (limits[limit] + costs.calls) + (shape.rollouts - ahead) * of_resets
-    together = shape.actor_ranks * update.cpu + ahead * workers * resets.cpu
+    together = of_updates + ahead * workers * resets.cpu
     updated = max(update.wall, together / shape.cores, ahead * of_resets)
-    step = rollout + updated + sync
-    if shape.runs_ahead:
-        step = max(rollout, updated, cpu / shape.cores) + sync
+    share = shape.runs_ahead
+    meanwhile = max(share * rollout, updated, (share * of_rollouts + of_updates) / shape.cores)
+    step = (1 - share) * rollout + meanwhile + sync
     return Forecast(step=step, rollout=rollout, update=updated, sync=sync, limit=limit, cpu=cpu)

@@ -148,6 +148,7 @@ def step_shape(plan: Plan) -> StepShape:
     config, numbers, train = plan.config, plan.arithmetic, plan.config.env.train
     ahead = not (config.rollout.max_staleness or train.enable_offload or train.video_cfg.save_video)
     steps = numbers.chunks * numbers.num_action_chunks
+    played = numbers.chunks * numbers.rollout_epochs
     return StepShape(
         envs=train.total_num_envs,
         chunks=numbers.chunks,
@@ -158,7 +159,7 @@ def step_shape(plan: Plan) -> StepShape:
         values=plan.values_per_chunk > 0 or plan.records_unacted,
         resets="between" if train.auto_reset else "ahead" if ahead else "first",
         resets_per_env=steps / train.max_episode_steps if train.auto_reset else 1.0,
-        runs_ahead=config.rollout.max_staleness > 0,
+        runs_ahead=min(1.0, (config.rollout.chunks_ahead or played) / played) if config.rollout.max_staleness else 0.0,
         sync_interval=config.runner.weight_sync_interval,
         cores=usable_cores(),
     )
