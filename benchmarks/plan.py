@@ -32,7 +32,7 @@ from embodied_rl import launch
 from embodied_rl.composition import config_of
 from embodied_rl.envs.base import SimStep
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
-from embodied_rl.models.base import PolicyOutput
+from embodied_rl.models.base import Evaluation, PolicyOutput
 from embodied_rl.models.mlp import MlpParams, MlpPolicy
 from embodied_rl.plan import RunPlan
 from embodied_rl.tasks.embodied import layouts
@@ -94,6 +94,8 @@ class DelayedEnv(DummyEnv):
 class DelayedMlpParams(MlpParams):
     act_s: NonNegativeFloat = 0.0
     """Of a forward pass, whatever its size."""
+    evaluate_s: NonNegativeFloat = 0.0
+    """Of one in an update."""
 
 
 class DelayedPolicy(MlpPolicy):
@@ -101,11 +103,15 @@ class DelayedPolicy(MlpPolicy):
 
     def __init__(self, spec: Any, params: DelayedMlpParams) -> None:
         super().__init__(spec, params)
-        self._act_s = params.act_s
+        self._act_s, self._evaluate_s = params.act_s, params.evaluate_s
 
     def act(self, *args: Any, **options: Any) -> PolicyOutput:
         time.sleep(self._act_s)
         return super().act(*args, **options)
+
+    def evaluate(self, *args: Any, **options: Any) -> Evaluation:
+        time.sleep(self._evaluate_s)
+        return super().evaluate(*args, **options)
 
 
 def took(plan: RunPlan[Any], layout: Layout, steps: int) -> tuple[float, float]:
