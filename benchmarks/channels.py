@@ -5,7 +5,8 @@
 Every transport is measured in each of several rounds, one after the other, so that all meet the same load of the
 machine; the table shows the median of the rounds. What is received must be the receiver's own: a transport that hands
 out shared memory is charged for the copy out of it, as the channel is; where the channel's receiver reads in place
-instead, it reads every byte.
+instead, it reads every byte. RLinf's channel, a worker of Ray between two others, comes last, in turn with ours alone,
+and with a tenth of the small messages. It is in the peers' environment (``benchmarks/peers/setup.sh``).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import multiprocessing as mp
 import os
 import pickle
 import statistics
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, Protocol
@@ -30,14 +32,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.peers import environment
+from benchmarks.peers.messages import (
+    IN_FLIGHT,
+    LARGE_BYTES,
+    LARGE_PARTS,
+    SMALL_BYTES,
+    large_message,
+    small_message,
+)
 from embodied_rl.channel.base import run_blocking
 from embodied_rl.channel.shared_memory import SharedMemoryChannel
 
 Message = dict[str, torch.Tensor]
 
-LARGE_BYTES, LARGE_PARTS = 10 * 2**20, 8
-SMALL_BYTES = 2**10
-IN_FLIGHT = 2
 SPAWN = mp.get_context("spawn")
 
 
@@ -227,6 +235,15 @@ class Iceoryx2:
 
 
 OURS, IN_PLACE, PIPE = "embodied_rl SharedMemoryChannel", "the same, read in place", "multiprocessing.Pipe, pickle 5"
+RLINF, BESIDE = "RLinf's Channel", "embodied_rl, in turn with RLinf"
+OF_ITS_OWN = {
+    "RAY_ADDRESS": "local",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RLINF_COMM_NET_DEVICES": "lo",
+    "RLINF_LOG_LEVEL": "WARNING",
+}
+"""RLinf starts a Ray of its own instead of joining one that is there, and all stays on 127.0.0.1, as is Ray's default
+on those two systems."""
 TRANSPORTS: dict[str, tuple[Callable[[], Transport], str | None]] = {
     OURS: (OurChannel, None),
     IN_PLACE: (InPlace, None),
@@ -237,15 +254,6 @@ TRANSPORTS: dict[str, tuple[Callable[[], Transport], str | None]] = {
     "faster-fifo": (FasterFifo, "faster_fifo"),
 }
 """Name -> (constructor, the module it needs)."""
-
-
-def large_message() -> Message:
-    count = LARGE_BYTES // LARGE_PARTS // 4
-    return {f"tensor {i}": torch.full((count,), float(i)) for i in range(LARGE_PARTS)}
-
-
-def small_message() -> Message:
-    return {"tensor": torch.zeros(SMALL_BYTES // 4)}
 
 
 def peer(requests: Transport, answers: Transport, control: Connection) -> None:
@@ -303,6 +311,39 @@ class Measurement:
                     segment.unlink()
 
 
+class RLinf:
+    """The same measurements by ``peers/rlinf_channel.py`` in its own environment, alive for all rounds."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [environment.PYTHON, "-W", "ignore", "-m", "benchmarks.peers.rlinf_channel"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **OF_ITS_OWN, "OMP_NUM_THREADS": "1"},
+        )
+        self.throughput(4)
+        self.latency(50)
+
+    def throughput(self, count: int) -> float:
+        return self._ask("throughput", count)
+
+    def latency(self, count: int) -> float:
+        return self._ask("latency", count)
+
+    def _ask(self, what: str, count: int) -> float:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{what}\t{count}\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("answer\t"):
+                return float(line.partition("\t")[2])
+        raise RuntimeError("RLinf's process ended; its message is above")
+
+    def finish(self) -> None:
+        self.process.communicate(timeout=60)
+
+
 def copy_rate(count: int) -> float:
     """Bytes a second of a plain copy of the large message's tensors, memory allocated and touched before."""
     source, target = large_message(), large_message()
@@ -320,8 +361,25 @@ def measure(rounds: int, large: int, small: int) -> dict[str, dict[str, Any]]:
         if module is not None and importlib.util.find_spec(module) is None:
             results[name] = {"missing": f"not importable here: {module}"}
         else:
-            results[name] = {"bytes_per_second": [], "of_copy": [], "round_trip_seconds": []}
-            running[name] = Measurement(make)
+            results[name], running[name] = {}, Measurement(make)
+    alternate(running, results, rounds, large, small)
+    if environment.exists():  # not before, since Ray's processes work a little while they wait
+        pair = {BESIDE: running[OURS], RLINF: RLinf()}
+        alternate(pair, results, rounds, large, max(1, small // 10))
+        pair[RLINF].finish()
+    else:
+        results[RLINF] = {"missing": environment.HOW_TO_MAKE}
+    for measurement in running.values():
+        measurement.finish()
+    return results
+
+
+def alternate(
+    running: Mapping[str, Measurement | RLinf], results: dict[str, dict[str, Any]], rounds: int, large: int, small: int
+) -> None:
+    """Add what each round gives to ``results``."""
+    for name in running:
+        results[name] = {"bytes_per_second": [], "of_copy": [], "round_trip_seconds": []}
     for _ in range(rounds):
         for name, measurement in running.items():
             before = copy_rate(large)
@@ -332,19 +390,25 @@ def measure(rounds: int, large: int, small: int) -> dict[str, dict[str, Any]]:
             results[name]["bytes_per_second"].append(rate)
             results[name]["of_copy"].append(rate / copy)
             results[name]["round_trip_seconds"].append(measurement.latency(small))
-    for measurement in running.values():
-        measurement.finish()
-    return results
 
 
 def compared(results: dict[str, dict[str, Any]]) -> dict[str, float]:
     ours, in_place, pipe = (results[name] for name in (OURS, IN_PLACE, PIPE))
-    trips = [statistics.median(numbers["round_trip_seconds"]) for numbers in (pipe, ours)]
-    return {
+    ratios = {
         "bytes/s by a plain copy's": statistics.median(ours["of_copy"]),
         "bytes/s by a plain copy's, read in place": statistics.median(in_place["of_copy"]),
-        "a pipe's round trip by the channel's": trips[0] / trips[1],
+        "a pipe's round trip by the channel's": _median_trip(pipe) / _median_trip(ours),
     }
+    if BESIDE in results:
+        beside, rlinf = results[BESIDE], results[RLINF]
+        rates = zip(beside["bytes_per_second"], rlinf["bytes_per_second"], strict=True)
+        ratios["bytes/s by RLinf's channel's"] = statistics.median(own / other for own, other in rates)
+        ratios["RLinf's channel's round trip by the channel's"] = _median_trip(rlinf) / _median_trip(beside)
+    return ratios
+
+
+def _median_trip(numbers: dict[str, Any]) -> float:
+    return statistics.median(numbers["round_trip_seconds"])
 
 
 def show(results: dict[str, dict[str, Any]]) -> Table:

@@ -33,6 +33,15 @@ def test_each_benchmark_says_how_much_better_ours_is() -> None:
         "bytes/s by a plain copy's, read in place": 0.4,
         "a pipe's round trip by the channel's": pytest.approx(3),
     }
+    beside = {
+        name: {"bytes_per_second": [9.0, rate, 1.0], "round_trip_seconds": [seconds]}
+        for name, rate, seconds in ((channels.BESIDE, 8.0, 1e-4), (channels.RLINF, 2.0, 2e-2))
+    }
+    assert channels.compared({**CHANNELS, **beside}) == {
+        **channels.compared(CHANNELS),
+        "bytes/s by RLinf's channel's": 1,
+        "RLinf's channel's round trip by the channel's": pytest.approx(200),
+    }
     row = {"function": "gae", "workload": "C=1"}
     timed = [{**row, "ours": [(1, 9), (2, 9)], "rlinf": [(4, 9), (4, 9)]}, {**row, "ours": [(1, 9)], "rlinf": []}]
     assert advantages.compared(timed) == {"gae, C=1: RLinf's CPU time by ours": 3}
