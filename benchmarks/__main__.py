@@ -16,7 +16,9 @@ from rich.console import Console
 
 from benchmarks.guard import RECORD, measured, read, show, worse, write
 
-BENCHMARKS = ("channels", "weight_sync", "advantages", "env_worker", "libero", "state_race", "trl_race")
+BENCHMARKS = (
+    "channels", "weight_sync", "advantages", "env_worker", "libero", "lerobot_race", "state_race", "trl_race",
+)  # fmt: skip
 
 
 def run(names: Sequence[str], folder: Path, *, quick: bool) -> list[str]:

@@ -67,8 +67,9 @@ python -m benchmarks --only channels --quick
 ```
 
 Those with RLinf and TRL need `.venv-peers` ([beside published packages](peers.md)), those with Sample Factory and
-PufferLib `.venv-state` (the head of `benchmarks/state_race.py`); without them they are left out. Time to a threshold
-beside Stable-Baselines3 and CleanRL is in [Gymnasium](gymnasium.md#beside-stable-baselines3).
+PufferLib `.venv-state` (the head of `benchmarks/state_race.py`), that with lerobot `.venv-lerobot`
+([performance](performance.md#beside-lerobots-evaluation)); without them they are left out. Time to a threshold beside
+Stable-Baselines3 and CleanRL is in [Gymnasium](gymnasium.md#beside-stable-baselines3).
 """
 API_HEAD = """# API
 
