@@ -184,6 +184,16 @@ def camera_images(model_type: str, spec: PolicySpec, obs: EnvObs, camera: str) -
     return images
 
 
+ENCODED: Final = "encoded/"
+"""Begins the names of replay inputs that stand for a camera's pictures: what :meth:`Policy.encoded` makes of them."""
+
+
+def as_encoded(replay_inputs: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replay inputs with what was made of each camera's pictures in their place."""
+    others = {name: tensor for name, tensor in replay_inputs.items() if not name.startswith("images/")}
+    return others | {f"{ENCODED}{camera}": tensor for camera, tensor in found.items()}
+
+
 class Policy(nn.Module):
     """Base class of every policy. Construct as ``Model(spec, params)``, ``params`` being the class's ``Params``
     dataclass built from the config's ``model.params``, or as ``Model.from_pretrained(path, spec, params)``.
@@ -222,6 +232,8 @@ class Policy(nn.Module):
     """F of :meth:`features`."""
     sharded_methods: ClassVar[tuple[str, ...]] = ()
     """Methods beside ``forward`` that run its layers where it is trained: FSDP gathers parameters for them, too."""
+    pictures: ClassVar[bool] = False
+    """It has :meth:`picture_parameters` and :meth:`encoded`."""
     decision_inputs: ClassVar[tuple[str, ...]] = ()
     """Names of the ``replay_inputs`` that record what was decided; the others tell what was seen."""
     spec: PolicySpec
@@ -338,6 +350,14 @@ class Policy(nn.Module):
             generator: for the draws of the loss, such as a flow's noise and time.
         """
         raise UserError(f"{type(self).__name__} does not learn from demonstrations; use another model")
+
+    def picture_parameters(self) -> list[nn.Parameter]:
+        """Those that :meth:`encoded` depends on. Only of a policy with :attr:`pictures`."""
+        raise NotImplementedError
+
+    def encoded(self, replay_inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same decisions for :meth:`evaluate`, with what encoders make of pictures in the pictures' place."""
+        raise NotImplementedError
 
     def set_action_statistics(self, statistics: ActionStatistics) -> None:
         """Take notice of the actions that will be imitated, before training starts from fresh weights.

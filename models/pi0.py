@@ -187,10 +187,17 @@ class Pi0Policy(FlowPolicy):
     def frozen_modules(self) -> list[nn.Module]:
         return [self.model.model.vlm]
 
-    def prefix(self, pixels: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
+    def picture_modules(self) -> list[nn.Module]:
+        vlm: Any = self.model.model.vlm
+        return [vlm.vision_tower, vlm.multi_modal_projector]
+
+    def embedded(self, pixels: Tensor) -> Tensor:
+        return self.model.model.vlm.get_image_features(pixels).pooler_output
+
+    def prefix(self, embedded: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
         vlm: Any = self.model.model.vlm
         words = vlm.language_model.embed_tokens(tokens.clamp(min=0))
-        pictures = vlm.get_image_features(pixels).pooler_output.to(words.dtype)
+        pictures = embedded.to(words.dtype)
         # Cameras were stacked as samples; now they follow each other in the sequence.
         x = torch.cat((*pictures.split(len(tokens)), words), 1)
         seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)

@@ -205,10 +205,18 @@ class SmolVlaPolicy(FlowPolicy):
     def frozen_modules(self) -> list[nn.Module]:
         return [self.model.vlm_with_expert.vlm, self.model.state_proj]
 
-    def prefix(self, pixels: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
+    def picture_modules(self) -> list[nn.Module]:
+        vlm: Any = self.model.vlm_with_expert.vlm.model
+        return [vlm.vision_model, vlm.connector]
+
+    def embedded(self, pixels: Tensor) -> Tensor:
+        vlm: Any = self.model.vlm_with_expert.vlm.model
+        return vlm.connector(vlm.vision_model(pixels).last_hidden_state)
+
+    def prefix(self, embedded: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
         vlm: Any = self.model.vlm_with_expert.vlm.model
         words = vlm.text_model.embed_tokens(tokens.clamp(min=0))
-        pictures = vlm.connector(vlm.vision_model(pixels).last_hidden_state).to(words.dtype)
+        pictures = embedded.to(words.dtype)
         scale = math.sqrt(words.shape[-1])
         last = self.model.state_proj(state.to(self._dtype))[:, None]
         # Cameras were stacked as samples; now they follow each other in the sequence.

@@ -31,11 +31,13 @@ from torch.nn import functional
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
 from embodied_rl.models.base import (
+    ENCODED,
     ActionStatistics,
     Evaluation,
     Policy,
     PolicyOutput,
     PolicySpec,
+    as_encoded,
     camera_images,
     camera_layers,
     require_cameras,
@@ -102,6 +104,7 @@ class TinyVlaPolicy(Policy):
     Params = TinyVlaParams
     distribution_type = Categorical
     truncates = True
+    pictures, sharded_methods = True, ("encoded",)
     action_low: Tensor
     action_high: Tensor
 
@@ -243,7 +246,7 @@ class TinyVlaPolicy(Policy):
         # Not linear before the mean, or the order of words would be lost in it.
         sentence = (functional.gelu(text) * said.unsqueeze(-1)).sum(1) / said.sum(1, keepdim=True)
         stems = zip(sorted(self.spec.image_shapes), self.cameras.values(), strict=True)
-        tokens = [stem(inputs[f"images/{camera}"].to(device), sentence, dtype) for camera, stem in stems]
+        tokens = [self._seen(inputs, camera, stem, sentence, dtype) for camera, stem in stems]
         start = sum(token.shape[1] for token in tokens)
         tokens.append(text)
         if self.proprio is not None:
@@ -252,6 +255,24 @@ class TinyVlaPolicy(Policy):
         mask = torch.ones((len(words), sum(token.shape[1] for token in tokens)), dtype=torch.bool, device=device)
         mask[:, start : start + words.shape[1]] = said
         return tokens, mask
+
+    def _seen(
+        self, inputs: Mapping[str, Tensor], camera: str, stem: nn.Module, sentence: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """[N, tokens, D] of a camera."""
+        known = inputs.get(f"{ENCODED}{camera}")
+        if known is not None:
+            return known.to(sentence.device, dtype)
+        return stem(inputs[f"images/{camera}"].to(sentence.device), sentence, dtype)
+
+    def picture_parameters(self) -> list[nn.Parameter]:
+        """The instruction modulates what is seen."""
+        parts = (self.cameras, self.words, self.word_projection)
+        return [self.word_positions, *(parameter for part in parts for parameter in part.parameters())]
+
+    def encoded(self, replay_inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        cameras, (tokens, _) = sorted(self.spec.image_shapes), self._tokens(replay_inputs)
+        return as_encoded(replay_inputs, dict(zip(cameras, tokens, strict=False)))
 
     def _attend(self, tokens: Sequence[Tensor], mask: Tensor) -> Tensor:
         """[N, slots, D]."""

@@ -13,7 +13,7 @@ from embodied_rl.report.data import EVAL_S, STEP_S, Run
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "rollout": ("time/rollout",),
     "update": (
-        *("time/load", "time/advantage", "time/scoring", "time/values"),
+        *("time/load", "time/advantage", "time/scoring", "time/values", "time/encoding"),
         *("time/critic", "time/update", "time/buffer", "time/offload"),
     ),
     "weight sync": ("time/sync",),
@@ -34,6 +34,7 @@ _WITHIN: Final[Mapping[str, str]] = {
     "time/scoring": "log-probabilities anew",
     "time/scoring_ahead": "log-probabilities anew and a critic's values, beside the rollout",
     "time/values": "a critic's values",
+    "time/encoding": "pictures, for all passes of the update",
     "time/critic": "a critic's gradients and optimiser",
     "time/update": "gradients and optimiser",
     "time/load": "weights to the accelerator",

@@ -99,6 +99,10 @@ class ActorConfig(Section):
     """Leave samples out of the update's passes whose loss has no gradient, since all their advantages are 0 and no
     entropy, value or divergence is asked for. The gradient is the same; diagnostics are then of the others.
     Not with ``algorithm.early_stop_imp_ratio``, which asks for the ratio of all."""
+    encode_once: bool
+    """Compute what frozen encoders make of pictures once for a training step, not in each pass of
+    ``algorithm.update_epoch``: for policies with encoders that are not trained (tiny_vla, pi0, pi05, smolvla). The
+    result is the same; host memory holds it, as float32, beside the pictures."""
     recompute_logprobs: bool
     """Compute the rollout's log-probabilities again before the update, use those, and log how far they are off.
     Where both compute alike it changes nothing but rounding."""

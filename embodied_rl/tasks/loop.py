@@ -28,7 +28,7 @@ C = TypeVar("C", bound=EmbodiedConfig | MathConfig)
 _ON_DEVICES: Final = (
     ("rollout", ROLLOUT, ("inference", "generate")),
     ("actor", ROLLOUT, ("scoring_ahead",)),
-    ("actor", "update", ("scoring", "values", "critic", "update")),
+    ("actor", "update", ("scoring", "values", "encoding", "critic", "update")),
 )
 """Component, part of a step, and its phases that use an accelerator."""
 

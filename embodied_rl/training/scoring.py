@@ -14,8 +14,8 @@ from embodied_rl.algorithms.catalog import ADVANTAGES, POLICY_LOSSES
 from embodied_rl.algorithms.losses import full_kl, kl_estimate
 from embodied_rl.algorithms.statistics import Diagnostics
 from embodied_rl.algorithms.units import mask_at_level, reduce_to_level
-from embodied_rl.contracts import Trajectory
-from embodied_rl.models.base import Evaluation, Policy
+from embodied_rl.contracts import TrainBatch, Trajectory
+from embodied_rl.models.base import ENCODED, Evaluation, Policy, as_encoded
 from embodied_rl.models.flops import SampleCost
 from embodied_rl.monitoring.work import Flops
 from embodied_rl.schema import ActorConfig, AlgorithmConfig
@@ -188,6 +188,18 @@ class Scorer:
             self._filled(t, f, {name: part[i] for name, part in parts.items()}, diagnostics)
             for i, (t, f) in enumerate(zip(trajectories, flat, strict=True))
         ]
+
+    @torch.no_grad()
+    def encode(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with what the policy's encoders make of pictures in the pictures' place, unless a rank has no
+        sample. A collective."""
+        count, inputs = len(batch.sample_ids), dict(batch.replay_inputs)
+        if max_over_ranks(self._training.device)(torch.tensor([count == 0]).double())[0]:
+            return batch
+        forward = self._policy.encoded
+        found = forward_in_parts(inputs, count, None, forward, self._training, self._micro_batch, "encoding")
+        encoded = {name: tensor for name, tensor in found.items() if name.startswith(ENCODED)}
+        return replace(batch, replay_inputs=as_encoded(inputs, {}) | encoded)
 
     def _forward(self, micro: dict[str, Tensor], *, own: bool, other: bool, values: bool) -> dict[str, Tensor]:
         """[n,...] each: ``logprobs`` and ``values`` under the present weights, ``reference`` log-probabilities, and

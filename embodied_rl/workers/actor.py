@@ -166,6 +166,8 @@ class ActorWorker(Worker):
         )
         self._scorer = Scorer(training)
         self._updater = Updater(training, self._optimizer, self._demonstrated(training, spec))
+        if self._config.encode_once:
+            self._require_frozen_encoders()
         self._critic = self._build_critic(spec, mesh, training)
         # Several ranks would have to agree on an order, also when a run is interrupted.
         resident = not self._config.enable_offload and (self._critic is None or self._critic.stays)
@@ -233,6 +235,17 @@ class ActorWorker(Worker):
             report=self.context.report_progress,
         )
         return Demonstrated(training, frames, rank=self.context.rank, world_size=self.context.world_size)
+
+    def _require_frozen_encoders(self) -> None:
+        """Raise UserError unless what the policy makes of pictures stays the same in an update."""
+        got, model = "actor.encode_once: got true, but", self._model_config.model_type
+        if not self._policy.pictures:
+            raise UserError(f"{got} model_type={model} has no encoder of pictures by itself; set it to false")
+        if any(parameter.requires_grad for parameter in self._policy.picture_parameters()):
+            raise UserError(
+                f"{got} the encoders of pictures of model_type={model} are trained; set it to false, or freeze them "
+                "with model.trainable"
+            )
 
     def _build_reference(self, spec: PolicySpec, mesh: DeviceMesh) -> Reference:
         """The policy that training starts from: the base under the adapters, or a copy."""
@@ -349,8 +362,13 @@ class ActorWorker(Worker):
         self._blank = None
         sample = {name: tensor[0, :1] for name, tensor in trajectory.replay_inputs.items()}
         recompute = checkpoint_blocks if self._config.gradient_checkpointing else None
-        self._cost = if_countable(lambda: sample_cost(blank, sample, recompute))
-        self._scorer.cost = self._updater.cost = self._cost
+        self._cost = self._scorer.cost = if_countable(lambda: sample_cost(blank, sample, recompute))
+        if self._config.encode_once:
+            with torch.no_grad():
+                sample = blank.encoded(sample)
+            self._updater.cost = if_countable(lambda: sample_cost(blank, sample, recompute))
+        else:
+            self._updater.cost = self._cost
 
     def _device_peak(self) -> float | None:
         """FLOP/s of this rank's device in the type that the policy computes in."""
@@ -404,6 +422,9 @@ class ActorWorker(Worker):
                 self._critic.model.update_statistics(trajectories, reduce)
             batch = replace(batch, values=None, returns=None, value_mask=None)
             warm_up = step < algorithm.critic_warmup_steps
+        if self._config.encode_once and not warm_up:
+            with self._timer.phase("encoding"):
+                batch = self._scorer.encode(batch)
         self._policy.train()
         with self._timer.phase("update"):
             if not warm_up:

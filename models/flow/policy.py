@@ -33,7 +33,16 @@ from transformers.initialization import no_init_weights
 
 from embodied_rl.contracts import EnvObs
 from embodied_rl.errors import UserError
-from embodied_rl.models.base import Evaluation, Policy, PolicyOutput, PolicySpec, check_temperature, require_values
+from embodied_rl.models.base import (
+    ENCODED,
+    Evaluation,
+    Policy,
+    PolicyOutput,
+    PolicySpec,
+    as_encoded,
+    check_temperature,
+    require_values,
+)
 from embodied_rl.models.flow import sde as flow
 from embodied_rl.models.flow.lerobot_folder import (
     ACTION,
@@ -98,6 +107,7 @@ class FlowPolicy(Policy):
     Params = FlowPolicyParams
     attentions = ("sdpa", "eager")  # flash attention has no masks of one's own
     loading_keys = ("hf_overrides",)
+    pictures, sharded_methods = True, ("encoded",)
     name: ClassVar[str]
     example: ClassVar[str]
     """Published folder, for a message."""
@@ -265,11 +275,19 @@ class FlowPolicy(Policy):
         prefix."""
         raise NotImplementedError
 
-    def prefix(self, pixels: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
+    def picture_modules(self) -> list[nn.Module]:
+        """Modules that compute :meth:`embedded`."""
+        raise NotImplementedError
+
+    def embedded(self, pixels: Tensor) -> Tensor:
+        """[M,P,W], tokens of the language model, from pictures [M,3,H,W] in [-1, 1]."""
+        raise NotImplementedError
+
+    def prefix(self, embedded: Tensor, tokens: Tensor, state: Tensor) -> Prefix:
         """Compute what the expert attends to, once for a chunk.
 
         Args:
-            pixels: [I·N,3,H,W] in [-1, 1]: N of the first of the network's cameras that see something, N of the next.
+            embedded: [I·N,P,W]: N of the first of the network's cameras that see something, N of the next.
             tokens: [N,L] int64, -1 where there is none.
             state: as in :class:`Prefix`.
         """
@@ -388,9 +406,6 @@ class FlowPolicy(Policy):
         return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
 
     def _prefix(self, inputs: Mapping[str, Tensor], *, in_place: bool = False) -> Prefix:
-        cameras = [camera for camera in self.cameras.values() if camera is not None]
-        images = [inputs[f"images/{camera}"].to(self.device) for camera in cameras]
-        pixels = [resize_with_padding(image, self.image_size, centered=self.centered_images) for image in images]
         tokens = inputs["tokens"]
         if not self._fixed:
             # Padding changes nothing; columns that are padding in all samples are left out.
@@ -399,8 +414,28 @@ class FlowPolicy(Policy):
         state = self.state_normalizer.normalize(inputs["state"].to(self.device).float())
         state = functional.pad(state, (0, self.max_state_dim - state.shape[1]))
         with torch.set_grad_enabled(self._trains_prefix()):
-            prefix = self.prefix(torch.cat(pixels).to(self._dtype), tokens, state)
+            prefix = self.prefix(self._embedded(inputs), tokens, state)
         return replace(prefix, steps=self.steps(prefix, in_place=in_place))
+
+    @property
+    def _seeing(self) -> list[str]:
+        """The env's cameras that the network looks through, in its order."""
+        return [camera for camera in self.cameras.values() if camera is not None]
+
+    def _embedded(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        known = [inputs.get(f"{ENCODED}{camera}") for camera in self._seeing]
+        if known[0] is not None:
+            return torch.cat([tensor.to(self.device, self._dtype) for tensor in known if tensor is not None])
+        images = [inputs[f"images/{camera}"].to(self.device) for camera in self._seeing]
+        pixels = [resize_with_padding(image, self.image_size, centered=self.centered_images) for image in images]
+        return self.embedded(torch.cat(pixels).to(self._dtype))
+
+    def picture_parameters(self) -> list[nn.Parameter]:
+        return [parameter for module in self.picture_modules() for parameter in module.parameters()]
+
+    def encoded(self, replay_inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        embedded = self._embedded(replay_inputs).chunk(len(self._seeing))
+        return as_encoded(replay_inputs, dict(zip(self._seeing, embedded, strict=True)))
 
     def _features(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
         assert prefix.steps is not None
@@ -437,9 +472,8 @@ class FlowPolicy(Policy):
     def _inputs(self, obs: EnvObs) -> dict[str, Tensor]:
         """Inputs of the network, as they are recorded."""
         inputs = {"state": obs.state, "tokens": self._tokens(self.prompts(obs))}
-        for camera in self.cameras.values():
-            if camera is not None:
-                inputs[f"images/{camera}"] = obs.images[camera]
+        for camera in self._seeing:
+            inputs[f"images/{camera}"] = obs.images[camera]
         return inputs
 
     def _tokens(self, prompts: list[str]) -> Tensor:
