@@ -230,7 +230,7 @@ class Trajectory:
     replay_inputs: Mapping[str, Tensor]
     """Each [T,N,...]."""
     policy_versions: Tensor
-    """[T] int64."""
+    """[T,N] int64, of the weights that decided on each chunk."""
     tokens: Tensor | None = None
     """[T,N,C,A] int64, the actions of a policy with discrete ones."""
     actions: Tensor | None = None
@@ -266,7 +266,7 @@ class Trajectory:
         if self.bootstrap_values is not None:
             _check(self, "bootstrap_values", self.bootstrap_values, (t, n), torch.float32)
         _check_leading(self, "replay_inputs", self.replay_inputs, t, n)
-        _check(self, "policy_versions", self.policy_versions, (t,), torch.int64)
+        _check(self, "policy_versions", self.policy_versions, (t, n), torch.int64)
         if self.tokens is not None:
             _check(self, "tokens", self.tokens, tuple(self.logprobs.shape), torch.int64)
         if self.actions is not None:
@@ -296,7 +296,7 @@ class Trajectory:
         index = mask.nonzero().squeeze(-1)
         # Indexing would copy pictures byte by byte.
         by_member = {name: getattr(self, name).index_select(0, index) for name in ("env_ids", "group_ids", "scores")}
-        unchanged = (*by_member, "rollout_epoch", "policy_versions")
+        unchanged = (*by_member, "rollout_epoch")
         return replace(self, **by_member, **_changed(self, lambda t: t.index_select(1, index), without=unchanged))
 
 

@@ -17,7 +17,7 @@ from embodied_rl.algorithms.catalog import LEARNERS
 from embodied_rl.checkpoints.store import complete_checkpoints
 from embodied_rl.launch import run
 from embodied_rl.runtime.signals import Terminated
-from embodied_rl.workers.actor import ActorWorker, UpdateReport
+from embodied_rl.workers.actor import ActorWorker, UpdateReport, place
 from tests.configs import tiny_math_run, tiny_run
 from tests.logged import repeatable
 from tests.test_end_to_end import only_run
@@ -116,7 +116,8 @@ class NotingActor(ActorWorker):
     """Writes down the weights that made each chunk of what it trains on."""
 
     def update(self, *, step: int) -> UpdateReport:
-        versions = sorted((t.rollout_epoch, int(t.env_ids[0]), t.policy_versions.tolist()) for t in self._received)
+        assert all((t.policy_versions == t.policy_versions[:, :1]).all() for t in self._received), "all episodes last"
+        versions = sorted((*place(t), t.policy_versions[:, 0].tolist()) for t in self._received)
         with (Path(self._plan.config.runner.output_dir) / "versions.jsonl").open("a") as file:
             file.write(json.dumps([step, versions]) + "\n")
         return super().update(step=step)

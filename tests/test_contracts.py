@@ -59,7 +59,7 @@ def trajectory(**fields: Any) -> Trajectory:
             "values": torch.zeros(T, N, 1),
             "bootstrap_values": torch.zeros(T, N),
             "replay_inputs": {"state": torch.zeros(T, N, 4)},
-            "policy_versions": torch.zeros(T, dtype=torch.int64),
+            "policy_versions": torch.zeros(T, N, dtype=torch.int64),
             **fields,
         }
     )

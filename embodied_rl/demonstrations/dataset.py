@@ -249,5 +249,5 @@ def demonstration_trajectory(
         values=None,
         bootstrap_values=None,
         replay_inputs={key: tensor[None] for key, tensor in replay_inputs.items()},
-        policy_versions=torch.tensor([policy_version]),
+        policy_versions=torch.full((1, n), policy_version),
     )

@@ -71,6 +71,6 @@ def completion_trajectory(
             "response_ids": response_ids[None],
             "response_lengths": torch.tensor([[len(sample.completion.token_ids) for sample in samples]]),
         },
-        policy_versions=torch.tensor([policy_version]),
+        policy_versions=torch.full((1, len(samples)), policy_version),
         tokens=response_ids[None, ..., None],
     )

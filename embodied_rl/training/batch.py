@@ -196,7 +196,7 @@ def _samples(
         "values": None if t.values is None else t.values[flat],
         "returns": None if estimate.returns is None else estimate.returns[flat],
         "value_mask": None if estimate.returns is None else unit_mask[flat].reshape(int(flat.sum()), -1),
-        "policy_version": t.policy_versions[:, None].expand_as(flat)[flat],
+        "policy_version": t.policy_versions[flat],
         "scores": t.scores[None].expand_as(flat)[flat],
         "proximal_logprobs": at_level(t.proximal_logprobs),
         "reference_logprobs": None if t.reference_logprobs is None else t.reference_logprobs[flat],

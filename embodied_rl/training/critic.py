@@ -62,15 +62,14 @@ class Critic:
             self._state = TrainingState([model], self.optimizer, training.device, config.offload)
             self._state.leave_device()
 
-    @property
-    def stays(self) -> bool:
-        """It is on its device all the time."""
-        return self._state is None
-
     @torch.no_grad()
-    def value(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    def value(self, trajectories: Sequence[Trajectory], *, what: str | None = "values") -> list[Trajectory]:
         """The trajectories with ``values`` and ``bootstrap_values`` under its present weights, 0 where nobody asks for
-        them. A collective over the actor's ranks."""
+        them. A collective over the actor's ranks.
+
+        Args:
+            what: as of :func:`forward_in_parts`.
+        """
         asked = [_asked(t) for t in trajectories]
         inputs = {
             key: torch.cat([_states(t, key, *a) for t, a in zip(trajectories, asked, strict=True)])
@@ -84,7 +83,7 @@ class Critic:
         counts = [int(chunks.sum() + unacted.sum()) for chunks, unacted in asked]
         with self._on_device():
             lengths = self.model.sample_lengths(inputs)
-            found = forward_in_parts(inputs, sum(counts), lengths, forward, self._training, self._micro_batch, "values")
+            found = forward_in_parts(inputs, sum(counts), lengths, forward, self._training, self._micro_batch, what)
         parts = found["values"].split(counts)
         return [_valued(t, *a, part) for t, a, part in zip(trajectories, asked, parts, strict=True)]
 

@@ -86,14 +86,14 @@ def forward_in_parts(
     forward: Callable[[dict[str, Tensor]], dict[str, Tensor]],
     training: Training,
     micro_batch: MicroBatch,
-    what: str,
+    what: str | None,
 ) -> dict[str, Tensor]:
     """``forward`` on ``count`` samples, in micro-batches: its results, [count,...] each. A collective.
 
     Args:
         inputs: [count,...] each.
         lengths: as ``Policy.sample_lengths``.
-        what: name of this in progress reports.
+        what: name of this in progress reports; None: there are none.
     """
 
     def one(rows: Tensor) -> dict[str, Tensor]:
@@ -109,7 +109,8 @@ def forward_in_parts(
             rows = parts[number] if number < len(parts) else torch.zeros(0, dtype=torch.int64)
             for name, tensor in micro_batch.attempt(one, rows).items():
                 found.setdefault(name, []).append(tensor)
-            training.report_progress(what, number + 1, passes)
+            if what is not None:
+                training.report_progress(what, number + 1, passes)
         if micro_batch.in_vain:
             return {}
         order = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).argsort()  # a rank may have no sample
@@ -158,7 +159,9 @@ class Scorer:
         return own, other, values
 
     @torch.no_grad()
-    def score(self, trajectories: Sequence[Trajectory], diagnostics: Diagnostics) -> list[Trajectory]:
+    def score(
+        self, trajectories: Sequence[Trajectory], diagnostics: Diagnostics, *, what: str | None = "scoring"
+    ) -> list[Trajectory]:
         """The trajectories with what the algorithm wants to know of them; the same ones if that is nothing.
 
         Adds ``reference_kl`` (with a penalty in the reward) and ``logprob_gap``, ``logprob_gap_max`` (of the rollout's
@@ -177,7 +180,7 @@ class Scorer:
         was_training = self._policy.training
         self._policy.eval()
         lengths = self._policy.sample_lengths(inputs)
-        found = forward_in_parts(inputs, count, lengths, forward, self._training, self._micro_batch, "scoring")
+        found = forward_in_parts(inputs, count, lengths, forward, self._training, self._micro_batch, what)
         if self.cost is not None:
             each = self.cost.inferred(count, lengths)
             self.flops = each + each if own and other else each

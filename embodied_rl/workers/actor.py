@@ -88,8 +88,8 @@ class ActorWorker(Worker):
         self._received: list[Trajectory] = []
         self._scored: dict[tuple[int, int], Diagnostics] = {}
         """Of those of them that were scored when they came, by :func:`place`."""
-        self._scored_ahead = Flops()
-        """What that took."""
+        self._scoring: dict[str, Flops] = {}
+        """Phase -> what scoring took in it, of the present step."""
         self._early: list[Delivery] = []
         """For later training steps."""
         self._writer: checkpoints.shards.AsyncWriter | None = None
@@ -97,7 +97,8 @@ class ActorWorker(Worker):
         """Directory of the newest checkpoint's contents, perhaps still being written."""
         self._critic: Critic | None = None
         self._scores_ahead = False
-        """What comes is scored while more is on its way."""
+        """What comes is scored while more is on its way. Several ranks would have to agree on an order, also when a run
+        is interrupted."""
         self._blank: Policy | None = None
         """The policy without memory, until its operations are counted."""
         self._cost: SampleCost | None = None
@@ -169,9 +170,7 @@ class ActorWorker(Worker):
         if self._config.encode_once:
             self._require_frozen_encoders()
         self._critic = self._build_critic(spec, mesh, training)
-        # Several ranks would have to agree on an order, also when a run is interrupted.
-        resident = not self._config.enable_offload and (self._critic is None or self._critic.stays)
-        self._scores_ahead = context.world_size == 1 and resident
+        self._scores_ahead = context.world_size == 1 and not self._takes_turns()
         return training.policies
 
     def _initial_policy(self, spec: PolicySpec) -> Policy:
@@ -236,6 +235,12 @@ class ActorWorker(Worker):
         )
         return Demonstrated(training, frames, rank=self.context.rank, world_size=self.context.world_size)
 
+    def _takes_turns(self) -> bool:
+        """Whether a device is the actor's only when there is no rollout."""
+        config = self._plan.config
+        offloads = [part.enable_offload for part in (config.actor, config.rollout, config.critic)]
+        return any(offloads) or (isinstance(config, EmbodiedConfig) and config.env.train.enable_offload)
+
     def _require_frozen_encoders(self) -> None:
         """Raise UserError unless what the policy makes of pictures stays the same in an update."""
         got, model = "actor.encode_once: got true, but", self._model_config.model_type
@@ -296,43 +301,53 @@ class ActorWorker(Worker):
             self._forget()
         arrived = [delivery for delivery in self._early if delivery.step == step]
         self._early = [delivery for delivery in self._early if delivery.step != step]
-        for delivery in arrived:
-            self._take(delivery)
-        count = len(arrived)
-        while count < self._numbers.messages:
+        while len(arrived) < self._numbers.messages:
+            self._score_ahead(arrived)
             delivery: Delivery | Abandoned = await self._trajectories.get(key=self.context.rank)
             if isinstance(delivery, Abandoned):
                 self._forget()
                 return 0
-            if delivery.step == step:
-                self._take(delivery)
-                count += 1
-            else:
-                self._early.append(delivery)
+            (arrived if delivery.step == step else self._early).append(delivery)
+        self._received += [delivery.trajectory for delivery in arrived if delivery.trajectory is not None]
         return len(self._passing_groups())
 
     def _forget(self) -> None:
-        self._received, self._scored, self._scored_ahead = [], {}, Flops()
+        self._received, self._scored, self._scoring = [], {}, {}
 
-    def _take(self, delivery: Delivery) -> None:
-        """Keep what came for the present step; where this rank can do that by itself it is scored at once, while more
-        is on its way. Each message goes through passes of its own, so their order is of no influence."""
-        trajectory = delivery.trajectory
-        if trajectory is None:
-            return
-        if self._scores_ahead and (self._critic is not None or self._scorer.passes(trajectory)):
+    def _score_ahead(self, arrived: list[Delivery]) -> None:
+        """Score what came, in its place, for as long as nothing else has come: it may be the order to give up."""
+        for number, delivery in enumerate(arrived if self._scores_ahead else ()):
+            trajectory = delivery.trajectory
+            if trajectory is None or place(trajectory) in self._scored:
+                continue
+            if self._trajectories.depth().get(self.context.rank, 0) or not self._wants_passes(trajectory):
+                return
+            if not self._scored:
+                self._peak_memory.begin()
             self._count_operations(trajectory)
-            scores = self._scored[place(trajectory)] = Diagnostics()
-            with self._timer.phase("scoring_ahead"):
-                [trajectory] = self._scorer.score([trajectory], scores)
-                if self._critic is not None:
-                    [trajectory] = self._critic.value([trajectory])
-            self._scored_ahead += self._scorer.flops
-        self._received.append(trajectory)
+            arrived[number] = replace(delivery, trajectory=self._score(trajectory, "scoring_ahead", what=None))
+
+    def _wants_passes(self, trajectory: Trajectory) -> bool:
+        return self._critic is not None or self._scorer.passes(trajectory)
+
+    def _score(self, trajectory: Trajectory, phase: str, *, what: str | None) -> Trajectory:
+        """With passes of its own, so that it is of no influence when it is done, and in which order.
+
+        Args:
+            what: name of this in progress reports, if there are to be any.
+        """
+        scores = self._scored[place(trajectory)] = Diagnostics()
+        with self._timer.phase(phase):
+            [trajectory] = self._scorer.score([trajectory], scores, what=what)
+            if self._critic is not None:
+                [trajectory] = self._critic.value([trajectory], what=what)
+        self._scoring[phase] = self._scoring.get(phase, Flops()) + self._scorer.flops
+        return trajectory
 
     def update(self, *, step: int) -> UpdateReport:
         """Train on what was received."""
-        self._peak_memory.begin()
+        if not self._scored:
+            self._peak_memory.begin()
         if self._received:
             self._count_operations(self._received[0])
         with self._state.on_device(self._timer) if self._state else contextlib.nullcontext():
@@ -351,8 +366,7 @@ class ActorWorker(Worker):
         return tuple(self._updater.without_gradient)
 
     def _flops(self) -> dict[str, Flops]:
-        scoring, ahead = self._scorer.flops, self._scored_ahead
-        return {"update": self._updater.flops, **({"scoring_ahead": ahead} if ahead.model else {"scoring": scoring})}
+        return {"update": self._updater.flops, **self._scoring}
 
     def _count_operations(self, trajectory: Trajectory) -> None:
         """Learn of the first sample that comes what its passes take."""
@@ -384,12 +398,16 @@ class ActorWorker(Worker):
         last_group = int(passing[self._numbers.groups - 1]) if len(passing) > self._numbers.groups else None
         staleness = self._staleness(step)
         algorithm, scores, trajectories = self._algorithm, Diagnostics(), self._received
-        if self._scored:
+        if self._scores_ahead:
+            trajectories = [
+                t if place(t) in self._scored else self._score(t, "scoring", what="scoring") for t in trajectories
+            ]
             for trajectory in trajectories:
                 scores.merge(self._scored[place(trajectory)])
         else:
             with self._timer.phase("scoring"):
                 trajectories = self._scorer.score(trajectories, scores)
+            self._scoring["scoring"] = self._scorer.flops
             if self._critic is not None:
                 with self._timer.phase("values"):
                     trajectories = self._critic.value(trajectories)

@@ -166,7 +166,7 @@ class TrajectoryBuilder:
             replay_inputs={
                 name: placed([d.replay_inputs[name] for d in decisions]) for name in decisions[0].replay_inputs
             },
-            policy_versions=placed(list(versions)).masked_fill(~own, torch.iinfo(torch.int64).max).amin(1),
+            policy_versions=placed(list(versions)),
             tokens=placed(tokens) if tokens else None,
             actions=placed([d.actions for d in decisions]) if self._with_actions else None,
             task_ids=placed([r.task_ids for r in results]),

@@ -47,7 +47,7 @@ def test_what_the_actor_gets() -> None:
     assert t.logprobs.shape == (1, 2, 3, 2)
     assert t.rewards.abs().sum() == 0
     assert t.replay_inputs["state"].tolist() == [[[1.0], [2.0]]]
-    assert t.policy_versions.tolist() == [3]
+    assert t.policy_versions.tolist() == [[3, 3]]
 
 
 @settings(max_examples=50, deadline=None)

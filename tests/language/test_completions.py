@@ -31,7 +31,7 @@ def test_everything_is_where_it_belongs() -> None:
     t = trajectory()
     assert t.env_ids.tolist() == [10, 11, 12]
     assert t.group_ids.tolist() == [5, 5, 6]
-    assert t.policy_versions.tolist() == [7]
+    assert t.policy_versions.tolist() == [[7, 7, 7]]
     assert t.rewards.tolist() == [[[0, 0, 0.25, 0], [0, 0, 0, 0.375], [0, 0, 0, 0]]]
     assert t.scores[:2].tolist() == [0.25, 0.5]
     assert t.scores[2].isnan()

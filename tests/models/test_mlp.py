@@ -184,7 +184,7 @@ def rollout_of(state: torch.Tensor, valid: torch.Tensor) -> Trajectory:
         values=None,
         bootstrap_values=None,
         replay_inputs={"state": state},
-        policy_versions=torch.zeros(t, dtype=torch.int64),
+        policy_versions=torch.zeros(t, n, dtype=torch.int64),
     )
 
 

@@ -129,7 +129,7 @@ def test_the_interval_between_two_versions_of_the_weights(tmp_path: Path, monkey
 
     @functools.wraps(update)
     def spied(worker: ActorWorker, *, step: int) -> object:
-        versions.append({v for t in worker._received for v in t.policy_versions.tolist()})
+        versions.append({v for t in worker._received for v in t.policy_versions.unique().tolist()})
         return update(worker, step=step)
 
     monkeypatch.setattr(ActorWorker, "update", spied)

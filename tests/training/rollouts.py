@@ -87,5 +87,5 @@ def rollout(
         values=columns["values"] if v else None,
         bootstrap_values=columns["bootstrap"] if v else None,
         replay_inputs=inputs,
-        policy_versions=torch.arange(num_chunks),
+        policy_versions=torch.arange(num_chunks)[:, None].expand(valid.shape[:2]),
     )

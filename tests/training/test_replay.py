@@ -55,7 +55,7 @@ def rollout(
             "state": states[..., None], "samples": torch.full((chunks, members, C, A), -1.0),
             "images/front": states[..., None].to(torch.uint8),
         },
-        policy_versions=torch.zeros(chunks, dtype=torch.int64),
+        policy_versions=torch.zeros(chunks, members, dtype=torch.int64),
         actions=(states[..., None, None] + 0.25).expand(chunks, members, C, A).contiguous(),
         unacted_inputs={
             "state": padded[..., None], "samples": padded[..., None, None].expand(-1, -1, C, A),

@@ -42,7 +42,8 @@ def test_what_follows_is_valued_by_the_critic(
         assert job.policy.spec.values_per_chunk == 0
         trajectories, _, _ = job.roll()
         critic = critic_of(job)
-        for valued in trajectories:
+        for trajectory in trajectories:
+            [valued] = critic.value([trajectory]) if trajectory.values is None else [trajectory]
             assert valued.values is not None and valued.bootstrap_values is not None
             results = spy.results[int(valued.env_ids[0])]
             for t, result in enumerate(results):

@@ -97,7 +97,7 @@ def test_every_value_is_stored_in_its_place() -> None:
         assert got.values is not None
         assert torch.equal(got.values[t], numbered(t, 1) + 0.5)
         assert torch.equal(got.replay_inputs["state"][t], numbered(t, 4))
-    assert got.policy_versions.tolist() == [40, 41, 42, 43]
+    assert got.policy_versions.tolist() == [[version] * N for version in (40, 41, 42, 43)]
     assert got.scores.tolist() == [1, 1, 1]
     assert recorded(2).scores.tolist() == [1, 1, 0]
 
@@ -189,7 +189,7 @@ def big(group_ids: list[int]) -> Trajectory:
         values=number[None, :, None].expand(t, n, 1) + 0.3,
         bootstrap_values=number[None, :].expand(t, n) + 0.4,
         replay_inputs={"state": number[None, :, None].expand(t, n, 3)},
-        policy_versions=torch.tensor([4, 5]),
+        policy_versions=number + 10 * torch.arange(t)[:, None],
     )
 
 
@@ -222,7 +222,7 @@ def test_split_by_rank_loses_nothing_and_never_splits_a_group(groups: list[int],
             assert torch.equal(part.values[t, :, 0], number + 0.3)
             assert torch.equal(part.bootstrap_values[t], number + 0.4)
             assert torch.equal(part.replay_inputs["state"][t, :, 2], number)
-        assert part.policy_versions.tolist() == [4, 5]
+            assert torch.equal(part.policy_versions[t], number + 10 * t)
         assert part.rollout_epoch == 1
 
 
