@@ -75,6 +75,7 @@ class SimEnv(Protocol):
     ``action_choices`` is the number of choices in each action dimension, where actions are choices; ``step`` then gets
     their numbers, from 0. ``success_return``: an episode that ends with at least this return, in rewards before
     ``reward_coef``, is a success, too. ``tells_success``: False while no step has said whether it succeeded.
+    ``tasks_at_once``: an adapter that takes long to go from one to the next where slots play more tasks says how many.
     """
 
     Params: ClassVar[type]

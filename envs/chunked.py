@@ -193,6 +193,7 @@ class ChunkedEnv:
         rewards = np.zeros(expected[:2], dtype=np.float32)
         terminated, truncated, valid, success = (np.zeros(expected[:2], dtype=np.bool_) for _ in range(4))
         final_obs: list[EnvObs] = []
+        waiting = np.flatnonzero(self._done).tolist()
         task_ids = torch.tensor([task.task_id for task in self._tasks])
         for block in self._blocks(running.tolist()):
             for c in range(self._num_action_chunks):
@@ -207,6 +208,8 @@ class ChunkedEnv:
             self._observe(block)
             if self._next_reset_state is not None:
                 final_obs += self._restart([slot for slot in block if self._done[slot]])
+        if self._next_reset_state is not None:
+            self._restart(waiting)
         return ChunkResult(
             rewards=torch.from_numpy(rewards),
             terminated=torch.from_numpy(terminated),

@@ -242,35 +242,39 @@ class EnvWorker(Worker):
         )
 
     async def _interact(self, step: int, first_epoch: int, video_dir: Path | None) -> EnvReport:
-        cfg = self._config.train
-        num_chunks = math.ceil((cfg.max_steps_per_rollout_epoch or cfg.max_episode_steps) / self._chunk)
         self._acquire(self._train)
         videos: list[Path] = []
         epochs = range(first_epoch, first_epoch + self._rollout_epochs)
         # Without auto-reset an env that has ended an episode need not wait for the others' in the same epoch.
-        for played in [range(epoch, epoch + 1) for epoch in epochs] if cfg.auto_reset else [epochs]:
-            films: list[tuple[Path, VideoRecorder]] = []
-            for stage in self._train:
-                stage.group_ids = self._group_ids(stage, played)
-                stage.queue = None if cfg.auto_reset else self._episodes(stage, step, played)
-                if video_dir is not None and cfg.video_cfg.save_video:
-                    films += self._film_training(stage, played, video_dir)
-            await self._roll(
-                self._train,
-                num_chunks * len(played),
-                report=self._reporter(self._train, num_chunks),
-                epoch=played.start,
-                views=self._to_view.get("train"),
-            )
-            for path, recorder in films:
-                with self._timer.phase("video"):
-                    video = recorder.finish(path)
-                videos += [video] if video else []
-            for stage in self._train:
-                stage.recorder = None
+        for played in [range(epoch, epoch + 1) for epoch in epochs] if self._config.train.auto_reset else [epochs]:
+            videos += await self._play(step, played, video_dir)
         await self._end()
         self._release(self._train)
         return replace(self._report(self._train, videos), views=Views.merged(self._to_view.pop("train", ())))
+
+    async def _play(self, step: int, epochs: range, video_dir: Path | None) -> list[Path]:
+        """Roll out some epochs of a training step at a stretch; returns the videos."""
+        cfg, videos = self._config.train, list[Path]()
+        num_chunks = math.ceil((cfg.max_steps_per_rollout_epoch or cfg.max_episode_steps) / self._chunk)
+        films: list[tuple[Stage, Film, Path]] = []
+        for stage in self._train:
+            stage.group_ids = self._group_ids(stage, epochs)
+            stage.queue = None if cfg.auto_reset else self._episodes(stage, step, epochs)
+            stage.recorder = None
+            if video_dir is not None and cfg.video_cfg.save_video:
+                films += self._film_training(stage, epochs, video_dir)
+        show = self._reporter(self._train, num_chunks)
+
+        def report(chunks: int) -> None:
+            videos.extend(self._finished(films))
+            show(chunks)
+
+        views = self._to_view.get("train")
+        await self._roll(self._train, num_chunks * len(epochs), report=report, epoch=epochs.start, views=views)
+        videos += self._finished(films, all_of_them=True)
+        for stage in self._train:
+            stage.recorder = None
+        return videos
 
     async def evaluate(self, *, video_dir: Path | None = None) -> EnvReport:
         """Run this worker's share of the evaluation: every task's first initial states, once each.
@@ -290,10 +294,16 @@ class EnvWorker(Worker):
         everything = eval_reset_states(tasks, episodes_per_task=cfg.episodes_per_task)
         shares = np.array_split(everything, len(self._lanes.all()))
         num_chunks, rounds = math.ceil(cfg.max_episode_steps / self._chunk), 1
+        at_once: int | None = getattr(stages[0].env.sim, "tasks_at_once", None)
         plays: list[EvaluatedEpisodes] = []
         for stage in stages:
             share, width = shares[self._lanes.index(stage.lane)].tolist(), len(stage.env_ids)
-            stage.queue = EpisodeQueue([*share, *[None] * (width - len(share))], stage.env_ids)
+            stage.queue = EpisodeQueue(
+                [*share, *[None] * (width - len(share))],
+                stage.env_ids,
+                tasks=[stage.env.sim.task(state).task_id for state in share],
+                at_once=None if at_once is None else max(1, at_once // len(stages)),
+            )
             plays.append(EvaluatedEpisodes(stage.queue, tasks, self._timer))
             stage.recorder = None
             if video_dir is not None and cfg.video_cfg.save_video:
@@ -336,7 +346,7 @@ class EnvWorker(Worker):
         Args:
             report: told how many chunks are done.
             epoch: the first rollout epoch.
-            views: takes what the first episodes begin with, if that is wanted.
+            views: takes what episodes begin with, if that is wanted; with auto-reset the first ones.
         """
         for stage in stages:
             stage.env.recorder = stage.recorder
@@ -344,9 +354,8 @@ class EnvWorker(Worker):
             begins = stage.queue is not None or not stage.env.started
             with self._timer.phase("reset"):
                 obs = self._first_obs(stage)
-            if views is not None and begins and obs.images:
-                running = stage.env.running
-                views.append(Views.of({camera: images.numpy()[running] for camera, images in obs.images.items()}))
+            if views is not None and begins:
+                views += _views(obs, stage.env.running)
             stage.running = not stage.env.all_done
             start = RolloutStart(obs=obs, group_ids=stage.group_ids, rollout_epoch=epoch)
             await self._turns.put(start if stage.running else RolloutEnd(final=False), key=stage.lane)
@@ -355,13 +364,15 @@ class EnvWorker(Worker):
                 if not stage.running:
                     continue
                 chunk = await self._answer(stage)
-                recorded = stage.group_ids is not None
-                playing = None
-                if stage.queue is not None and stage.group_ids is not None and len(stage.group_ids) > 1:
-                    playing = stage.queue.playing.clone()  # before others take their place
+                recorded, queue = stage.group_ids is not None, stage.queue
+                playing = None if queue is None else queue.playing.clone()  # before others take their place
                 with self._timer.phase("env"):
                     result = stage.env.chunk_step(chunk.actions)
                 self._env_steps += int(result.valid.sum())
+                if views is not None and queue is not None and playing is not None:
+                    views += _views(result.next_obs, (queue.playing != playing).nonzero().flatten().tolist())
+                if stage.group_ids is None or len(stage.group_ids) == 1:
+                    playing = None
                 result = replace(result, episodes=playing, final_obs=result.final_obs if recorded else None)
                 if chunk_index + 1 == num_chunks or stage.env.all_done:
                     stage.running = False
@@ -489,16 +500,29 @@ class EnvWorker(Worker):
             )
         return self._eval
 
-    def _film_training(self, stage: Stage, epochs: range, video_dir: Path) -> list[tuple[Path, VideoRecorder]]:
-        """Let a stage's envs be filmed in those rollout epochs that the config wants; returns each video's file and
-        what writes it."""
+    def _finished(self, films: list[tuple[Stage, Film, Path]], *, all_of_them: bool = False) -> list[Path]:
+        """Write the films whose episodes have ended, and take them from the list; returns the files."""
+        videos: list[Path] = []
+        for entry in list(films):
+            stage, film, path = entry
+            over = stage.queue is not None and stage.queue.over(film.tiles.keys(), stage.env.running)
+            if over or all_of_them:
+                films.remove(entry)
+                with self._timer.phase("video"):
+                    video = film.recorder.finish(path)
+                videos += [video] if video else []
+        return videos
+
+    def _film_training(self, stage: Stage, epochs: range, video_dir: Path) -> list[tuple[Stage, Film, Path]]:
+        """Let a stage's envs be filmed in those rollout epochs that the config wants; returns each film and its
+        file."""
         cfg, own, films, made = self._config.train.video_cfg, stage.env_ids, [], []
         for place, epoch in enumerate(epochs):
             if cfg.max_videos is None or epoch < cfg.max_videos:
                 numbers = range(place * len(own), (place + 1) * len(own))
                 film = Film(self._recorder(cfg, stage, self._group_size), dict(zip(numbers, own, strict=True)))
                 films.append(film)
-                made.append((video_dir / f"epoch{epoch}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4", film.recorder))
+                made.append((stage, film, video_dir / f"epoch{epoch}_worker{stage.lane[0]}_stage{stage.lane[1]}.mp4"))
         playing = (lambda env_id: env_id - own.start) if stage.queue is None else stage.queue.played_by
         stage.recorder = EpisodeFilms(films, playing) if films else None
         return made
@@ -537,6 +561,13 @@ def _spaces(stages: Sequence[Stage]) -> Spaces:
         image_shapes=dict(sim.image_shapes),
         action_choices=getattr(sim, "action_choices", ()),
     )
+
+
+def _views(obs: EnvObs | None, slots: list[int]) -> list[Views]:
+    """What is seen in some of the envs."""
+    if obs is None or not obs.images or not slots:
+        return []
+    return [Views.of({camera: images.numpy()[slots] for camera, images in obs.images.items()})]
 
 
 def _shown(spaces: Spaces) -> str:

@@ -128,6 +128,7 @@ class LiberoEnv:
         self.num_reset_states: int = self._first_ids[-1]
         self.image_shapes = self.image_shapes_of(params)
         self._slots: list[_Slot | None] = [None] * num_slots
+        self.tasks_at_once = params.max_cached_scenes
         self._warned = self._closed = False
         self._played: set[SceneSpec] = set()
         """Scenes used since they were last released."""

@@ -186,6 +186,55 @@ def test_too_few_episodes_are_refused() -> None:
         EpisodeQueue([0], range(2))
 
 
+def lengths_of(queue: EpisodeQueue, lengths: list[int], envs: int) -> tuple[int, int, list[int]]:
+    """Rounds until all has been played, the most tasks at once of a queue with one task for two numbers, and the order
+    in which episodes ended."""
+    left, rounds, most, ended = {slot: lengths[slot] for slot in range(envs)}, 0, 0, []
+    while left:
+        rounds += 1
+        assert rounds <= sum(lengths), "somebody plays"
+        most = max(most, len({int(queue.playing[slot]) // 2 for slot in left}))
+        waiting = [slot for slot in range(envs) if slot not in left]
+        over = [slot for slot in sorted(left) if left[slot] == 1]
+        ended += [int(queue.playing[slot]) for slot in over]
+        left = {slot: rest - 1 for slot, rest in left.items() if rest > 1}
+        for slot in (*over, *waiting):  # as the env asks
+            if queue(slot, 0) is not None:
+                left[slot] = lengths[int(queue.playing[slot])]
+    return rounds, most, ended
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data(), envs=st.integers(1, 6), rows=st.integers(1, 5), at_once=st.integers(1, 4) | st.none())
+def test_all_is_played_in_time_however_few_tasks_fit(
+    data: st.DataObject, envs: int, rows: int, at_once: int | None
+) -> None:
+    longest, count = 5, envs * rows
+    lengths = data.draw(st.lists(st.integers(1, longest), min_size=count, max_size=count))
+    tasks = [number // 2 for number in range(count)]
+    queue = EpisodeQueue(range(count), range(envs), tasks=tasks, at_once=at_once)
+    rounds, most, ended = lengths_of(queue, lengths, envs)
+    assert sorted(ended) == list(range(count)), "each once"
+    assert rounds <= longest * rows
+    of_a_row = envs // 2 + 1
+    assert at_once is None or most <= max(at_once, of_a_row)
+
+
+def test_a_straggler_keeps_the_tasks_together() -> None:
+    lengths = [40, *[1] * 11]
+    alone, few = (
+        lengths_of(EpisodeQueue(range(12), range(2), tasks=[n // 2 for n in range(12)], at_once=n), lengths, 2)
+        for n in (None, 2)
+    )
+    assert alone[:2] == (40, 2) and few[:2] == (40, 2)
+    lengths = [40, *[1] * 23]
+    of_four = [
+        lengths_of(EpisodeQueue(range(24), range(4), tasks=[n // 2 for n in range(24)], at_once=n), lengths, 4)[:2]
+        for n in (None, 2)
+    ]
+    assert of_four[0] == (40, 3) and of_four[1][1] == 2
+
+
 def test_what_a_queue_says_of_itself() -> None:
     queue = EpisodeQueue([7, None], range(5, 7))
     assert (len(queue), queue.begun, queue.first, queue(5, 1)) == (1, 1, [7, None], None)
