@@ -224,6 +224,11 @@ def build(params: ManiSkillParams, num_envs: int, task_class: type, **arguments:
     import torch
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
+    if params.sim_backend != "physx_cpu" and twins.is_twin(task_class):
+        raise UserError(
+            f"env.init_params.sim_backend: got {params.sim_backend!r}, but a reset of {params.env_id} lets the whole "
+            "batch settle, other slots' episodes, too; use 'physx_cpu'"
+        )
     if params.sim_backend != "physx_cpu" and not torch.cuda.is_available():
         raise UserError(
             f"env.init_params.sim_backend: got {params.sim_backend!r}, but torch finds no CUDA device; use 'physx_cpu'"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from embodied_rl.envs import maniskill_twins
-from embodied_rl.envs.maniskill import ManiSkillEnv, ManiSkillParams
+from embodied_rl.envs.maniskill import ManiSkillEnv, ManiSkillParams, build
 from embodied_rl.errors import UserError
 
 pytest.importorskip("mani_skill", reason="the maniskill extra is not installed")
@@ -34,6 +34,15 @@ def found(assets: Path) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_batch_is_refused(assets: Path) -> None:
+    """A reset of one slot moves what is in all."""
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+    params = ManiSkillParams(env_id="PutCarrotOnPlateInScene-v1", sim_backend="physx_cuda")
+    with pytest.raises(UserError, match=r"sim_backend: got 'physx_cuda'.*lets the whole batch settle.*'physx_cpu'"):
+        build(params, 2, REGISTERED_ENVS[params.env_id].cls)
 
 
 def test_what_the_twin_says_of_itself(found: dict[str, Any]) -> None:

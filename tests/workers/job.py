@@ -110,10 +110,14 @@ class Job:
         return report.metrics
 
     def evaluate(self, step: int = 0) -> list[EpisodeRecord]:
+        return [episode for report in self.evaluation(step) for episode in report.episodes]
+
+    def evaluation(self, step: int = 0) -> list[EnvReport]:
+        """Each env worker's."""
         served = self._rollout.call(RolloutWorker.serve, mode="eval", step=step)
         reports: list[EnvReport] = self._env.call(EnvWorker.evaluate).wait()
         served.wait()
-        return [episode for report in reports for episode in report.episodes]
+        return reports
 
     @property
     def actor(self) -> ActorWorker:

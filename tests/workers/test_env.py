@@ -9,8 +9,10 @@ import torch
 
 from embodied_rl.contracts import Trajectory
 from embodied_rl.errors import UserError
+from embodied_rl.evaluation.views import MOST
 from embodied_rl.schema import EmbodiedConfig
 from tests.workers.job import Job, easy, small
+from tests.workers.test_actor import vision
 
 
 def layout(env_workers: int, stages: int) -> tuple[str, str]:
@@ -281,6 +283,23 @@ def test_evaluation_runs_the_first_states_of_every_task_once(
         assert sorted(map(str, first)) == sorted(map(str, again)), "greedy, and no state is left over"
         trajectories, _, _ = job.roll()
         assert len(trajectories) == env_workers * stages, "training goes on after it"
+
+
+def test_the_pictures_that_all_episodes_begin_with_are_reported() -> None:
+    """Not those of the first ones alone, which may be of one task."""
+    options = (
+        "env.eval.total_num_envs=2",
+        "env.eval.episodes_per_task=6",
+        "algorithm=ppo",
+        "algorithm.rollout_epoch=4",
+    )
+    config = vision(long_episodes(*options, "rollout.pipeline_stage_num=1", "cluster.component_placement.env=0"))
+    with Job(config) as job:
+        [evaluated] = job.evaluation()
+        _, [trained], _ = job.roll()
+    for report, episodes in ((evaluated, 4 * 6), (trained, 4 * 16)):
+        assert report.views is not None
+        assert [len(thumbnails) for thumbnails in report.views.cameras.values()] == [min(episodes, MOST)]
 
 
 def test_evaluation_of_chosen_tasks() -> None:
