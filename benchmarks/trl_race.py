@@ -163,10 +163,10 @@ def trl_input(peer: Peer, steps: int) -> dict[str, Any]:
     }
 
 
-def race(rounds: int, steps: int, console: Console) -> dict[str, Any]:
-    """Every round's :class:`Measured` by variant, and TRL's versions."""
+def race(rounds: int, steps: int, console: Console, ours: Sequence[str]) -> dict[str, Any]:
+    """Every round's :class:`Measured` by variant, some of ours and all of TRL's, and TRL's versions."""
     versions: dict[str, str] = {}
-    found: dict[str, list[Measured]] = {name: [] for name in (*OURS, *TRL)}
+    found: dict[str, list[Measured]] = {name: [] for name in (*ours, *TRL)}
     for number in range(1, rounds + 1):
         for name in found:
             if name in OURS:
@@ -182,13 +182,14 @@ def race(rounds: int, steps: int, console: Console) -> dict[str, Any]:
 
 def compared(answer: dict[str, Any]) -> dict[str, float]:
     runs = {name: [Measured(**run) for run in found] for name, found in answer["variants"].items()}
-    return {f"TRL's step by that of {name}": 1 / median(ratios(runs, name)) for name in OURS}
+    return {f"TRL's step by that of {name}": 1 / median(ratios(runs, name)) for name in OURS if name in runs}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trl_race", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of few steps, rougher numbers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's numbers there")
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", choices=OURS, help="these of ours, beside all of TRL's")
     options = parser.parse_args()
     console = Console()
     console.width = max(console.width, WIDTH)  # where it is no terminal
@@ -196,7 +197,7 @@ def main() -> None:
         console.print(f"TRL is not measured: {environment.HOW_TO_MAKE}")
         return
     CACHE.mkdir(parents=True, exist_ok=True)
-    answer = race(1 if options.quick else 3, 4 if options.quick else 10, console)
+    answer = race(1 if options.quick else 3, 4 if options.quick else 10, console, options.only or list(OURS))
     found: dict[str, list[Measured]] = answer["variants"]
     console.print(summary(found))
     console.print(breakdown(found))

@@ -16,10 +16,12 @@ DROPPED = 2
 
 OVERLAPPED = "rollout.max_staleness=1"
 REPLICAS = "actor.fsdp_config.sharding_strategy=no_shard"
+TWO_OF_EACH = ("cluster.component_placement={actor:0-1,rollout:0-1}", REPLICAS)
 TWO_ACTORS = (OVERLAPPED, "cluster.component_placement={actor:0-1,rollout:0}", REPLICAS)
 OURS: Mapping[str, tuple[str, ...]] = {
     "ours": (),
-    "ours 2+2": ("cluster.component_placement={actor:0-1,rollout:0-1}", REPLICAS),
+    "ours 2+2": TWO_OF_EACH,
+    "ours 2+2 compiled": (*TWO_OF_EACH, "actor.torch_compile=true"),
     "ours async": (OVERLAPPED,),
     "ours async 2+1": TWO_ACTORS,
     "ours async 2+1 compiled": (*TWO_ACTORS, "actor.torch_compile=true"),
