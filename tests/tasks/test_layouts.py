@@ -100,6 +100,7 @@ def test_the_share_of_rollouts_that_runs_ahead(tmp_path: Path, overrides: Sequen
     assert layouts.step_shape(plan_of(small(tmp_path, "cluster=process", *overrides))).runs_ahead == share
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_fastest_that_fits_is_first(tmp_path: Path) -> None:
     """4 chunks of 4 steps. Two workers of two stages wait for envs alone: 4 x 2 x 4 + 2 s; four of one stage take
     turns: 4 x (4 + 2)."""
