@@ -209,7 +209,7 @@ class ChunkedEnv:
             if self._next_reset_state is not None:
                 final_obs += self._restart([slot for slot in block if self._done[slot]])
         if self._next_reset_state is not None:
-            self._restart(waiting)
+            self._restart(waiting)  # their last observations were `next_obs` ever since
         return ChunkResult(
             rewards=torch.from_numpy(rewards),
             terminated=torch.from_numpy(terminated),

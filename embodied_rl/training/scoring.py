@@ -199,10 +199,13 @@ class Scorer:
         count, inputs = len(batch.sample_ids), dict(batch.replay_inputs)
         if max_over_ranks(self._training.device)(torch.tensor([count == 0]).double())[0]:
             return batch
-        forward = self._policy.encoded
+
+        def forward(micro: dict[str, Tensor]) -> dict[str, Tensor]:
+            encoded = self._policy.encoded(micro)
+            return {name: tensor for name, tensor in encoded.items() if name.startswith(ENCODED)}
+
         found = forward_in_parts(inputs, count, None, forward, self._training, self._micro_batch, "encoding")
-        encoded = {name: tensor for name, tensor in found.items() if name.startswith(ENCODED)}
-        return replace(batch, replay_inputs=as_encoded(inputs, {}) | encoded)
+        return replace(batch, replay_inputs=as_encoded(inputs, {}) | found)
 
     def _forward(self, micro: dict[str, Tensor], *, own: bool, other: bool, values: bool) -> dict[str, Tensor]:
         """[n,...] each: ``logprobs`` and ``values`` under the present weights, ``reference`` log-probabilities, and

@@ -249,7 +249,7 @@ class ActorWorker(Worker):
         if any(parameter.requires_grad for parameter in self._policy.picture_parameters()):
             raise UserError(
                 f"{got} the encoders of pictures of model_type={model} are trained; set it to false, or freeze them "
-                "with model.trainable"
+                "with model.trainable; adapters leave out what model.lora.target_modules does not name"
             )
 
     def _build_reference(self, spec: PolicySpec, mesh: DeviceMesh) -> Reference:

@@ -87,12 +87,14 @@ class Job:
         first_epoch: int = 0,
         task_weights: Mapping[int, float] | None = None,
         at_random: bool = False,
+        video_dir: Path | None = None,
     ) -> tuple[list[Trajectory], list[EnvReport], list[RolloutReport]]:
         """A training rollout: trajectories in the order of epochs and env ids. The actor holds them, too."""
         where = {"step": step, "first_epoch": first_epoch}
         served = self._rollout.call(RolloutWorker.serve, mode="train", at_random=at_random, **where)
         received = self._actor.call(ActorWorker.receive, step=step)
-        reports = self._env.call(EnvWorker.interact, task_weights=task_weights, **where).wait()
+        rolled = self._env.call(EnvWorker.interact, task_weights=task_weights, video_dir=video_dir, **where)
+        reports = rolled.wait()
         rollouts = served.wait()
         received.wait()
         trajectories = sorted(self.actor._received, key=lambda t: (t.rollout_epoch, int(t.env_ids[0])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from embodied_rl.contracts import EnvObs, RolloutStart, Trajectory
 from embodied_rl.envs.chunked import ChunkedEnv
 from embodied_rl.envs.episode_queue import EpisodeQueue
+from embodied_rl.evaluation.video import VideoRecorder
 from embodied_rl.models.base import PolicyOutput
 from embodied_rl.training.replay import ReplayBuffer
 from embodied_rl.workers.trajectory import TrajectoryBuilder
@@ -179,6 +181,30 @@ def test_fewer_decisions_serve_as_many_episodes() -> None:
             rolled = [job.roll(2, first_epoch=number) for number in range(rollouts)]
         inferences.append(sum(report.inferences for _, _, reports in rolled for report in reports))
     assert inferences[0] < 0.9 * inferences[1], "nobody waits for the longest"
+
+
+def test_each_epoch_has_its_own_video_whichever_env_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group members stand beside each other, and an epoch's film is written when its last episode has ended."""
+    written: dict[str, dict[int, list[int]]] = {}
+
+    def write(recorder: VideoRecorder, path: Path, envs: object = None) -> Path:
+        written[path.name] = {env: [moment.step for moment in kept] for env, kept in recorder._moments.items()}
+        return path
+
+    monkeypatch.setattr(VideoRecorder, "write", write)
+    options = ("algorithm=ppo", GREEDY, "env.train.max_episode_steps=40", "env.train.video_cfg.save_video=true")
+    options += ("env.train.video_cfg.max_videos=2", "cluster.component_placement.env=0", "rollout.pipeline_stage_num=1")
+    found = []
+    for epochs, rollouts in ((3, 1), (1, 3)):
+        with Job(easy(small(*options, f"algorithm.rollout_epoch={epochs}"), 1.4)) as job:
+            for number in range(rollouts):
+                job.roll(2, first_epoch=number, video_dir=tmp_path)
+        found.append(dict(written))
+        written.clear()
+    assert found[0] == found[1]
+    assert sorted(found[0]) == ["epoch0_worker0_stage0.mp4", "epoch1_worker0_stage0.mp4"]
+    assert all(sorted(tiles) == list(range(16)) for tiles in found[0].values())
+    assert len({len(steps) for tiles in found[0].values() for steps in tiles.values()}) > 1
 
 
 def test_too_few_episodes_are_refused() -> None:
