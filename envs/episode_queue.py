@@ -46,6 +46,11 @@ class EpisodeQueue:
         """The initial states of the first N."""
         return self.states[: len(self._env_ids)]
 
+    @property
+    def further(self) -> EpisodeQueue | None:
+        """What an env is to ask when it has ended its first episode; None: there are no others."""
+        return self if len(self.states) > len(self._env_ids) else None
+
     def __len__(self) -> int:
         """Number of episodes."""
         return len(self.states) - self._idle

@@ -227,7 +227,7 @@ class EnvWorker(Worker):
             for stage in self._train:
                 self.context.report_progress("resetting", 0, 0)
                 queue = self._episodes(stage, step, range(self._rollout_epochs))
-                stage.ready = queue, stage.env.reset(queue.first, queue)
+                stage.ready = queue, stage.env.reset(queue.first, queue.further)
 
     def _weigh(self, task_weights: Mapping[int, float] | None) -> None:
         if task_weights is not None:
@@ -365,15 +365,18 @@ class EnvWorker(Worker):
                     continue
                 chunk = await self._answer(stage)
                 recorded, queue = stage.group_ids is not None, stage.queue
-                playing = None if queue is None else queue.playing.clone()  # before others take their place
+                several = stage.group_ids is not None and len(stage.group_ids) > 1
+                # Before others take their place.
+                playing = queue.playing.clone() if queue is not None and (several or views is not None) else None
                 with self._timer.phase("env"):
                     result = stage.env.chunk_step(chunk.actions)
                 self._env_steps += int(result.valid.sum())
                 if views is not None and queue is not None and playing is not None:
                     views += _views(result.next_obs, (queue.playing != playing).nonzero().flatten().tolist())
-                if stage.group_ids is None or len(stage.group_ids) == 1:
-                    playing = None
-                result = replace(result, episodes=playing, final_obs=result.final_obs if recorded else None)
+                if several:
+                    result = replace(result, episodes=playing)
+                elif not recorded and result.final_obs is not None:
+                    result = replace(result, final_obs=None)
                 if chunk_index + 1 == num_chunks or stage.env.all_done:
                     stage.running = False
                     valued = self._needs_values and recorded
@@ -392,7 +395,7 @@ class EnvWorker(Worker):
         if ready is not None and ready[0].states == stage.queue.states and stage.recorder is None:
             stage.queue, obs = ready
             return obs
-        return stage.env.reset(stage.queue.first, stage.queue)
+        return stage.env.reset(stage.queue.first, stage.queue.further)
 
     def _reporter(self, stages: Sequence[Stage], num_chunks: int) -> Callable[[int], None]:
         """What tells the runner how far a rollout is, given how many chunks of ``num_chunks`` are done: by episodes,

@@ -86,11 +86,15 @@ class TrajectoryBuilder:
             next_values = next_values.clone()
             next_values[torch.searchsorted(self._env_ids, result.final_obs.env_ids)] = final_values
         last.result, last.next_values = result, next_values
-        playing = self._own if result.episodes is None else result.episodes
+        if result.episodes is None:  # each env's chunks are its trajectory, from the first one to the rollout's last
+            if self._count == 1:
+                self._slot[:], self._begun[:] = self._own, 0
+            if result.last:
+                self._ended[:] = self._count - 1
+            return
+        playing = result.episodes
         fresh = self._begun[playing] < 0
         self._slot[playing[fresh]], self._begun[playing[fresh]] = self._own[fresh], self._count - 1
-        if result.episodes is None and not result.last:
-            return  # with auto-reset an end is followed by another episode of the same env, in the same trajectory
         over = result.last | (result.terminated | result.truncated).any(-1)
         self._ended[playing[over & (self._ended[playing] < 0)]] = self._count - 1
 
@@ -107,6 +111,8 @@ class TrajectoryBuilder:
         """The epochs whose episodes have all ended, each given once, in their order. To be asked when the decision on
         what followed is recorded."""
         n, found = len(self._env_ids), []
+        if self._ended[-1] < 0 and len(self._group_ids) == 1:
+            return []
         while self._built < len(self._group_ids) and bool((self._ended[self._built * n :][:n] >= 0).all()):
             found.append(self._build(self._built))
             self._built += 1

@@ -264,6 +264,8 @@ def test_a_straggler_keeps_the_tasks_together() -> None:
 def test_what_a_queue_says_of_itself() -> None:
     queue = EpisodeQueue([7, None], range(5, 7))
     assert (len(queue), queue.begun, queue.first, queue(5, 1)) == (1, 1, [7, None], None)
+    assert queue.further is None
     queue = EpisodeQueue([7, 8, 9], range(5, 7))
     assert (len(queue), queue.begun, queue.played_by(6)) == (3, 2, 1)
+    assert queue.further is queue
     assert (queue(6, 1), queue.begun, queue.played_by(6), queue(5, 1)) == (9, 3, 2, None)
