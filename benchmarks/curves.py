@@ -1,21 +1,24 @@
 """Learning curves over several seeds: success or held-out accuracy against training step and wall time.
 
-    python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short | libero_10
-        | libero_10_short
-        | runs RUN... [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [key=value ...]
+    python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short
+        | libero_spatial_dagger | libero_10 | libero_10_short
+        | runs RUN... [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [--record] [key=value ...]
+    python -m benchmarks.curves all [--seeds 0] [--output DIR] [--quick] [--record]
     python -m benchmarks.curves compare FOLDER FOLDER...
 
 Every seed is trained by the documented commands, one after another. ``curve.csv`` and ``curve.png`` show each seed, the
 mean and its 95 % interval: Student's t over the seeds. Wall time is all of it: earlier commands (the imitation that
 ``math`` starts from), start-up, training, evaluations. ``runs`` draws runs that there are; of those only training and
 evaluations are known. ``compare`` draws the means of recipes that were trained before. Further ``key=value`` go to the
-last command.
+last command. ``all`` trains every recipe that has to learn something, one after another. ``--record`` writes what was
+reached to ``benchmarks/figures.json``, of which docs/figures.md is made.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -26,6 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import figures
 from benchmarks.learning_curve import (
     METRICS,
     Curve,
@@ -41,6 +45,7 @@ from embodied_rl.monitoring.builtin import METRICS_FILE
 
 ROOT = Path(__file__).parents[1]
 TIMES_FILE = "times.json"
+ALL = "all"
 WIDTH = 110
 """Columns that the tables take."""
 EVAL_ALONE = ("runner.val_before_train=true", "runner.eval_at_end=true")
@@ -57,12 +62,20 @@ class Line:
     minutes: float | None = None
     """Wall time for either."""
 
+    def in_words(self) -> str:
+        goal = [f"{100 * self.goal:g} %"] if self.goal is not None else []
+        gain = [f"{100 * self.gain:g} points more, intervals apart"] if self.gain is not None else []
+        time = [f"within {self.minutes:g} minutes"] if self.minutes is not None else []
+        return ", ".join([*goal, *gain, *time])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How a seed is trained. ``{seed}`` and ``{folder}`` are filled in; the last command's run is drawn."""
 
     title: str
+    page: str
+    """Of docs/: what the figures mean."""
     commands: tuple[tuple[str, ...], ...]
     quick: tuple[tuple[str, ...], ...]
     """Added to each command by ``--quick``."""
@@ -77,6 +90,7 @@ _NO_VIDEO = ("env.eval.video_cfg.save_video=false",)
 RECIPES: Mapping[str, Recipe] = {
     "math": Recipe(
         title="sums of two-digit numbers: GRPO after imitation",
+        page="math.md",
         commands=(
             ("experiment=arithmetic_sft", *_MATH_SEED, "runner.eval_at_end=false"),
             ("experiment=arithmetic_grpo", *_MATH_SEED, *EVAL_ALONE),
@@ -89,24 +103,28 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "push_cube": Recipe(
         title="ManiSkill PushCube: PPO from random weights",
+        page="maniskill.md",
         commands=(("experiment=push_cube_ppo", *_SIM_SEED, *EVAL_ALONE),),
         quick=(("runner.max_steps=2", "runner.val_check_interval=1"),),
         line=Line(goal=0.9, minutes=15),
     ),
     "push_cube_grpo": Recipe(
         title="ManiSkill PushCube: GRPO from random weights",
+        page="maniskill.md",
         commands=(("experiment=push_cube_grpo", *_SIM_SEED, *EVAL_ALONE),),
         quick=(("runner.max_steps=2", "runner.val_check_interval=1"),),
         line=Line(),
     ),
     "libero_spatial": Recipe(
         title="three tasks of libero_spatial: PPO from shipped weights",
+        page="libero_training.md",
         commands=(("experiment=libero_spatial_ppo", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),),
         quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=60),
     ),
     "libero_spatial_short": Recipe(
         title="a task of libero_spatial: PPO from shipped weights",
+        page="libero_training.md",
         commands=(
             (
                 "experiment=libero_spatial_ppo",
@@ -121,14 +139,53 @@ RECIPES: Mapping[str, Recipe] = {
         quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=10),
     ),
+    "libero_spatial_dagger": Recipe(
+        title="a task of libero_spatial that the weights never saw: DAgger",
+        page="dagger.md",
+        commands=(
+            (
+                "experiment=libero_spatial_collect",
+                "env.task_ids=[0]",
+                "env.init_params.drawn_states=500",
+                "collect.skip_states=50",
+                "collect.episodes_per_task=60",
+                "collect.seed={seed}",
+                "runner.output_dir={folder}",
+                "collect.path={folder}/shown",
+            ),
+            (
+                "experiment=libero_spatial_dagger",
+                "dagger.seed={seed}",
+                "data.path={folder}/shown",
+                *_SIM_SEED,
+                *_NO_VIDEO,
+                *EVAL_ALONE,
+            ),
+        ),
+        quick=(
+            ("collect.episodes_per_task=2",),
+            (
+                "runner.max_steps=2",
+                "dagger.interval=1",
+                "dagger.rounds=1",
+                "dagger.episodes_per_task=1",
+                "env.eval.episodes_per_task=1",
+                "env.eval.total_num_envs=4",
+                "env.eval.max_episode_steps=16",
+            ),
+        ),
+        line=Line(goal=0.9, minutes=45),
+    ),
     "libero_10": Recipe(
         title="a task of libero_10: PPO from shipped weights",
+        page="libero_training.md",
         commands=(("experiment=libero_10_ppo", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),),
         quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=30),
     ),
     "libero_10_short": Recipe(
         title="python train.py task=embodied env=libero_10",
+        page="libero_training.md",
         commands=(("experiment=libero_10_short", *_SIM_SEED),),
         quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=15),
@@ -141,20 +198,21 @@ def train(recipe: Recipe, seed: int, folder: Path, extra: Sequence[str], quick: 
     if folder.exists() and any(folder.iterdir()):
         sys.exit(f"{folder}: holds runs already; choose another --output, or --plot-only to draw those")
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = []
+    seconds, cpu_seconds = [], []
     for place, command in enumerate(recipe.commands):
         words = [word.format(seed=seed, folder=folder) for word in command]
         words += [*(recipe.quick[place] if quick else ()), *(extra if place == len(recipe.commands) - 1 else ())]
         console.print(f"seed {seed}: python train.py {' '.join(words)}", highlight=False, soft_wrap=True)
-        start, log = time.perf_counter(), folder / f"command_{place}.log"
+        start, spent, log = time.perf_counter(), _cpu_seconds(), folder / f"command_{place}.log"
         with log.open("wb") as file, console.status(f"seed {seed} ..."):
             command_line = [sys.executable, "train.py", *words]
             status = subprocess.run(command_line, cwd=ROOT, stdout=file, stderr=file, check=False).returncode
         if status:
             sys.exit(f"the command failed; the end of {log}:\n{log.read_text()[-3000:]}")
         seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(_cpu_seconds() - spent)
         console.print(f"seed {seed}: took {_minutes(seconds[-1])}", highlight=False)
-    (folder / TIMES_FILE).write_text(json.dumps({"command_seconds": seconds}) + "\n")
+    (folder / TIMES_FILE).write_text(json.dumps({"command_seconds": seconds, "cpu_seconds": cpu_seconds}) + "\n")
 
 
 def trained(folder: Path, seed: int) -> Curve:
@@ -167,7 +225,7 @@ def trained(folder: Path, seed: int) -> Curve:
     if not runs or not (folder / TIMES_FILE).exists():
         sys.exit(f"{folder}: holds no finished run of seed {seed}; leave out --plot-only to make one")
     curve = read_curve(max(runs, key=lambda run: run.name), name=f"seed {seed}")
-    taken = json.loads((folder / TIMES_FILE).read_text())["command_seconds"]
+    taken = _times(folder)["command_seconds"]
     before = sum(taken) - curve.seconds[-1]
     return replace(curve, seconds=[before + seconds for seconds in curve.seconds])
 
@@ -225,7 +283,7 @@ def _minutes(seconds: float) -> str:
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.curves", description=__doc__)
     names = parser.add_subparsers(dest="name", required=True)
-    for name in (*RECIPES, "compare", "runs"):
+    for name in (*RECIPES, ALL, "compare", "runs"):
         sub = names.add_parser(name)
         sub.add_argument("--output", type=Path, metavar="DIR", help="default: .benchmarks/curves/<name>")
         if name == "runs":
@@ -234,13 +292,16 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         if name == "compare":
             sub.add_argument("recipe", type=Path, nargs="+", help="the output folders of trained recipes")
             continue
-        sub.add_argument("--seeds", default="0,1,2", help="comma-separated")
+        sub.add_argument("--seeds", default="0" if name == ALL else "0,1,2", help="comma-separated")
         sub.add_argument("--plot-only", action="store_true", help="draw the runs that are in the output folder")
         sub.add_argument("--quick", action="store_true", help="a few steps: shows that it works, judges nothing")
+        sub.add_argument("--record", action="store_true", help=f"write what was reached to {figures.RECORD.name}")
     options, extra = parser.parse_known_args(arguments)
-    fixed = options.name in ("compare", "runs")
+    fixed = options.name in (ALL, "compare", "runs")
     if wrong := [word for word in extra if "=" not in word or word.startswith("-") or fixed]:
         parser.error(f"got {' '.join(wrong)}, expected options (see --help) or key=value for the last command")
+    if getattr(options, "record", False) and (options.quick or extra):
+        parser.error("--record: got --quick or key=value beside it, expected the recipe as it is")
     return options, extra
 
 
@@ -249,37 +310,62 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     console.width = max(console.width, WIDTH)  # where it is no terminal
     output: Path = (options.output or ROOT / ".benchmarks" / "curves" / options.name).resolve()
-    output.mkdir(parents=True, exist_ok=True)
     if options.name == "compare":
+        output.mkdir(parents=True, exist_ok=True)
         compare(options.recipe, output, console)
-        return
-    line, title = Line(), ""
-    if options.name == "runs":
-        curves = [read_curve(run, name=run.resolve().name) for run in options.run]
+    elif options.name == "runs":
+        show([read_curve(run, name=run.resolve().name) for run in options.run], output, Line(), "", console)
     else:
-        line, title = RECIPES[options.name].line, RECIPES[options.name].title
-        curves = _train_seeds(options, output, extra, console)
+        names = [name for name in RECIPES if RECIPES[name].line != Line()] if options.name == ALL else [options.name]
+        folders = [output / name for name in names] if options.name == ALL else [output]
+        missed = [
+            text
+            for name, folder in zip(names, folders, strict=True)
+            for text in _reach(name, options, folder, extra, console)
+        ]
+        if missed and not options.quick:
+            sys.exit(f"missed: {'; '.join(missed)}")
+
+
+def show(curves: Sequence[Curve], output: Path, line: Line, title: str, console: Console) -> list[str]:
+    """Write and print a recipe's curves, and say what was missed."""
+    output.mkdir(parents=True, exist_ok=True)
     write_csv(output / "curve.csv", curves)
     draw(output / "curve.png", curves, title=title, goal=line.goal, minutes=line.minutes)
     table, missed = report(curves, line)
     console.print(table)
     console.print(f"{output / 'curve.csv'}\n{output / 'curve.png'}", highlight=False, soft_wrap=True)
-    if missed and not getattr(options, "quick", False):
-        sys.exit(f"missed: {'; '.join(missed)}")
+    return missed
 
 
-def _train_seeds(options: argparse.Namespace, output: Path, extra: Sequence[str], console: Console) -> list[Curve]:
+def _reach(name: str, options: argparse.Namespace, output: Path, extra: Sequence[str], console: Console) -> list[str]:
+    """Train a recipe's seeds; what they missed."""
     try:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
         sys.exit(f"--seeds: got {options.seeds!r}, expected whole numbers such as 0,1,2")
-    curves = []
+    recipe, curves = RECIPES[name], []
     for seed in seeds:
         folder = output / f"seed_{seed}"
         if not options.plot_only:
-            train(RECIPES[options.name], seed, folder, extra, options.quick, console)
+            train(recipe, seed, folder, extra, options.quick, console)
         curves.append(trained(folder, seed))
-    return curves
+    missed = show(curves, output, recipe.line, recipe.title, console)
+    if options.record:
+        cpu = [sum(_times(output / f"seed_{seed}")["cpu_seconds"]) for seed in seeds]
+        figure = figures.measured(curves, seeds, cpu, passed=not missed)
+        figures.write({**figures.read(), name: figure})
+    return [f"{name}, {text}" for text in missed]
+
+
+def _times(folder: Path) -> dict[str, list[float]]:
+    return json.loads((folder / TIMES_FILE).read_text())
+
+
+def _cpu_seconds() -> float:
+    """Of all commands so far, and of what they started."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def compare(folders: Sequence[Path], output: Path, console: Console) -> None:

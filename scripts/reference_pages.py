@@ -1,9 +1,10 @@
 """Writes what the code says into docs/: configuration.md, algorithm_keys.md, api.md, libero_suites.md,
-simulator_tasks.md (of scripts/task_speed.py's file), races.md (of benchmarks/ratios.json), and what pages were tested
-with.
+simulator_tasks.md (of scripts/task_speed.py's file), races.md (of benchmarks/ratios.json), figures.md (of
+benchmarks/figures.json), and what pages were tested with.
 
 Run it after a change of the schema, of ``config/``, of ``embodied_rl/explain/keys/``, of ``constraints/``, of a class
-that api.md lists, or after ``python -m benchmarks --record``: ``python scripts/reference_pages.py``.
+that api.md lists, of a recipe of ``benchmarks.curves``, or after ``--record`` of a benchmark:
+``python scripts/reference_pages.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figures
+from benchmarks.curves import RECIPES
 from embodied_rl.elsewhere import STATUSES, SYSTEMS, Entry, load_entries
 from embodied_rl.envs.libero.suites import INCOMPLETE, SUITES, load_suite
 from embodied_rl.explain.own import OwnKey, own_keys, task_keys
@@ -70,6 +73,19 @@ Those with RLinf and TRL need `.venv-peers` ([beside published packages](peers.m
 PufferLib `.venv-state` (the head of `benchmarks/state_race.py`), that with lerobot `.venv-lerobot`
 ([performance](performance.md#beside-lerobots-evaluation)); without them they are left out. Time to a threshold beside
 Stable-Baselines3 and CleanRL is in [Gymnasium](gymnasium.md#beside-stable-baselines3).
+"""
+FIGURES_HEAD = """# What learns, in figures
+
+Each recipe of [learning curves](curves.md), what every seed of it has to reach, and what it last reached: successes or
+right answers in %, from the first command's start to the last evaluation, with every start and evaluation. Made by
+`python scripts/reference_pages.py` from `benchmarks/figures.json`; a test keeps it current.
+
+```bash
+python -m benchmarks.curves all --record      # one seed of each that has something to reach: about three hours
+python -m benchmarks.curves libero_spatial_dagger --seeds 0,1,2 --record
+```
+
+How much faster ours is than others: [races](races.md). How long an env step takes: [tasks](simulator_tasks.md).
 """
 API_HEAD = """# API
 
@@ -188,6 +204,7 @@ def pages() -> dict[Path, str]:
         DOCS / "libero_suites.md": libero_suites(),
         DOCS / "simulator_tasks.md": simulator_tasks(),
         DOCS / "races.md": races(),
+        DOCS / "figures.md": learned(),
     }
 
 
@@ -298,6 +315,20 @@ def races() -> str:
             command = f"`python -m benchmarks.{benchmark}{' --quick' if row['quick'] else ''}`"
             cells = (what.partition(": ")[2], f"{row['ratio']:.2f}", row["date"], row["machine"], command)
             parts.append(f"| {' | '.join(cells)} |")
+    return "\n".join(parts) + "\n"
+
+
+def learned() -> str:
+    """What each recipe of the learning curves last reached."""
+    columns = ("recipe", "what learns", "every seed has to reach", "and did", "seeds", "before → after, %")
+    parts = [
+        FIGURES_HEAD,
+        f"| {' | '.join(columns)} | minutes: wall, CPU | on | of |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    found = figures.read()
+    for name, recipe in RECIPES.items():
+        parts.append(figures.row(name, recipe.page, recipe.title, recipe.line.in_words(), found.get(name)))
     return "\n".join(parts) + "\n"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from benchmarks import curves
+from benchmarks import curves, figures
 from benchmarks.curves import RECIPES, Line, parse, report, trained
 from benchmarks.learning_curve import Curve, Point, draw, points, reached, read_curve, write_csv
 
@@ -154,12 +154,14 @@ def test_further_overrides_and_wrong_words() -> None:
 
 def test_every_command_is_a_valid_configuration(tmp_path: Path) -> None:
     from embodied_rl.cli import config_of
+    from embodied_rl.schema import CollectConfig
 
     for recipe in RECIPES.values():
         for command, quick in zip(recipe.commands, recipe.quick, strict=True):
             words = [word.format(seed=1, folder=tmp_path) for word in command]
             config = config_of(*words, *quick)
-            assert config.actor.seed == 1
+            collects = isinstance(config, CollectConfig)
+            assert (config.collect.seed if collects else config.actor.seed) == 1
             assert config.runner.output_dir == str(tmp_path)
 
 
@@ -180,3 +182,62 @@ def test_recipes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "grpo: held-out accuracy" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"holds no seed_<number> folder"):
         curves.main(["compare", str(tmp_path), "--output", str(tmp_path / "out")])
+
+
+def written(folder: Path, seed: int, after: float) -> None:
+    lines = [
+        {"step": 0, "eval/success_rate": 0.1, "eval/episodes": 50.0, "eval/seconds": 10.0},
+        {"step": 2, "time/step": 100.0, "eval/success_rate": after, "eval/episodes": 50.0, "eval/seconds": 10.0},
+    ]
+    write_run(folder / f"seed_{seed}" / "run" / "2026-01-01_00-00-00", lines)
+    times = {"command_seconds": [60.0, 120.0], "cpu_seconds": [100.0, 200.0]}
+    (folder / f"seed_{seed}" / "times.json").write_text(json.dumps(times))
+
+
+@pytest.mark.parametrize(("after", "passed"), [(0.92, True), (0.88, False)])
+def test_what_was_reached_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: float, passed: bool
+) -> None:
+    monkeypatch.setattr(figures, "RECORD", tmp_path / "figures.json")
+    for seed, share in ((0, 0.94), (7, after)):
+        written(tmp_path / "out", seed, share)
+    name = "libero_spatial_dagger"
+    command = [name, "--seeds", "0,7", "--plot-only", "--record", "--output", str(tmp_path / "out")]
+    if passed:
+        curves.main(command)
+    else:
+        with pytest.raises(SystemExit, match="missed: libero_spatial_dagger, seed 7: 90 % within 45 minutes"):
+            curves.main(command)
+    figure = figures.read()[name]
+    assert figure.passed == passed
+    assert [(seed.seed, seed.before, seed.after, seed.episodes, seed.wall_s, seed.cpu_s) for seed in figure.seeds] == [
+        (0, 0.1, 0.94, 50, 180, 300),
+        (7, 0.1, after, 50, 180, 300),
+    ]
+    line = figures.row(name, "dagger.md", "a title", "90 %", figure)
+    assert (
+        f"| {'reached' if passed else '**missed**'} | 0, 7 | 10.0, 10.0 → 94.0, {100 * after:.1f} of 50 | 3, 5 |"
+        in line
+    )
+
+
+def test_a_record_is_of_the_recipe_as_it_is() -> None:
+    for wrong in (["math", "--record", "--quick"], ["math", "--record", "actor.seed=3"], ["all", "actor.seed=3"]):
+        with pytest.raises(SystemExit):
+            parse(wrong)
+
+
+def test_all_goes_on_after_a_missed_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    demanded = [name for name, recipe in RECIPES.items() if recipe.line != Line()]
+    assert 1 < len(demanded) < len(RECIPES)
+    for name in demanded:
+        written(tmp_path / name, 0, 0.3)
+    with pytest.raises(SystemExit) as told:
+        curves.main(["all", "--plot-only", "--output", str(tmp_path)])
+    assert all(f"{name}, seed 0" in str(told.value) for name in demanded)
+    assert all((tmp_path / name / "curve.png").exists() for name in demanded)
+
+
+def test_pages_of_recipes_are_there() -> None:
+    docs = Path(curves.__file__).parents[1] / "docs"
+    assert all((docs / recipe.page).exists() for recipe in RECIPES.values())
