@@ -1,7 +1,7 @@
 """Learning curves over several seeds: success or held-out accuracy against training step and wall time.
 
     python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short
-        | libero_spatial_dagger | libero_10 | libero_10_short
+        | libero_spatial_new | libero_10 | libero_10_short
         | runs RUN... [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [--record] [key=value ...]
     python -m benchmarks.curves all [--seeds 0] [--output DIR] [--quick] [--record]
     python -m benchmarks.curves compare FOLDER FOLDER...
@@ -139,24 +139,19 @@ RECIPES: Mapping[str, Recipe] = {
         quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=10),
     ),
-    "libero_spatial_dagger": Recipe(
-        title="a task of libero_spatial that the weights never saw: DAgger",
-        page="dagger.md",
+    "libero_spatial_new": Recipe(
+        title="a task of libero_spatial that the weights never saw: imitation, then PPO; 592 episodes",
+        page="libero_training.md",
         commands=(
             (
-                "experiment=libero_spatial_collect",
-                "env.task_ids=[0]",
-                "env.init_params.drawn_states=500",
-                "collect.skip_states=50",
-                "collect.episodes_per_task=60",
+                "experiment=libero_spatial_new_collect",
                 "collect.seed={seed}",
                 "runner.output_dir={folder}",
-                "collect.path={folder}/shown",
             ),
+            ("experiment=libero_spatial_new_sft", "data.seed={seed}", *_SIM_SEED, *_NO_VIDEO),
             (
-                "experiment=libero_spatial_dagger",
-                "dagger.seed={seed}",
-                "data.path={folder}/shown",
+                "experiment=libero_spatial_new_ppo",
+                "runner.init_from={folder}/libero_spatial_new_sft",
                 *_SIM_SEED,
                 *_NO_VIDEO,
                 *EVAL_ALONE,
@@ -164,15 +159,8 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         quick=(
             ("collect.episodes_per_task=2",),
-            (
-                "runner.max_steps=2",
-                "dagger.interval=1",
-                "dagger.rounds=1",
-                "dagger.episodes_per_task=1",
-                "env.eval.episodes_per_task=1",
-                "env.eval.total_num_envs=4",
-                "env.eval.max_episode_steps=16",
-            ),
+            ("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.eval.max_episode_steps=16"),
+            ("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),
         ),
         line=Line(goal=0.9, minutes=45),
     ),

@@ -82,7 +82,7 @@ right answers in %, from the first command's start to the last evaluation, with 
 
 ```bash
 python -m benchmarks.curves all --record      # one seed of each that has something to reach: about three hours
-python -m benchmarks.curves libero_spatial_dagger --seeds 0,1,2 --record
+python -m benchmarks.curves libero_spatial_new --seeds 0,1,2 --record
 ```
 
 How much faster ours is than others: [races](races.md). How long an env step takes: [tasks](simulator_tasks.md).

@@ -201,12 +201,12 @@ def test_what_was_reached_is_recorded(
     monkeypatch.setattr(figures, "RECORD", tmp_path / "figures.json")
     for seed, share in ((0, 0.94), (7, after)):
         written(tmp_path / "out", seed, share)
-    name = "libero_spatial_dagger"
+    name = "libero_spatial_new"
     command = [name, "--seeds", "0,7", "--plot-only", "--record", "--output", str(tmp_path / "out")]
     if passed:
         curves.main(command)
     else:
-        with pytest.raises(SystemExit, match="missed: libero_spatial_dagger, seed 7: 90 % within 45 minutes"):
+        with pytest.raises(SystemExit, match="missed: libero_spatial_new, seed 7: 90 % within 45 minutes"):
             curves.main(command)
     figure = figures.read()[name]
     assert figure.passed == passed
@@ -214,7 +214,7 @@ def test_what_was_reached_is_recorded(
         (0, 0.1, 0.94, 50, 180, 300),
         (7, 0.1, after, 50, 180, 300),
     ]
-    line = figures.row(name, "dagger.md", "a title", "90 %", figure)
+    line = figures.row(name, "libero_training.md", "a title", "90 %", figure)
     assert (
         f"| {'reached' if passed else '**missed**'} | 0, 7 | 10.0, 10.0 → 94.0, {100 * after:.1f} of 50 | 3, 5 |"
         in line
