@@ -320,6 +320,29 @@ def test_a_folder_keeps_to_its_settings(tmp_path: Path) -> None:
         config(tmp_path, "collect.noise=0.3")
 
 
+@pytest.mark.parametrize("key", ["runner.init_from", "collect.teacher"])
+def test_a_folder_keeps_to_the_checkpoint_of_a_run_that_goes_on(tmp_path: Path, key: str) -> None:
+    run, small = tmp_path / "runs", [*DUMMY, "model=mlp", "cluster=serial", "runner.val_check_interval=-1"]
+    train = [
+        *small,
+        "runner.save_interval=1",
+        f"runner.output_dir={run}",
+        "runner.experiment_name=a",
+        "env.eval.video_cfg.save_video=false",
+    ]
+    launch.run(config_of(*train, "runner.max_steps=1"))
+    given = [f"{key}={run / 'a'}", "model=mlp", *(["collect.policy=model"] if key == "runner.init_from" else [])]
+    given += ["collect.max_episode_steps=10", "collect.max_attempts=1", "collect.keep_failures=true"]
+    launch.run(config(tmp_path, *given))
+    [first] = run.glob("a/*/checkpoints/global_step_1")
+    config(tmp_path, *given, "collect.episodes_per_task=5")
+    launch.run(config_of(*train, "runner.max_steps=2", "runner.resume_dir=auto"))
+    with pytest.raises(ConfigError, match=rf"other settings: {key} was {first}, now .*global_step_2. Set them as"):
+        config(tmp_path, *given, "collect.episodes_per_task=5")
+    launch.run(config(tmp_path, *given[1:], f"{key}={first}", "collect.episodes_per_task=5"))
+    assert Demonstrations(tmp_path / "data", chunk=4, successes_only=False).num_episodes == 4 * 5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowParams:
     pace: float = 0.5

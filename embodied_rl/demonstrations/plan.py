@@ -18,12 +18,15 @@ import yaml
 from embodied_rl.envs.base import params_of_episodes
 from embodied_rl.envs.reset_states import after_evaluation
 from embodied_rl.errors import UserError
+from embodied_rl.files import parse_json
 from embodied_rl.params import at
 from embodied_rl.schema import CollectConfig, CollectSection, EnvConfig, PlaySection
 from embodied_rl.seeding import generator
 
 CONFIG: Final = "meta/collection.yaml"
 """The configuration that the data set's episodes were played with."""
+WEIGHTS: Final = "meta/weights.json"
+"""Key -> checkpoint that it meant when the data set's first episodes were played: a run's folder gets newer ones."""
 _PARAMS: Final = "env.init_params"
 _DECISIVE: Final = (
     "env.env_type",
@@ -200,8 +203,12 @@ def other_params(played: Mapping[str, Any], env: EnvConfig) -> dict[str, tuple[A
     return {key: (was.get(key), now.get(key)) for key in {**was, **now} if was.get(key) != now.get(key)}
 
 
-def conflicts(config: CollectConfig) -> Iterator[str]:
-    """Reasons, a message each, why the collection cannot go to ``collect.path``: other settings made what is there."""
+def conflicts(config: CollectConfig, weights: Mapping[str, str]) -> Iterator[str]:
+    """Reasons, a message each, why the collection cannot go to ``collect.path``: other settings made what is there.
+
+    Args:
+        weights: key -> checkpoint that it means now, of those that play.
+    """
     root = Path(config.collect.path)
     if not root.exists():
         return
@@ -215,7 +222,8 @@ def conflicts(config: CollectConfig) -> Iterator[str]:
         return
     try:
         before = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        played = parse_json((root / WEIGHTS).read_text()) if (root / WEIGHTS).is_file() else {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
         yield f"collect.path: {path} cannot be read ({error}); give another folder"
         return
     now = yaml.safe_load(yaml.safe_dump(asdict(config)))
@@ -229,9 +237,9 @@ def conflicts(config: CollectConfig) -> Iterator[str]:
         decisive += ["model", "runner.init_from"]
     if collect.learner_plays or not collect.scripted:
         decisive.append("collect.temperature")
-    was = {key: _EARLIER.get(key) if (value := at(before, key)) is None else value for key in decisive}
-    wanted = {key: at(now, key) for key in decisive}
-    differing = [key for key in decisive if was[key] != wanted[key]]
+    was = {key: _EARLIER.get(key) if (value := at(before, key)) is None else value for key in decisive} | played
+    wanted = {key: at(now, key) for key in decisive} | {key: weights.get(key) for key in played}
+    differing = [key for key in was if was[key] != wanted[key]]
     if _PARAMS in differing and not other_params(before, config.env):
         differing.remove(_PARAMS)
     if differing:

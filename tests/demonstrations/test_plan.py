@@ -127,6 +127,6 @@ def test_what_changes_no_episode_may_differ(tmp_path: Path, now: dict[str, objec
     (tmp_path / CONFIG).parent.mkdir()
     (tmp_path / CONFIG).write_text(yaml.safe_dump(asdict(config)))
     env = replace(config.env, init_params={**config.env.init_params, **now})
-    found = list(conflicts(replace(config, env=env)))
+    found = list(conflicts(replace(config, env=env), {}))
     assert len(found) == (reason is not None)
     assert all(reason in problem for problem in found if reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,21 @@ def collect_problems(c: CollectConfig, placement: Placement | None) -> Iterator[
         )
     if c.runner.only_eval:
         yield "runner.only_eval: got true, but task=collect evaluates nothing; use task=embodied"
-    yield from conflicts(c)
+    yield from conflicts(c, checkpoints_that_play(c))
+
+
+def checkpoints_that_play(c: CollectConfig) -> dict[str, str]:
+    """Key -> checkpoint that it means now; without those that mean none, which other rules tell."""
+    keys = {
+        "runner.init_from": c.runner.init_from if c.collect.learner_plays else None,
+        "collect.teacher": c.collect.teacher,
+    }
+    found = {}
+    for key, path in keys.items():
+        with contextlib.suppress(CheckpointError):
+            if path is not None and (checkpoint := resolve(path, Path(path), key=key)) is not None:
+                found[key] = str(checkpoint.resolve())
+    return found
 
 
 def player_problems(env: EnvConfig, section: PlaySection) -> Iterator[str]:

@@ -14,12 +14,13 @@ import yaml
 from embodied_rl.contracts import EpisodeRecord
 from embodied_rl.demonstrations.collection import Collection
 from embodied_rl.demonstrations.lerobot.episode import count_staged, staged
-from embodied_rl.demonstrations.plan import CONFIG, Job, evaluated_too, plan
+from embodied_rl.demonstrations.plan import CONFIG, WEIGHTS, Job, evaluated_too, plan
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import SuccessReport, success_table
-from embodied_rl.files import locked, write_text
+from embodied_rl.files import locked, write_json, write_text
 from embodied_rl.runtime.worker import Backend, WorkerGroup
 from embodied_rl.schema import CollectConfig
+from embodied_rl.tasks.collect.rules import checkpoints_that_play
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.collector import CollectSpaces, CollectWorker
 
@@ -63,6 +64,8 @@ class CollectRunner:
                 raise UserError(
                     f"collect.path: another run is collecting to {self.root}; wait for it, or give another folder"
                 ) from None
+            if not (self.root / WEIGHTS).exists():
+                write_json(self.root / WEIGHTS, checkpoints_that_play(self.config))
             write_text(self.root / CONFIG, yaml.safe_dump(asdict(self.config), sort_keys=False))
             before = self.collection
             jobs = plan(self.spaces.tasks, self.config.collect, before.outcomes(), played=before.states())
