@@ -340,8 +340,10 @@ def _reach(name: str, options: argparse.Namespace, output: Path, extra: Sequence
         curves.append(trained(folder, seed))
     missed = show(curves, output, recipe.line, recipe.title, console)
     if options.record:
-        cpu = [sum(_times(output / f"seed_{seed}")["cpu_seconds"]) for seed in seeds]
-        figure = figures.measured(curves, seeds, cpu, passed=not missed)
+        spent = [_times(output / f"seed_{seed}").get("cpu_seconds") for seed in seeds]
+        if None in spent:
+            sys.exit(f"{output}: an earlier version trained it, which noted no CPU time; train it anew to record it")
+        figure = figures.measured(curves, seeds, [sum(cpu or ()) for cpu in spent], passed=not missed)
         figures.write({**figures.read(), name: figure})
     return [f"{name}, {text}" for text in missed]
 

@@ -221,6 +221,15 @@ def test_what_was_reached_is_recorded(
     )
 
 
+def test_a_record_needs_the_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "RECORD", tmp_path / "figures.json")
+    written(tmp_path, 0, 0.94)
+    (tmp_path / "seed_0" / "times.json").write_text('{"command_seconds": [60.0]}')
+    with pytest.raises(SystemExit, match="noted no CPU time"):
+        curves.main(["libero_spatial_new", "--seeds", "0", "--plot-only", "--record", "--output", str(tmp_path)])
+    assert figures.read() == {}
+
+
 def test_a_record_is_of_the_recipe_as_it_is() -> None:
     for wrong in (["math", "--record", "--quick"], ["math", "--record", "actor.seed=3"], ["all", "actor.seed=3"]):
         with pytest.raises(SystemExit):
