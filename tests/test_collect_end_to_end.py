@@ -339,7 +339,9 @@ def test_a_folder_keeps_to_the_checkpoint_of_a_run_that_goes_on(tmp_path: Path, 
     launch.run(config_of(*train, "runner.max_steps=2", "runner.resume_dir=auto"))
     with pytest.raises(ConfigError, match=rf"other settings: {key} was {first}, now .*global_step_2. Set them as"):
         config(tmp_path, *given, "collect.episodes_per_task=5")
-    launch.run(config(tmp_path, *given[1:], f"{key}={first}", "collect.episodes_per_task=5"))
+    [folder] = run.glob("a/*")
+    moved = folder.rename(tmp_path / "moved") / first.relative_to(folder)
+    launch.run(config(tmp_path, *given[1:], f"{key}={moved}", "collect.episodes_per_task=5"))
     assert Demonstrations(tmp_path / "data", chunk=4, successes_only=False).num_episodes == 4 * 5
 
 

@@ -26,7 +26,7 @@ from embodied_rl.seeding import generator
 CONFIG: Final = "meta/collection.yaml"
 """The configuration that the data set's episodes were played with."""
 WEIGHTS: Final = "meta/weights.json"
-"""Key -> checkpoint that it meant when the data set's first episodes were played: a run's folder gets newer ones."""
+"""Key -> :class:`Played`, as JSON, of the data set's first episodes: a run's folder gets newer checkpoints."""
 _PARAMS: Final = "env.init_params"
 _DECISIVE: Final = (
     "env.env_type",
@@ -50,6 +50,15 @@ _EARLIER: Final[Mapping[str, Any]] = {"collect.expert_params": {}}
 
 Key = tuple[int, int, int]
 """(task, demonstration, attempt)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A checkpoint that plays."""
+
+    checkpoint: str
+    sha256: str
+    """Of its state file, which has the checksums of the others: a run that has moved still has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +212,7 @@ def other_params(played: Mapping[str, Any], env: EnvConfig) -> dict[str, tuple[A
     return {key: (was.get(key), now.get(key)) for key in {**was, **now} if was.get(key) != now.get(key)}
 
 
-def conflicts(config: CollectConfig, weights: Mapping[str, str]) -> Iterator[str]:
+def conflicts(config: CollectConfig, weights: Mapping[str, Played]) -> Iterator[str]:
     """Reasons, a message each, why the collection cannot go to ``collect.path``: other settings made what is there.
 
     Args:
@@ -222,8 +231,9 @@ def conflicts(config: CollectConfig, weights: Mapping[str, str]) -> Iterator[str
         return
     try:
         before = yaml.safe_load(path.read_text())
-        played = parse_json((root / WEIGHTS).read_text()) if (root / WEIGHTS).is_file() else {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        first = parse_json((root / WEIGHTS).read_text()) if (root / WEIGHTS).is_file() else {}
+        played = {key: Played(**of) for key, of in first.items()}
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         yield f"collect.path: {path} cannot be read ({error}); give another folder"
         return
     now = yaml.safe_load(yaml.safe_dump(asdict(config)))
@@ -237,8 +247,12 @@ def conflicts(config: CollectConfig, weights: Mapping[str, str]) -> Iterator[str
         decisive += ["model", "runner.init_from"]
     if collect.learner_plays or not collect.scripted:
         decisive.append("collect.temperature")
-    was = {key: _EARLIER.get(key) if (value := at(before, key)) is None else value for key in decisive} | played
-    wanted = {key: at(now, key) for key in decisive} | {key: weights.get(key) for key in played}
+    was = {key: _EARLIER.get(key) if (value := at(before, key)) is None else value for key in decisive}
+    wanted = {key: at(now, key) for key in decisive}
+    for key, then in played.items():
+        given = weights.get(key)
+        same = given is not None and given.sha256 == then.sha256
+        was[key], wanted[key] = then.checkpoint, then.checkpoint if same else given and given.checkpoint
     differing = [key for key in was if was[key] != wanted[key]]
     if _PARAMS in differing and not other_params(before, config.env):
         differing.remove(_PARAMS)

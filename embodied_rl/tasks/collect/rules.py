@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from embodied_rl.checkpoints.store import resolve
+from embodied_rl.checkpoints.store import STATE_FILE, resolve
 from embodied_rl.demonstrations.expert import expert_class, expert_options
-from embodied_rl.demonstrations.plan import conflicts, section_name, takeover_problems
+from embodied_rl.demonstrations.plan import Played, conflicts, section_name, takeover_problems
 from embodied_rl.errors import CheckpointError, ConfigError, UserError
 from embodied_rl.runtime.placement import Placement
 from embodied_rl.schema import CollectConfig, EnvConfig, PlaySection
@@ -42,17 +43,15 @@ def collect_problems(c: CollectConfig, placement: Placement | None) -> Iterator[
     yield from conflicts(c, checkpoints_that_play(c))
 
 
-def checkpoints_that_play(c: CollectConfig) -> dict[str, str]:
-    """Key -> checkpoint that it means now; without those that mean none, which other rules tell."""
-    keys = {
-        "runner.init_from": c.runner.init_from if c.collect.learner_plays else None,
-        "collect.teacher": c.collect.teacher,
-    }
+def checkpoints_that_play(c: CollectConfig) -> dict[str, Played]:
+    """By the key that means each now; without those that mean none, which other rules tell."""
+    learner = c.runner.init_from if c.collect.learner_plays else None
     found = {}
-    for key, path in keys.items():
+    for key, path in (("runner.init_from", learner), ("collect.teacher", c.collect.teacher)):
         with contextlib.suppress(CheckpointError):
             if path is not None and (checkpoint := resolve(path, Path(path), key=key)) is not None:
-                found[key] = str(checkpoint.resolve())
+                state = (checkpoint / STATE_FILE).read_bytes()
+                found[key] = Played(checkpoint=str(checkpoint.resolve()), sha256=hashlib.sha256(state).hexdigest())
     return found
 
 

@@ -65,7 +65,8 @@ class CollectRunner:
                     f"collect.path: another run is collecting to {self.root}; wait for it, or give another folder"
                 ) from None
             if not (self.root / WEIGHTS).exists():
-                write_json(self.root / WEIGHTS, checkpoints_that_play(self.config))
+                playing = checkpoints_that_play(self.config)
+                write_json(self.root / WEIGHTS, {key: asdict(played) for key, played in playing.items()})
             write_text(self.root / CONFIG, yaml.safe_dump(asdict(self.config), sort_keys=False))
             before = self.collection
             jobs = plan(self.spaces.tasks, self.config.collect, before.outcomes(), played=before.states())
