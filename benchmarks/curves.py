@@ -140,7 +140,7 @@ RECIPES: Mapping[str, Recipe] = {
         line=Line(gain=0.15, minutes=10),
     ),
     "libero_spatial_new": Recipe(
-        title="a task of libero_spatial that the weights never saw: imitation, then PPO; 592 episodes",
+        title="a task of libero_spatial that the weights never saw: imitation, then PPO; 580 episodes",
         page="libero_training.md",
         commands=(
             (
