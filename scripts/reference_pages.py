@@ -77,8 +77,8 @@ Stable-Baselines3 and CleanRL is in [Gymnasium](gymnasium.md#beside-stable-basel
 FIGURES_HEAD = """# What learns, in figures
 
 Each recipe of [learning curves](curves.md), what every seed of it has to reach, and what it last reached: successes or
-right answers in % at the first and the last evaluation of its last command; minutes are those of all its commands. Made by
-`python scripts/reference_pages.py` from `benchmarks/figures.json`; a test keeps it current.
+right answers in % at the first and the last evaluation of its last command; minutes are those of all its commands.
+Made by `python scripts/reference_pages.py` from `benchmarks/figures.json`; a test keeps it current.
 
 ```bash
 python -m benchmarks.curves all --record      # one seed of each that has something to reach: about three hours
