@@ -131,8 +131,8 @@ class PlaySection(Section):
     """Standard deviation of the noise on the executed actions. The recorded action is the one without noise, so the
     data show the way back from where it leads (DART, arXiv:1703.09327). 0: off."""
     noise_correlation: Annotated[float, Field(ge=0, lt=1)]
-    """Correlation of the noise from one control step to the next; 0: white. Noise that lasts teaches chunks to correct too
-    far, since the expert's answers to noise yet to come are recorded."""
+    """Correlation of the noise from one control step to the next; 0: white. Noise that lasts teaches chunks to correct
+    too far, since the expert's answers to noise yet to come are recorded."""
     expert_noise: bool
     """Let the expert vary its motions by itself, where it does no harm; these actions are recorded as executed."""
     temperature: NonNegativeFloat
