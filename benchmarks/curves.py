@@ -140,7 +140,7 @@ RECIPES: Mapping[str, Recipe] = {
         line=Line(gain=0.15, minutes=10),
     ),
     "libero_spatial_new": Recipe(
-        title="a task of libero_spatial that the weights never saw: imitation, then PPO; 520 episodes",
+        title="a task of libero_spatial that the weights never saw: 200 demonstrations",
         page="libero_training.md",
         commands=(
             (
@@ -148,19 +148,11 @@ RECIPES: Mapping[str, Recipe] = {
                 "collect.seed={seed}",
                 "runner.output_dir={folder}",
             ),
-            ("experiment=libero_spatial_new_sft", "data.seed={seed}", *_SIM_SEED, *_NO_VIDEO),
-            (
-                "experiment=libero_spatial_new_ppo",
-                "runner.init_from={folder}/libero_spatial_new_sft",
-                *_SIM_SEED,
-                *_NO_VIDEO,
-                *EVAL_ALONE,
-            ),
+            ("experiment=libero_spatial_new_sft", "data.seed={seed}", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),
         ),
         quick=(
             ("collect.episodes_per_task=2",),
             ("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.eval.max_episode_steps=16"),
-            ("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.train.max_episode_steps=16"),
         ),
         line=Line(goal=0.9, minutes=45),
     ),
