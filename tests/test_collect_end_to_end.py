@@ -320,6 +320,21 @@ def test_a_folder_keeps_to_its_settings(tmp_path: Path) -> None:
         config(tmp_path, "collect.noise=0.3")
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_how_long_noise_lasts_decides_where_there_is_some(tmp_path: Path, noise: float) -> None:
+    """A collection that was begun with another default goes on."""
+    launch.run(config(tmp_path, f"collect.noise={noise}"))
+    [settings] = tmp_path.rglob("meta/collection.yaml")
+    settings.write_text(settings.read_text().replace("noise_correlation: 0.0", "noise_correlation: 0.8"))
+    assert "noise_correlation: 0.8" in settings.read_text()
+    more = [f"collect.noise={noise}", "collect.episodes_per_task=5"]
+    if noise:
+        with pytest.raises(ConfigError, match=r"collect.noise_correlation was 0.8, now 0.0"):
+            config(tmp_path, *more)
+        more.append("collect.noise_correlation=0.8")
+    launch.run(config(tmp_path, *more))
+
+
 @pytest.mark.parametrize("key", ["runner.init_from", "collect.teacher"])
 def test_a_folder_keeps_to_the_checkpoint_of_a_run_that_goes_on(tmp_path: Path, key: str) -> None:
     run, small = tmp_path / "runs", [*DUMMY, "model=mlp", "cluster=serial", "runner.val_check_interval=-1"]

@@ -40,7 +40,6 @@ _DECISIVE: Final = (
     "collect.skip_states",
     "collect.seed",
     "collect.noise",
-    "collect.noise_correlation",
     "collect.image_format",
 )
 """Keys (or sections) that an episode depends on, whoever plays."""
@@ -241,6 +240,8 @@ def conflicts(config: CollectConfig, weights: Mapping[str, Played]) -> Iterator[
     decisive: list[str] = [*_DECISIVE]
     if collect.scripted:
         decisive += ["collect.expert", "collect.expert_params", "collect.expert_noise"]
+    if collect.noise:
+        decisive.append("collect.noise_correlation")
     if "success_return" in config.env.init_params:
         decisive.append("env.use_rel_reward")
     if collect.learner_plays:
