@@ -418,9 +418,9 @@ class ProcessBackend:
 
     def _show_stack(self, process: _Process) -> None:
         if not process.ready:  # the signal would end it
-            print(f"--- {process.name} is starting ---", file=sys.stderr, flush=True)
+            signals.say(f"--- {process.name} is starting ---\n")
             return
-        print(f"--- stack of {process.name} ---", file=sys.stderr, flush=True)
+        signals.say(f"--- stack of {process.name} ---\n")
         process.process.show_stack()
         time.sleep(0.2)  # so that stacks do not interleave
 

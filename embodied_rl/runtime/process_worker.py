@@ -93,7 +93,7 @@ def main(context: WorkerContext, pickled: bytes, pipe: Connection, parent_pid: i
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     signals.unblock()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signals.show_stacks_on_request()
     # For what is imported from here on.
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(context.num_threads)))
     # Where workers share cores, a thread that spins until its siblings are done takes the core that they need.

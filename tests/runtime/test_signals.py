@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -100,3 +102,62 @@ def test_a_process_whose_parent_is_dead_already_ends() -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert os.getppid() != 1 << 22
+
+
+BUSY = """
+import os, sys, threading
+from embodied_rl.runtime import signals
+
+def dive(depth):
+    return depth and 1 + dive(depth - 1)
+
+def work():
+    while True:
+        dive(400)
+
+def spawn():
+    while True:
+        threads = [threading.Thread(target=dive, args=(300,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+def wait():
+    print("ready", flush=True)
+    held.acquire(timeout=2)
+
+held = threading.Lock()
+held.acquire()
+for target in (work, work, spawn):
+    threading.Thread(target=target, name=f"one to {target.__name__}", daemon=True).start()
+if sys.argv[1] == "driver":
+    with signals.stacks_on_request(lambda: signals.say("the others\\\\n")):
+        wait()
+else:
+    signals.show_stacks_on_request()
+    wait()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("process", ["driver", "worker"])
+def test_a_request_for_stacks_ends_no_process(process: str) -> None:
+    """Its threads start, dive and end while their stacks are read, and its main thread waits for a lock."""
+    command = [sys.executable, "-c", BUSY, process]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None and asked.stdout.readline() == "ready\n"
+
+        def ask() -> None:
+            while asked.poll() is None:
+                asked.send_signal(signal.SIGUSR1)
+                time.sleep(0.01)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        _, shown = asked.communicate()
+        asking.join()
+    assert asked.returncode == 0
+    assert re.search(r'Stack \(most recent call first\):\n  File "<string>", line \d+ in wait\n', shown)
+    assert re.search(r"Thread one to work \(most recent call last\):\n  File[\s\S]*, in work\n", shown)
+    assert ("the others" in shown) == (process == "driver")
