@@ -25,12 +25,12 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from embodied_rl.checkpoints.resume import DAMAGED, config_of_checkpoint, read_config
 from embodied_rl.checkpoints.store import find_checkpoint
 from embodied_rl.config import CONFIG_MODULE, GROUPS
-from embodied_rl.errors import CheckpointError, ConfigError, UserError, first_line, suggestion
+from embodied_rl.errors import CheckpointError, ConfigError, UserError, first_line, listed, suggestion
 from embodied_rl.models.weights.shipped import register_resolvers
 from embodied_rl.params import argument, at, unknown_key
 from embodied_rl.runtime.placement import separate_overrides
@@ -76,6 +76,9 @@ RECIPES: Final = {"libero_10": "libero_10_short"}
 trained: see :func:`with_recipe`."""
 _OWN_GROUPS: Final = ("experiment", "model", "algorithm", "data", "eval_env", "env@eval_env")
 _OWN_KEYS: Final = ("env.task_ids", "env.init_params", "model.")
+
+_BASES: Final = {"env": "base/common@_here_", "algorithm": "base"}
+"""Group -> the file that its files begin with."""
 
 _turn: Final = threading.RLock()
 
@@ -161,13 +164,13 @@ def checked(arguments: Sequence[str]) -> Config:
     except yaml.YAMLError as error:
         raise UserError(f"a configuration file is no YAML: {error}") from error
     except ConfigError as error:
-        raise ConfigError(_with_origins(error.problems, arguments)) from None
+        raise ConfigError(_with_origins(_of_own_files(error.problems, arguments), arguments)) from None
     except (HydraException, ValueError) as error:  # the latter where a group is null
         if isinstance(error, UserError):
             raise
         check_grammar([text for text in _own_folders(understood(arguments))[0] if not text.startswith("-")])
         if problems := _problems(understood(arguments)):
-            raise ConfigError(problems) from None
+            raise ConfigError(_of_own_files(problems, arguments)) from None
         if isinstance(error, HydraException):
             raise UserError(str(error)) from error
         raise
@@ -226,16 +229,21 @@ def origins(arguments: Sequence[str]) -> Origins:
     given, folders = _own_folders(understood(arguments))
     set_here = [o for o in _parse(given) if "." in o.key_or_group and "@" not in o.key_or_group]
     with hydra_of_our_own():
-        loader = GlobalHydra.instance().config_loader()
-        listed = loader.compute_defaults_list("train", [*given, *folders], RunMode.RUN)
+        used = _used(given, folders)
         composed = compose("train", overrides=[*given, *folders])
-        used = [item for item in listed.defaults if item.config_path and not item.config_path.startswith("hydra/")]
         found: dict[str, str] = {}
         for item in used:
             found |= dict.fromkeys(_keys_of(item, folders), str(item.config_path))
     found |= dict.fromkeys((o.key_or_group for o in set_here), COMMAND_LINE)
     known = {key: found[key] for key in _all_keys(composed) if key in found}
     return Origins(files=tuple(str(item.config_path) for item in used), keys=known)
+
+
+def _used(given: Sequence[str], folders: Sequence[str]) -> list[ResultDefault]:
+    """The files of a command line's configuration, Hydra's own left out; within :func:`hydra_of_our_own`."""
+    loader = GlobalHydra.instance().config_loader()
+    items = loader.compute_defaults_list("train", [*given, *folders], RunMode.RUN).defaults
+    return [item for item in items if item.config_path and not item.config_path.startswith("hydra/")]
 
 
 def _with_origins(problems: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
@@ -250,11 +258,45 @@ def _with_origins(problems: Sequence[str], arguments: Sequence[str]) -> Iterator
         )
 
 
+def _of_own_files(problems: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """One problem for a file of the user's own that lacks a line by which others become part of the configuration,
+    instead of what follows from that."""
+    rest = list(problems)
+    given, folders = _own_folders(understood(arguments))
+    names: list[str] = []
+    if folders:
+        with hydra_of_our_own(), contextlib.suppress(HydraException):  # a file that does not exist is in the problems
+            names = [str(item.config_path) for item in _used(given, folders)]
+    for name in names:
+        group = name.partition("/")[0]
+        path = _file_of(name, _folders_of(folders))
+        if path is None or group == name:
+            continue
+        text = path.read_text()
+        missing = [p.partition(":")[0] for p in rest if re.match(rf"{group}\.[\w.]+: missing;", p)]
+        nested = [p for p in rest if re.match(rf"({group}\.)?{group}: no such key", p)]
+        if nested and not re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE):
+            rest = [p for p in rest if p not in nested and p.partition(":")[0] not in missing]
+            rest.append(f"{path}: its keys are taken for {group}'s; put this line first: # @package _global_")
+        elif len(missing) > 1 and group in _BASES and not re.search(r"^defaults:", text, re.MULTILINE):
+            rest = [p for p in rest if p.partition(":")[0] not in missing]
+            begin = f"defaults: [{_BASES[group]}, _self_]"
+            rest.append(f"{path}: lacks {listed(missing)}; to have the group's defaults, begin with {begin}")
+    return rest
+
+
+def _folders_of(folders: Sequence[str]) -> list[Path]:
+    """Of the override that :func:`_own_folders` makes."""
+    return [Path(folder.removeprefix("file://")) for text in folders for folder in json.loads(text.partition("=")[2])]
+
+
+def _file_of(name: str, roots: Sequence[Path]) -> Path | None:
+    return next((file for root in roots if (file := root / f"{name}.yaml").is_file()), None)
+
+
 def _keys_of(item: ResultDefault, folders: Sequence[str]) -> list[str]:
     """The dotted keys that a file of the defaults list sets."""
-    roots = [Path(__file__).parent / "config"]
-    roots += [Path(folder) for text in folders for folder in json.loads(text.partition("=")[2].replace("file://", ""))]
-    path = next((file for root in roots if (file := root / f"{item.config_path}.yaml").is_file()), None)
+    path = _file_of(str(item.config_path), [Path(__file__).parent / "config", *_folders_of(folders)])
     if path is None:  # a file of a plugin package
         return []
     content = OmegaConf.load(path)
@@ -283,6 +325,9 @@ def _plain(composed: DictConfig) -> Any:
         return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError([f"{error.full_key}: missing; set it with {error.full_key}=..."]) from None
+    except InterpolationKeyError as error:
+        lacking = first_line(error).split("'")[1]
+        raise ConfigError([f"{error.full_key}: is made of {lacking}, which is set nowhere"]) from None
     except OmegaConfBaseException as error:
         raise ConfigError([f"{getattr(error, 'full_key', None) or 'configuration'}: {first_line(error)}"]) from None
 
@@ -395,7 +440,7 @@ def _problems(arguments: Sequence[str]) -> list[str]:
                 elif isinstance(value, str) and value not in options:
                     problems.append(
                         f"{group}={value}: no such choice, expected one of {', '.join(options)}."
-                        f"{suggestion(value, options) or _hint(group, value)}"
+                        f"{suggestion(value, options)}{_hint(group, value)}"
                     )
             if problems:
                 return problems

@@ -132,7 +132,7 @@ def test_no_number_is_not_a_number() -> None:
         ("runner.max_steps=[1", "'runner.max_steps=[1': cannot be read as key=value"),
         ("runner.max_steps=1=2", "'runner.max_steps=1=2': cannot be read as key=value"),
         ("a b", "'a b': expected group=choice or key=value"),
-        ("runner.max_steps=${foo}", "runner.max_steps: Interpolation key 'foo' not found"),
+        ("runner.max_steps=${foo}", "runner.max_steps: is made of foo, which is set nowhere"),
         ("runner.task_type=[]", "runner.task_type: got [], expected one of"),
         ("model.model_type=[]", "model.model_type: got [] (list)"),
         ("algorithm.group_size=1000000000", "algorithm.group_size: got 1000000000"),
@@ -169,6 +169,66 @@ def test_a_presets_option_that_another_simulator_lacks(given: list[str], key: st
         checked(given)
     with pytest.raises(ConfigError, match=r"env\.init_params\.xyz: no such key"):
         checked([*given, "++env.init_params.xyz=1"])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "given", "problem"),
+    [
+        (
+            "experiment/mine",
+            "runner: {max_steps: 5}",
+            ["experiment=mine"],
+            "its keys are taken for experiment's; put this line first: # @package _global_",
+        ),
+        (
+            "model/mine",
+            "model: {model_type: cnn}",
+            ["env=gymnasium", "model=mine"],
+            "its keys are taken for model's; put this line first: # @package _global_",
+        ),
+        (
+            "env/mine",
+            "{name: mine, env_type: gymnasium, init_params: {id: Pendulum-v1}}",
+            ["env=mine"],
+            "lacks env.seed, env.task_ids, env.use_rel_reward, env.reward_coef, env.max_restarts, env.worker_timeout "
+            "and 3 more; to have the group's defaults, begin with defaults: [base/common@_here_, _self_]",
+        ),
+        (
+            "algorithm/mine",
+            "{adv_type: grpo}",
+            ["env=dummy", "algorithm=mine"],
+            "more; to have the group's defaults, begin with defaults: [base, _self_]",
+        ),
+    ],
+)
+def test_a_file_of_ones_own_that_lacks_its_first_line(
+    tmp_path: Path, file: str, text: str, given: list[str], problem: str
+) -> None:
+    """Each key that is missing for want of it would be named instead, and the file never."""
+    path = tmp_path / f"{file}.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        checked([f"--config-dir={tmp_path}", *given, "runner.foo=1"])
+    assert len(caught.value.problems) == 2, caught.value.problems
+    own, other = sorted(caught.value.problems, key=lambda found: "foo" in found)
+    assert own.startswith(f"{path}: ") and own.endswith(problem), own
+    assert other.startswith("runner.foo: no such key")
+
+
+def test_a_file_of_ones_own_that_is_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked([f"--config-dir={tmp_path}", "env=slider"])
+    [problem] = caught.value.problems
+    assert problem.startswith("env=slider: no such choice, expected one of dummy, ")
+    assert problem.endswith(" A file of your own, <folder>/env/slider.yaml, is found with --config-dir <folder>")
+
+
+def test_an_env_of_ones_own_without_a_name(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").write_text("{defaults: [base/common@_here_, _self_], env_type: dummy}")
+    with pytest.raises(ConfigError, match=r"is made of env\.name, which is set nowhere"):
+        checked([f"--config-dir={tmp_path}", "env=mine"])
 
 
 def test_a_simulator_that_draws_nothing_makes_no_videos(tmp_path: Path) -> None:
