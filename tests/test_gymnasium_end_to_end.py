@@ -122,6 +122,16 @@ def test_processes_do_what_one_process_does(tmp_path: Path, env_id: str, algorit
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("told", "warned"), [((), True), (("env.init_params.success_return=-9000",), False)])
+def test_a_rate_that_nothing_tells_says_so(
+    tmp_path: Path, told: tuple[str, ...], warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(small(tmp_path, "env.init_params.id=Pendulum-v1", "cluster=serial", "runner.only_eval=true", *told))
+    printed = capsys.readouterr().out
+    assert ("0/6" if warned else "6/6") in printed
+    assert ("no step said whether it succeeded, so the rate says nothing" in printed) == warned
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -65,6 +65,8 @@ class EvalReport(EnvReport):
     episodes: Sequence[EvaluatedEpisode]
     image_shapes: Mapping[str, tuple[int, int]]
     """Camera -> (height, width) of the policy's images."""
+    tells_success: bool
+    """Whether a step of these episodes could say that it succeeded."""
 
 
 class EnvWorker(Worker):
@@ -321,6 +323,7 @@ class EnvWorker(Worker):
         await self._roll(stages, num_chunks * rounds, report=report, views=self._to_view.get("eval"))
         await self._end()
         image_shapes = dict(stages[0].env.sim.image_shapes)
+        tells_success = any(getattr(stage.env.sim, "tells_success", True) for stage in stages)
         self._release(stages)
         return EvalReport(
             episodes=[episode for played in plays for episode in played.episodes],
@@ -329,6 +332,7 @@ class EnvWorker(Worker):
             videos=[video for played in plays for video in played.videos],
             open_episodes=[],
             image_shapes=image_shapes,
+            tells_success=tells_success,
             views=Views.merged(self._to_view.pop("eval", ())),
         )
 

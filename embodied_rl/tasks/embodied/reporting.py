@@ -160,6 +160,12 @@ def warning(metrics: Mapping[str, float], config: EmbodiedConfig) -> str | None:
     return step_problem(metrics, config, _ADVICE)
 
 
+_UNTOLD = (
+    "warning: no step said whether it succeeded, so the rate says nothing; info['success'] tells it, and of "
+    "env=gymnasium env.init_params.success_key, another entry of info, or success_return, a return that counts"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReporter(Reporter[EmbodiedConfig]):
     """Shows an evaluation's table and writes it to ``<run>/eval_step_<n>/``: ``eval.json``, and ``eval_info.json`` as
@@ -181,6 +187,8 @@ class EvalReporter(Reporter[EmbodiedConfig]):
         config, cfg = self.config, self.config.evaluated
         title = f"{cfg.name} after {step} training steps, episodes of at most {cfg.eval.max_episode_steps} env steps"
         self.console.print(SuccessReport(table, title=title, sampled=sampled))
+        if not any(report.tells_success for report in reports):
+            self.console.print(_UNTOLD, markup=False, highlight=False, soft_wrap=True)
         path = self.run_dir / eval_name(step) / FILE_NAME
         task_ids = [row.task_id for row in table.tasks if row.task_id is not None]
         meta = {
