@@ -273,12 +273,12 @@ def _of_own_files(problems: Sequence[str], arguments: Sequence[str]) -> list[str
         if path is None or group == name:
             continue
         text = path.read_text()
-        missing = [p.partition(":")[0] for p in rest if re.match(rf"{group}\.[\w.]+: missing;", p)]
+        missing = [p.partition(":")[0] for p in rest if re.match(rf"(eval_)?{group}\.[\w.]+: missing;", p)]
         nested = [p for p in rest if re.match(rf"({group}\.)?{group}: no such key", p)]
         if nested and not re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE):
             rest = [p for p in rest if p not in nested and p.partition(":")[0] not in missing]
             rest.append(f"{path}: its keys are taken for {group}'s; put this line first: # @package _global_")
-        elif len(missing) > 1 and group in _BASES and not re.search(r"^defaults:", text, re.MULTILINE):
+        elif len(missing) > 1 and group in _BASES and "defaults" not in OmegaConf.load(path):
             rest = [p for p in rest if p.partition(":")[0] not in missing]
             begin = f"defaults: [{_BASES[group]}, _self_]"
             rest.append(f"{path}: lacks {listed(missing)}; to have the group's defaults, begin with {begin}")

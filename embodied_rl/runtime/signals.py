@@ -102,8 +102,8 @@ def stacks_on_request(others: Callable[[], None]) -> Iterator[None]:
 
 
 def show_stacks_on_request() -> None:
-    """From now on SIGUSR1 prints the stack of every thread of this process, even while its main thread waits for a
-    lock. To be called in the main thread."""
+    """Let SIGUSR1 print the stack of every thread of this process for good, even while the main thread waits for a
+    lock. A worker's main thread calls it; a driver has :func:`stacks_on_request`."""
     requests, wake_up = os.pipe()
     os.set_blocking(wake_up, False)
     signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
@@ -119,8 +119,11 @@ def show_stacks_on_request() -> None:
 
 
 def _show_main_thread() -> None:
-    """On SIGUSR1, at once, wherever it is in C. Only its own stack: that of a thread that goes on meanwhile, which
-    faulthandler would read without the GIL, ended the process by SIGSEGV once in a hundred requests."""
+    """Let SIGUSR1 print the main thread's stack at once, also while it is in C.
+
+    The others' are not for faulthandler: it reads them without the GIL, while these threads go on, which ended the
+    process by SIGSEGV once in about a hundred requests.
+    """
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=True)
 
 

@@ -194,6 +194,12 @@ def test_a_presets_option_that_another_simulator_lacks(given: list[str], key: st
             "and 3 more; to have the group's defaults, begin with defaults: [base/common@_here_, _self_]",
         ),
         (
+            "env/mine",
+            "{name: mine, env_type: gymnasium, init_params: {id: Pendulum-v1}}",
+            ["env=gymnasium", "env.init_params.id=Pendulum-v1", "eval_env=mine"],
+            "more; to have the group's defaults, begin with defaults: [base/common@_here_, _self_]",
+        ),
+        (
             "algorithm/mine",
             "{adv_type: grpo}",
             ["env=dummy", "algorithm=mine"],
