@@ -22,6 +22,17 @@ def test_sft_with_an_env_imitates_what_was_done_in_it() -> None:
     assert isinstance(config_of("task=sft"), SftConfig)
 
 
+@pytest.mark.parametrize("task", ["task=sft", "task=dagger"])
+@pytest.mark.parametrize("model", [[], ["model=libero_10_vla"], ["model=libero_10_all_vla"]], ids=lambda it: str(it))
+def test_imitation_leaves_out_the_settings_of_ppo_that_shipped_weights_have(task: str, model: list[str]) -> None:
+    """These would take each batch twice."""
+    of_env, plain = ("env=libero_10", "data.path=somewhere"), ("env=libero_spatial", "model=tiny_vla", "data.path=s")
+    config, other = config_of(task, *of_env, *model), config_of(task, *plain)
+    assert (config.algorithm.update_epoch, config.algorithm.critic_warmup_steps) == (1, 0)
+    assert (other.algorithm.update_epoch, other.algorithm.critic_warmup_steps) == (1, 0)
+    assert config_of(task, *of_env, *model, "algorithm.update_epoch=2").algorithm.update_epoch == 2
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
