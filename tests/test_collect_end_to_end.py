@@ -335,6 +335,32 @@ def test_how_long_noise_lasts_decides_where_there_is_some(tmp_path: Path, noise:
     launch.run(config(tmp_path, *more))
 
 
+def test_bursts_of_noise_are_marked_and_left_out_of_imitation(tmp_path: Path) -> None:
+    bursts = ("collect.noise=0.5", "collect.noise_bursts=[2,4]")
+    launch.run(config(tmp_path, *bursts))
+    source = DataSet.open(tmp_path / "data")
+    disturbed = source.column("disturbed")
+    assert 0.1 < disturbed.mean() < 0.6
+    data = Demonstrations(tmp_path / "data", chunk=4)
+    assert data.num_frames == (~disturbed).sum()
+    _, _, valid = data.sample(range(data.num_frames))
+    assert (valid.sum(1) < 4).any() and valid[:, 0].all()
+    with pytest.raises(ConfigError, match=r"collect.noise_bursts was \[2, 4\], now None"):
+        config(tmp_path, "collect.noise=0.5")
+    launch.run(config(tmp_path, *bursts, "collect.episodes_per_task=5"))
+    assert Demonstrations(tmp_path / "data", chunk=4).num_episodes > data.num_episodes
+
+
+def test_bursts_without_noise_or_with_one_that_lasts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"collect.noise_bursts: this run would not read it.*collect.noise is 0"):
+        config(tmp_path, "collect.noise_bursts=[2,4]")
+    with pytest.raises(ConfigError, match=r"collect.noise_correlation: this run would not read it.*a burst's noise"):
+        config(tmp_path, "collect.noise=0.1", "collect.noise_bursts=[2,4]", "collect.noise_correlation=0.5")
+    for wrong in ("[2]", "[0,4]", "3"):
+        with pytest.raises(ConfigError, match=r"collect.noise_bursts"):
+            config(tmp_path, "collect.noise=0.1", f"collect.noise_bursts={wrong}")
+
+
 @pytest.mark.parametrize("key", ["runner.init_from", "collect.teacher"])
 def test_a_folder_keeps_to_the_checkpoint_of_a_run_that_goes_on(tmp_path: Path, key: str) -> None:
     run, small = tmp_path / "runs", [*DUMMY, "model=mlp", "cluster=serial", "runner.val_check_interval=-1"]

@@ -252,6 +252,16 @@ def test_a_round_that_kept_nothing_is_not_missed(tmp_path: Path, few: Path) -> N
         run(dagger(tmp_path, few, *short, middle))
 
 
+def test_a_round_may_have_bursts_of_noise(tmp_path: Path, few: Path) -> None:
+    bursts = ("dagger.noise=0.5", "dagger.noise_bursts=[2,4]", "dagger.takeover_after=[0,1]", "dagger.beta=1")
+    config = dagger(tmp_path, few, *bursts, "runner.max_steps=4", "dagger.rounds=1")
+    run(config)
+    root = only_run(config) / "dagger/round_001"
+    disturbed = DataSet.open(root).column("disturbed")
+    assert 0 < disturbed.sum() < len(disturbed)
+    assert Demonstrations(root, chunk=4).num_frames == (~disturbed).sum()
+
+
 def test_a_round_says_what_noise_was_executed(tmp_path: Path, few: Path) -> None:
     """So that nobody takes its actions for those that led to its rewards."""
     config = dagger(tmp_path, few, "dagger.noise=0.05", "runner.max_steps=4", "dagger.rounds=1")

@@ -37,7 +37,8 @@ class Demonstrations:
         report: told how far the decoding is, as (what, done, total).
 
     Raises:
-        UserError: no data set, one of another version, damaged, or without a feature that is needed.
+        UserError: no data set, one of another version, damaged, without a feature that is needed, or without a frame
+            that is not disturbed.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class Demonstrations:
         self._episode = np.repeat([e["episode_index"] for e in used], [e["length"] for e in used])
         self._frames = np.concatenate([np.arange(e["dataset_from_index"], e["dataset_to_index"]) for e in used])
         self._ends = np.repeat([e["dataset_to_index"] for e in used], [e["length"] for e in used])
+        if metadata.DISTURBED in source.info["features"]:
+            self._leave_out(root, source.column(metadata.DISTURBED).astype(np.bool_))
         wanted = {key: (sizes or {}).get(camera, source.image_size(key)) for camera, key in keys.items()}
         self._images = source.frames(wanted, report)
         self._keys = keys
 
-        self.num_episodes = len(used)
+        self.num_episodes = len(np.unique(self._episode))
         self.num_frames = len(self._frames)
         self.cameras: Mapping[str, tuple[int, int]] = {
             camera: (self._images[key].shape[1], self._images[key].shape[2]) for camera, key in keys.items()
@@ -100,12 +103,29 @@ class Demonstrations:
     def __len__(self) -> int:
         return self.num_frames
 
+    def _leave_out(self, root: Path, disturbed: NDArray[np.bool_]) -> None:
+        """Let no chunk begin at ``disturbed`` frames, or go on beyond one.
+
+        Args:
+            disturbed: [all frames of the data set].
+        """
+        first = np.append(np.flatnonzero(disturbed), len(disturbed))
+        ends = np.minimum(self._ends, first[np.searchsorted(first, self._frames)])
+        kept = ends > self._frames
+        if not kept.any():
+            raise UserError(
+                f"{root}: all {len(kept)} frames are disturbed, so there is nothing to imitate; leave more steps "
+                "between bursts (the second number of collect.noise_bursts)"
+            )
+        self._episode, self._frames, self._ends = self._episode[kept], self._frames[kept], ends[kept]
+
     def sample(self, frames: Sequence[int] | Tensor) -> tuple[EnvObs, Tensor, Tensor]:
         """Observations and actions at N of the ``num_frames`` frames, which are in the order of episodes and time.
+        Disturbed ones are not among them.
 
         Returns:
             The observations (``env_ids`` are the episodes' numbers); the next C actions [N,C,A] float32, the last one
-            repeated beyond the episode's end; and valid [N,C] bool, False beyond it.
+            repeated beyond the end, the episode's or the first disturbed frame; and valid [N,C] bool, False beyond it.
         """
         chosen = np.asarray(frames, dtype=np.int64)
         rows = self._frames[chosen]

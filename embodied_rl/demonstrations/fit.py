@@ -113,12 +113,19 @@ def check_outcomes(path: str, env: EnvConfig, *, key: str) -> None:
                     f"another kind: {listed(what)}; set them as they were, or use another data set"
                 ]
             )
+    reason = ""
     if noise := executed_noise(Path(path)):
+        reason = (
+            f"was played with a noise of {noise:g} on the actions (collect.noise, dagger.noise), and has them "
+            "without it"
+        )
+    elif metadata.DISTURBED in DataSet.open(Path(path)).info["features"]:
+        reason = "has frames that are marked as disturbed, where other actions were executed than it has"
+    if reason:
         raise ConfigError(
             [
-                f"{key}={path}: was played with a noise of {noise:g} on the actions (collect.noise, dagger.noise), and "
-                "has them without it, so its rewards are those of other actions; use a set that was played without, "
-                "or imitate this one (task=sft, algorithm.bc_path)"
+                f"{key}={path}: {reason}, so its rewards are those of other actions; use a set that was played without "
+                "noise, or imitate this one (task=sft, algorithm.bc_path)"
             ]
         )
 

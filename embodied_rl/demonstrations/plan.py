@@ -40,6 +40,7 @@ _DECISIVE: Final = (
     "collect.skip_states",
     "collect.seed",
     "collect.noise",
+    "collect.noise_bursts",
     "collect.image_format",
 )
 """Keys (or sections) that an episode depends on, whoever plays."""
@@ -240,7 +241,7 @@ def conflicts(config: CollectConfig, weights: Mapping[str, Played]) -> Iterator[
     decisive: list[str] = [*_DECISIVE]
     if collect.scripted:
         decisive += ["collect.expert", "collect.expert_params", "collect.expert_noise"]
-    if collect.noise:
+    if collect.noise and not collect.noise_bursts:
         decisive.append("collect.noise_correlation")
     if "success_return" in config.env.init_params:
         decisive.append("env.use_rel_reward")

@@ -65,6 +65,24 @@ class Noise:
         return value
 
 
+class Bursts:
+    """Noise that comes in bursts: for ``steps`` steps the same, then none for ``pause`` steps on average. What follows
+    is undisturbed, so the player's way back has nothing in it that a policy could not foresee."""
+
+    def __init__(self, scale: float, steps: int, pause: int, generator: np.random.Generator, size: int) -> None:
+        self._scale, self._steps, self._pause, self._generator = scale, steps, pause, generator
+        self._size, self._left, self._value = size, 0, np.zeros(size)
+
+    def next(self) -> NDArray[np.float64]:
+        """[size], zeros between the bursts."""
+        if not self._left and self._generator.random() < 1 / (1 + self._pause):
+            self._left, self._value = self._steps, self._generator.normal(0.0, self._scale, self._size)
+        if not self._left:
+            return np.zeros(self._size)
+        self._left -= 1
+        return self._value
+
+
 def play(
     sim: SimEnv,
     reset_state_id: int,
@@ -72,7 +90,7 @@ def play(
     *,
     generator: np.random.Generator,
     max_steps: int,
-    noise: Noise | None = None,
+    noise: Noise | Bursts | None = None,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> Steps:
     """Play from an initial state in slot 0 until the goal holds or the simulator ends the episode, or for ``max_steps``
@@ -80,18 +98,19 @@ def play(
 
     Args:
         generator: of the player.
-        noise: added to what is executed, not to what is recorded.
+        noise: added to what is executed, not to what is recorded. Bursts are marked.
         on_step: told how many steps are done.
     """
     sim.reset([_SLOT], [reset_state_id])
     player.start(generator)
     instruction = sim.task(reset_state_id).instruction
     images: dict[str, list[NDArray[np.uint8]]] = {camera: [] for camera in sim.image_shapes}
-    states, actions, rewards, success, terminated = [], [], [], [], False
+    states, actions, rewards, success, disturbed, terminated = [], [], [], [], [], False
     for step in range(max_steps):
         obs = sim.observe([_SLOT])
         action = np.clip(player.act(obs, instruction), -1.0, 1.0).astype(np.float32)
-        executed = action if noise is None else np.clip(action + noise.next(), -1.0, 1.0).astype(np.float32)
+        added = np.zeros(sim.action_dim) if noise is None else noise.next()
+        executed = np.clip(action + added, -1.0, 1.0).astype(np.float32)
         outcome = sim.step([_SLOT], executed[None])
         for camera, frames in images.items():
             frames.append(obs.images[camera][0])
@@ -99,6 +118,7 @@ def play(
         actions.append(action)
         rewards.append(outcome.rewards[0])
         success.append(outcome.success[0])
+        disturbed.append(bool(added.any()))
         on_step(step + 1)
         terminated = outcome.terminated is not None and bool(outcome.terminated[0])
         if terminated or outcome.success[0] or (outcome.truncated is not None and outcome.truncated[0]):
@@ -109,6 +129,7 @@ def play(
         actions=np.stack(actions),
         rewards=np.asarray(rewards, dtype=np.float32),
         success=np.asarray(success, dtype=np.bool_),
+        disturbed=np.asarray(disturbed, dtype=np.bool_) if isinstance(noise, Bursts) else None,
         terminated=terminated,
     )
 

@@ -133,6 +133,10 @@ class PlaySection(Section):
     noise_correlation: Annotated[float, Field(ge=0, lt=1)]
     """Correlation of the noise from one control step to the next; 0: white. Noise that lasts teaches chunks to correct
     too far, since the expert's answers to noise yet to come are recorded."""
+    noise_bursts: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] | None
+    """Steps of a burst of noise, which is the same in all of them, and steps without noise between two bursts, on
+    average. Frames of a burst are marked, and imitation leaves them out: chunks end before one, and what the expert
+    does after one is undisturbed. null: there is noise at all times."""
     expert_noise: bool
     """Let the expert vary its motions by itself, where it does no harm; these actions are recorded as executed."""
     temperature: NonNegativeFloat

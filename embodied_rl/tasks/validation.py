@@ -295,6 +295,11 @@ def _noise(c: Config) -> float:
     return played.noise if played is not None else 0.0
 
 
+def _in_bursts(c: Config) -> bool:
+    played = _play(c)
+    return played is not None and played.noise_bursts is not None
+
+
 _READ_BY_ALL: Final = (
     *("learner", "gamma", "group_size", "rollout_epoch", "replay", "sac", "sampling_params"),
     *OF_REPLAY,
@@ -469,7 +474,15 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
         for section in ("collect", "dagger")
         for key in ("expert", "expert_params", "expert_noise")
     ),
-    *((f"{name}.noise_correlation", lambda c: _noise(c) == 0, f"{name}.noise is 0") for name in ("collect", "dagger")),
+    *(
+        (f"{name}.{key}", lambda c: _noise(c) == 0, f"{name}.noise is 0")
+        for name in ("collect", "dagger")
+        for key in ("noise_correlation", "noise_bursts")
+    ),
+    *(
+        (f"{name}.noise_correlation", _in_bursts, f"a burst's noise is the same in all its steps ({name}.noise_bursts)")
+        for name in ("collect", "dagger")
+    ),
     ("reward.timeout", lambda c: isinstance(c, MathConfig) and c.reward.num_processes == 0, "num_processes is 0"),
     ("runner.logger.wandb", lambda c: "wandb" not in c.runner.logger.logger_backends, "no backend here is wandb"),
 )

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from embodied_rl.demonstrations.expert import make_expert
 from embodied_rl.demonstrations.lerobot.episode import EpisodeFacts, stage
 from embodied_rl.demonstrations.lerobot.metadata import Shapes
 from embodied_rl.demonstrations.plan import Attempt, Job, section_name, share
-from embodied_rl.demonstrations.play import ExpertPlayer, Noise, Player, play, succeeded
+from embodied_rl.demonstrations.play import Bursts, ExpertPlayer, Noise, Player, play, succeeded
 from embodied_rl.envs import render_device
 from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.reset_states import task_ranges
@@ -71,6 +73,7 @@ class CollectWorker(Worker):
             action_dim=sim.action_dim,
             fps=sim.control_hz,
             videos=self._section.image_format == "video",
+            disturbed=self._section.noise_bursts is not None,
         )
         self._demonstrator = self._expert(sim) if self._demonstrates else None
         return CollectSpaces(shapes=self._shapes, tasks=task_ranges(sim, self._env.task_ids))
@@ -112,7 +115,7 @@ class CollectWorker(Worker):
             attempt.reset_state_id,
             player,
             generator=own,
-            noise=Noise(section.noise, section.noise_correlation, of_noise, sim.action_dim),
+            noise=_noise(section, of_noise, sim.action_dim),
             max_steps=section.max_episode_steps,
             on_step=self._report_step,
         )
@@ -142,3 +145,11 @@ class CollectWorker(Worker):
             return PolicyPlayer(policy, section.temperature, self.context.device)
         expert = make_expert(sim, self._env.env_type, section.expert, section.expert_params)
         return ExpertPlayer(expert, varied=section.expert_noise)
+
+
+def _noise(section: PlaySection, generator: np.random.Generator, size: int) -> Noise | Bursts:
+    """Of an episode, with ``size`` numbers an action."""
+    if section.noise_bursts is None:
+        return Noise(section.noise, section.noise_correlation, generator, size)
+    steps, pause = section.noise_bursts
+    return Bursts(section.noise, steps, pause, generator, size)

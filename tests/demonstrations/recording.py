@@ -23,15 +23,18 @@ def record(
     max_steps: int = 32,
     first: int = 0,
     terminated: bool = False,
+    disturbed: bool = False,
 ) -> Path:
     """An episode from each of the initial states, one after the other; images, if any, exactly as seen. Steps before
     number ``first`` are not recorded, as those before a takeover. ``terminated``: as if the env had ended them,
-    successes by their return."""
+    successes by their return. ``disturbed``: each second frame is marked so."""
     params = DummyParams(image_size=image_size, step_size=step_size)
     env = DummyEnv(1, params, seed=0)
     for number, reset_state_id in enumerate(reset_state_ids):
         steps = replace(play(env, params, reset_state_id, max_steps), terminated=terminated).since(first)
         assert steps is not None
+        if disturbed:
+            steps = replace(steps, disturbed=np.arange(len(steps.actions)) % 2 == 1)
         task = env.task(reset_state_id)
         facts = EpisodeFacts(
             task_id=task.task_id,
@@ -49,6 +52,7 @@ def record(
         action_dim=env.action_dim,
         fps=env.control_hz,
         videos=False,
+        disturbed=disturbed,
     )
     append(root, staged(root), shapes, robot_type="dummy")
     return root

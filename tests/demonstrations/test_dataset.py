@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embodied_rl.demonstrations.dataset import Aggregate, Demonstrations
-from embodied_rl.demonstrations.lerobot import metadata
+from embodied_rl.demonstrations.lerobot import metadata, writer
+from embodied_rl.demonstrations.lerobot.episode import staged
 from embodied_rl.demonstrations.lerobot.reader import CACHE
 from embodied_rl.errors import UserError
-from tests.demonstrations.lerobot.recordings import data_set, level, put
+from tests.demonstrations.lerobot.recordings import data_set, level, put, shapes
 from tests.demonstrations.recording import record
 
 
@@ -55,6 +56,49 @@ def test_chunks_stay_within_their_episode(lengths: list[int], chunk: int) -> Non
         assert torch.equal(valid.sum(1), remaining.clamp(max=chunk))
         assert torch.equal(actions[..., 0].floor().long(), obs.state[:, :1].long().expand(-1, chunk))
         assert int(valid[:, 0].sum()) == sum(lengths)
+
+
+@pytest.mark.parametrize("videos", [True, False])
+def test_no_chunk_begins_at_a_disturbed_frame_or_goes_beyond_one(tmp_path: Path, videos: bool) -> None:
+    put(tmp_path, 0, 8, disturbed=[3, 4], videos=videos)
+    put(tmp_path, 2, 5, disturbed=[0, 4], videos=videos)
+    put(tmp_path, 4, 2, disturbed=[0, 1], videos=videos)
+    put(tmp_path, 6, 3, disturbed=[], videos=videos)
+    writer.append(tmp_path, staged(tmp_path), shapes(videos=videos, disturbed=True), robot_type="test")
+    read = Demonstrations(tmp_path, chunk=3)
+    assert (read.num_frames, len(read)) == (12, 12)
+    obs, actions, valid = read.sample(range(12))
+    begun = [(0, s) for s in (0, 1, 2, 5, 6, 7)] + [(2, s) for s in (1, 2, 3)] + [(6, s) for s in (0, 1, 2)]
+    assert obs.state[:, :2].tolist() == [list(map(float, place)) for place in begun]
+    assert obs.images["agentview"][:, 0, 0, 0].tolist() == pytest.approx([level(*place) for place in begun], abs=2)
+    assert valid.sum(1).tolist() == [3, 2, 1, 3, 2, 1, 3, 2, 1, 3, 2, 1]
+    assert actions[1, :, 0].tolist() == pytest.approx([0.01, 0.02, 0.02]), "never what answers the disturbance"
+    assert read.rows.tolist() == [0, 1, 2, 5, 6, 7, 9, 10, 11, 15, 16, 17]
+    assert read.first_frames.tolist() == [0, 6, 9]
+    assert read.action_statistics["max"] == pytest.approx([6.02] * 2)
+
+
+@settings(max_examples=15)
+@given(marks=st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=4), chunk=st.integers(1, 6))
+def test_every_undisturbed_frame_is_there_with_what_follows(marks: list[list[bool]], chunk: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, marked in enumerate(marks):
+            put(Path(folder), 2 * number, len(marked), videos=False, disturbed=np.flatnonzero(marked).tolist())
+        writer.append(Path(folder), staged(Path(folder)), shapes(videos=False, disturbed=True), robot_type="test")
+        if all(map(all, marks)):
+            with pytest.raises(UserError, match=r"all \d+ frames are disturbed.*leave more steps between bursts"):
+                Demonstrations(folder, chunk=chunk)
+            return
+        read = Demonstrations(folder, chunk=chunk)
+        assert read.num_episodes == sum(not all(marked) for marked in marks)
+        expected = [
+            ([float(2 * e), float(s)], [not any(marked[s : s + c + 1]) and s + c < len(marked) for c in range(chunk)])
+            for e, marked in enumerate(marks)
+            for s in range(len(marked))
+            if not marked[s]
+        ]
+        obs, _, valid = read.sample(range(read.num_frames))
+        assert list(zip(obs.state[:, :2].tolist(), valid.tolist(), strict=True)) == expected
 
 
 def test_action_statistics_by_hand(tmp_path: Path) -> None:

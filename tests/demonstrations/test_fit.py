@@ -208,6 +208,11 @@ def test_actions_that_were_not_executed_have_no_values(
     refuses_values(root, None if noise is None else f"noise of {noise} .*; use a set")
 
 
+def test_disturbed_frames_have_no_values_whoever_played_them(tmp_path: Path) -> None:
+    """A copy may lack what else tells of the noise, and transitions would jump over the frames."""
+    refuses_values(record(tmp_path, [0, 3], disturbed=True), "has frames that are marked as disturbed, .*; use a set")
+
+
 @pytest.mark.parametrize(
     ("played", "refused"),
     [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodied_rl.demonstrations.play import Noise, play, succeeded
+from embodied_rl.demonstrations.play import Bursts, Noise, play, succeeded
 from embodied_rl.envs.base import SimObs
 from tests.envs.test_chunked import chunked, numbered_actions
 from tests.fakes import Script, ScriptedSim
@@ -103,3 +103,37 @@ def test_noise_has_its_deviation_and_correlation() -> None:
     assert values[0].std() == pytest.approx(0.3, rel=0.1) and values[-1].std() == pytest.approx(0.3, rel=0.1)
     assert np.corrcoef(values[10], values[11])[0, 1] == pytest.approx(0.8, abs=0.05)
     assert np.corrcoef(values[10], values[14])[0, 1] == pytest.approx(0.8**4, abs=0.07)
+
+
+def test_a_burst_is_the_same_in_all_its_steps_and_nothing_comes_between() -> None:
+    noise = Bursts(0.3, 3, 11, np.random.default_rng(0), 2)
+    values = np.stack([noise.next() for _ in range(20_000)])
+    there = values.any(1)
+    edges = np.flatnonzero(np.diff(there.astype(int), prepend=0, append=0))
+    values = np.concatenate([values, np.zeros((1, 2))])
+    drawn = [values[first:last:3] for first, last in zip(edges[::2], edges[1::2], strict=True)]
+    for first, last in list(zip(edges[::2], edges[1::2], strict=True))[:-1]:
+        assert (last - first) % 3 == 0, "whole bursts, of which one may follow at once"
+        assert np.array_equal(values[first:last], np.repeat(values[first:last:3], 3, axis=0))
+    # a burst begins at each step without one with probability 1/12, so 11 come before it on average
+    assert (~there).sum() / sum(map(len, drawn)) == pytest.approx(11, rel=0.1)
+    assert np.concatenate(drawn).std(0) == pytest.approx([0.3, 0.3], rel=0.1)
+
+
+def test_bursts_are_marked_and_other_noise_is_not() -> None:
+    script = Script(rewards=[0.1] * 40, success=[False] * 40)
+    noise, same = (Bursts(0.5, 2, 4, np.random.default_rng(3), 2) for _ in range(2))
+    sim = ScriptedSim(1, [script])
+    steps = play(sim, 0, Counting("task 0"), generator=np.random.default_rng(0), noise=noise, max_steps=12)
+    added = np.stack([same.next() for _ in range(12)])
+    assert steps.disturbed is not None and 0 < steps.disturbed.sum() < 12
+    assert steps.disturbed.tolist() == added.any(1).tolist()
+    assert steps.actions[:, 0].tolist() == pytest.approx(np.minimum(0.1 * np.arange(1, 13), 1.0).tolist())
+    executed = np.clip(steps.actions + added, -1, 1)
+    assert steps.state[1:, 3].tolist() == pytest.approx(executed[:-1, 0].tolist(), abs=1e-6)
+    assert (rest := steps.since(5)) is not None and rest.disturbed is not None
+    assert rest.disturbed.tolist() == steps.disturbed[5:].tolist()
+    lasting = Noise(0.5, 0.8, np.random.default_rng(0), 2)
+    for other in (lasting, None):
+        steps = play(sim, 0, Counting("task 0"), generator=np.random.default_rng(0), noise=other, max_steps=3)
+        assert steps.disturbed is None

@@ -67,6 +67,8 @@ class Steps:
     """[T], the simulator's reward level after the step."""
     success: NDArray[np.bool_]
     """[T], the goal holds after the step."""
+    disturbed: NDArray[np.bool_] | None = None
+    """[T], something else than the action was executed, which nothing foretold; None: this is not recorded."""
     start_level: float = 0.0
     """The simulator's reward level before the first step."""
     terminated: bool = False
@@ -82,6 +84,7 @@ class Steps:
             actions=self.actions[first:],
             rewards=self.rewards[first:],
             success=self.success[first:],
+            disturbed=None if self.disturbed is None else self.disturbed[first:],
             start_level=float(self.rewards[first - 1]) if first else self.start_level,
             terminated=self.terminated,
         )
@@ -97,9 +100,11 @@ class StagedEpisode:
     """It has its steps; False: only the fact that it was played is remembered."""
 
     def steps(self) -> dict[str, NDArray[Any]]:
-        """``state``, ``actions``, ``rewards`` and ``success``, as in :class:`Steps`."""
+        """``state``, ``actions``, ``rewards``, ``success`` and, if it is recorded, ``disturbed``, as in
+        :class:`Steps`."""
+        names = ("state", "actions", "rewards", "success", "disturbed")
         with np.load(self.folder / _STEPS) as stored:
-            return {name: stored[name] for name in ("state", "actions", "rewards", "success")}
+            return {name: stored[name] for name in names if name in stored}
 
     def fact(self, name: str) -> float | bool | None:
         """``start_level`` or ``terminated``, as in :class:`Steps`; None: an earlier version staged it, and nobody
@@ -139,6 +144,8 @@ def stage(root: Path, facts: EpisodeFacts, steps: Steps | None, *, fps: float, v
                 "start_level": float(steps.start_level),
                 "terminated": steps.terminated,
             }
+            if steps.disturbed is not None:
+                arrays["disturbed"] = steps.disturbed
             arrays |= {f"histogram/{camera}": metadata.histogram(images) for camera, images in steps.images.items()}
             np.savez(scratch / _STEPS, **arrays)
             for camera, images in steps.images.items():

@@ -35,6 +35,9 @@ _INDEX_FEATURES: Final[Mapping[str, str]] = {
 """Features of every data set. ``timestamp``: seconds since the episode's start; ``index`` counts all frames."""
 OUTCOMES: Final[Mapping[str, str]] = {"next.reward": "float32", "next.done": "bool", "next.success": "bool"}
 """Outcome of a step: the simulator's reward level, the episode's last step, the goal holds."""
+DISTURBED: Final = "disturbed"
+"""Whether something else than the action was executed, which nothing foretold (``collect.noise_bursts``): neither this
+frame nor what answers it is to be predicted from the frames before."""
 QUANTILES: Final[Mapping[str, float]] = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 _LEVELS: Final = 256
 
@@ -52,6 +55,8 @@ class Shapes:
     """Control steps a second."""
     videos: bool
     """Images lie in MP4 files; False: as PNG in the parquet files."""
+    disturbed: bool = False
+    """It says whether it is :data:`DISTURBED`."""
 
 
 def features(shapes: Shapes) -> dict[str, dict[str, Any]]:
@@ -78,7 +83,8 @@ def features(shapes: Shapes) -> dict[str, dict[str, Any]]:
                 "has_audio": False,
             }
         described[IMAGES + camera] = image
-    for name, dtype in (_INDEX_FEATURES | OUTCOMES).items():
+    marks = {DISTURBED: "bool"} if shapes.disturbed else {}
+    for name, dtype in {**_INDEX_FEATURES, **OUTCOMES, **marks}.items():
         described[name] = {"dtype": dtype, "shape": [1], "names": None}
     return described
 

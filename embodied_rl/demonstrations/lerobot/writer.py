@@ -156,6 +156,8 @@ def _frames(episode: StagedEpisode, shapes: Shapes, number: int, first_frame: in
         "next.done": index == length - 1,
         "next.success": steps["success"],
     }
+    if shapes.disturbed:
+        columns[metadata.DISTURBED] = steps["disturbed"]
     for camera in () if shapes.videos else shapes.cameras:
         columns[IMAGES + camera] = [{"bytes": _png(image), "path": None} for image in episode.images(camera)]
     return columns

@@ -15,9 +15,9 @@ FPS = 20.0
 HEIGHT, WIDTH = 16, 24
 
 
-def shapes(*, videos: bool = True, action_dim: int = 2) -> Shapes:
+def shapes(*, videos: bool = True, action_dim: int = 2, disturbed: bool = False) -> Shapes:
     cameras = {"agentview": (HEIGHT, WIDTH), "wrist": (HEIGHT, WIDTH)}
-    return Shapes(cameras=cameras, state_dim=3, action_dim=action_dim, fps=FPS, videos=videos)
+    return Shapes(cameras=cameras, state_dim=3, action_dim=action_dim, fps=FPS, videos=videos, disturbed=disturbed)
 
 
 def level(episode: int, step: int) -> int:
@@ -26,9 +26,21 @@ def level(episode: int, step: int) -> int:
 
 
 def put(
-    root: Path, episode: int, length: int, *, success: bool = True, keep: bool = True, videos: bool = True, dim: int = 2
+    root: Path,
+    episode: int,
+    length: int,
+    *,
+    success: bool = True,
+    keep: bool = True,
+    videos: bool = True,
+    dim: int = 2,
+    disturbed: Sequence[int] | None = None,
 ) -> EpisodeFacts:
-    """Stage an episode of task ``episode % 2``: state (episode, step, 0.5), actions (episode + step / 100, ...)."""
+    """Stage an episode of task ``episode % 2``: state (episode, step, 0.5), actions (episode + step / 100, ...).
+
+    Args:
+        disturbed: the steps that are marked as such; None: none is told from the others.
+    """
     steps = np.arange(length)
     levels = np.array([level(episode, step) for step in range(length)], dtype=np.uint8)[:, None, None, None]
     image = np.broadcast_to(levels, (length, HEIGHT, WIDTH, 3)).copy()
@@ -48,6 +60,7 @@ def put(
         actions=np.repeat((episode + steps / 100)[:, None], dim, axis=1).astype(np.float32),
         rewards=(steps / 10).astype(np.float32),
         success=(steps == length - 1) & success,
+        disturbed=None if disturbed is None else np.isin(steps, disturbed),
     )
     stage(root, facts, content if keep else None, fps=FPS, videos=videos)
     return facts
