@@ -14,7 +14,8 @@ from hydra.errors import HydraException
 
 from embodied_rl.checkpoints.resume import CONFIG_FILE
 from embodied_rl.checkpoints.store import resolve, verify
-from embodied_rl.composition import checked, stored, with_recipe
+from embodied_rl.command_line import checked
+from embodied_rl.composition import stored, with_recipe
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.report.data import Evaluation, find_run, read_run
 from embodied_rl.report.data import Run as Record

@@ -12,8 +12,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from embodied_rl import __version__
+from embodied_rl.command_line import check_grammar, checked
 from embodied_rl.commands import COMMANDS
-from embodied_rl.composition import check_grammar, checked, config_of, from_hydra, understood, value_keys, with_recipe
+from embodied_rl.composition import config_of, from_hydra, understood, value_keys, with_recipe
 from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.registry import load_function

@@ -1,4 +1,4 @@
-"""From the command line to a checked configuration: composed once, and again only to say what is wrong with it."""
+"""From the command line to a checked configuration; what is wrong with it is for ``command_line`` to say."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from hydra import compose, initialize_config_module
-from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -30,13 +25,13 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 from embodied_rl.checkpoints.resume import DAMAGED, config_of_checkpoint, read_config
 from embodied_rl.checkpoints.store import find_checkpoint
 from embodied_rl.config import CONFIG_MODULE, GROUPS
-from embodied_rl.errors import CheckpointError, ConfigError, UserError, first_line, listed, suggestion
+from embodied_rl.errors import CheckpointError, ConfigError, UserError, first_line
 from embodied_rl.models.weights.shipped import register_resolvers
-from embodied_rl.params import argument, at, unknown_key
+from embodied_rl.params import argument, at
 from embodied_rl.runtime.placement import separate_overrides
 from embodied_rl.schema import Config, EnvConfig
 from embodied_rl.tasks.table import TASKS
-from embodied_rl.tasks.validation import NO_EVAL_ENV, build_config, foreign_section
+from embodied_rl.tasks.validation import build_config
 
 FREE_FORM = (
     "algorithm.params.",
@@ -68,17 +63,11 @@ FREE_FORM = (
 _OF_COMPONENTS: Final = ("cluster.component_placement.", "cluster.num_threads.")
 """Sections whose keys are components, alone or several on a line."""
 
-COMMAND_LINE = "command line"
-"""Where a key comes from that no file sets."""
-
 RECIPES: Final = {"libero_10": "libero_10_short"}
 """Env -> the experiment that a run of ``task=embodied`` in it is, as long as the command line leaves to the env what is
 trained: see :func:`with_recipe`."""
 _OWN_GROUPS: Final = ("experiment", "model", "algorithm", "data", "eval_env", "env@eval_env")
 _OWN_KEYS: Final = ("env.task_ids", "env.init_params", "model.")
-
-_BASES: Final = {"env": "base/common@_here_", "algorithm": "base"}
-"""Group -> the file that its files begin with."""
 
 _turn: Final = threading.RLock()
 
@@ -99,16 +88,6 @@ def hydra_of_our_own() -> Iterator[None]:
             known.update(outer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origins:
-    """Where the configuration comes from."""
-
-    files: tuple[str, ...]
-    """Its files in the order in which later ones win, such as ``env/base/common``."""
-    keys: dict[str, str]
-    """Dotted key -> the file that sets it last, or :data:`COMMAND_LINE`."""
-
-
 def config_of(*overrides: str) -> Config:
     """The checked configuration of ``python train.py <overrides>``, for scripts, notebooks and tests; without the
     recipe that an env alone may stand for (:func:`with_recipe`).
@@ -117,7 +96,7 @@ def config_of(*overrides: str) -> Config:
         ConfigError: naming every problem found.
         UserError: the folder of ``--config-dir`` does not exist.
     """
-    given, folders = _own_folders(understood(overrides))
+    given, folders = own_folders(understood(overrides))
     with hydra_of_our_own():
         composed = compose("train", overrides=[*given, *folders])
     return from_hydra(composed, value_keys(given))
@@ -151,31 +130,6 @@ def _as_json(key: str, value: Any) -> Any:
         raise ConfigError([f"{key}: got {value!r}, expected numbers, texts, lists and dicts of them"]) from None
 
 
-def checked(arguments: Sequence[str]) -> Config:
-    """As :func:`config_of`, for a user's command line: every mistake in it is named, with what may be meant.
-
-    Raises:
-        ConfigError: naming every problem found.
-        UserError: the folder of ``--config-dir`` does not exist, a file is no YAML, or the command line is wrong in a
-            way that Hydra explains best.
-    """
-    try:
-        return config_of(*arguments)
-    except yaml.YAMLError as error:
-        raise UserError(f"a configuration file is no YAML: {error}") from error
-    except ConfigError as error:
-        raise ConfigError(_with_origins(_of_own_files(error.problems, arguments), arguments)) from None
-    except (HydraException, ValueError) as error:  # the latter where a group is null
-        if isinstance(error, UserError):
-            raise
-        check_grammar([text for text in _own_folders(understood(arguments))[0] if not text.startswith("-")])
-        if problems := _problems(understood(arguments)):
-            raise ConfigError(_of_own_files(problems, arguments)) from None
-        if isinstance(error, HydraException):
-            raise UserError(str(error)) from error
-        raise
-
-
 def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
     """The configuration that a run wrote down, to go on from ``resume_dir``, with ``key=value`` on top. Keys that are
     newer than the run have their defaults.
@@ -193,7 +147,7 @@ def stored(path: Path, overrides: Sequence[str], *, resume_dir: Path) -> Config:
     config = OmegaConf.create(_with_defaults(saved, task))
     OmegaConf.update(config, "runner.resume_dir", str(resume_dir))
     for text in overrides:
-        given = _parse([text])
+        given = parsed([text])
         key, value = (given[0].key_or_group, given[0].value()) if given else ("", None)
         if not given or key in GROUPS or (key == "eval_env" and isinstance(value, str)):
             got = f"{text}: expected key=value, such as env.eval.episodes_per_task=2; groups are the run's own"
@@ -222,88 +176,6 @@ def _with_defaults(saved: dict[str, Any], task: str) -> dict[str, Any]:
         return both
 
     return filled(saved, defaults, "")
-
-
-def origins(arguments: Sequence[str]) -> Origins:
-    """Which file sets which key of a command line's configuration."""
-    given, folders = _own_folders(understood(arguments))
-    set_here = [o for o in _parse(given) if "." in o.key_or_group and "@" not in o.key_or_group]
-    with hydra_of_our_own():
-        used = _used(given, folders)
-        composed = compose("train", overrides=[*given, *folders])
-        found: dict[str, str] = {}
-        for item in used:
-            found |= dict.fromkeys(_keys_of(item, folders), str(item.config_path))
-    found |= dict.fromkeys((o.key_or_group for o in set_here), COMMAND_LINE)
-    known = {key: found[key] for key in _all_keys(composed) if key in found}
-    return Origins(files=tuple(str(item.config_path) for item in used), keys=known)
-
-
-def _used(given: Sequence[str], folders: Sequence[str]) -> list[ResultDefault]:
-    """The files of a command line's configuration, Hydra's own left out; within :func:`hydra_of_our_own`."""
-    loader = GlobalHydra.instance().config_loader()
-    items = loader.compute_defaults_list("train", [*given, *folders], RunMode.RUN).defaults
-    return [item for item in items if item.config_path and not item.config_path.startswith("hydra/")]
-
-
-def _with_origins(problems: Sequence[str], arguments: Sequence[str]) -> Iterator[str]:
-    """Name the file that sets an option of a simulator's which is wrong: it is not where the user would look."""
-    pattern = re.compile(r"(eval_)?env\.init_params\.\w+(?=: )")
-    keys = origins(arguments).keys if any(pattern.match(problem) for problem in problems) else {}
-    for problem in problems:
-        found = pattern.match(problem)
-        file = keys.get(found[0], COMMAND_LINE) if found else COMMAND_LINE
-        yield (
-            problem if file == COMMAND_LINE or found is None else f"{found[0]} (set by {file}){problem[found.end() :]}"
-        )
-
-
-def _of_own_files(problems: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """One problem for a file of the user's own that lacks a line by which others become part of the configuration,
-    instead of what follows from that."""
-    rest = list(problems)
-    given, folders = _own_folders(understood(arguments))
-    names: list[str] = []
-    if folders:
-        with hydra_of_our_own(), contextlib.suppress(HydraException):  # a file that does not exist is in the problems
-            names = [str(item.config_path) for item in _used(given, folders)]
-    for name in names:
-        group = name.partition("/")[0]
-        path = _file_of(name, _folders_of(folders))
-        if path is None or group == name:
-            continue
-        text = path.read_text()
-        missing = [p.partition(":")[0] for p in rest if re.match(rf"(eval_)?{group}\.[\w.]+: missing;", p)]
-        nested = [p for p in rest if re.match(rf"({group}\.)?{group}: no such key", p)]
-        if nested and not re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE):
-            rest = [p for p in rest if p not in nested and p.partition(":")[0] not in missing]
-            rest.append(f"{path}: its keys are taken for {group}'s; put this line first: # @package _global_")
-        elif len(missing) > 1 and group in _BASES and "defaults" not in OmegaConf.load(path):
-            rest = [p for p in rest if p.partition(":")[0] not in missing]
-            begin = f"defaults: [{_BASES[group]}, _self_]"
-            rest.append(f"{path}: lacks {listed(missing)}; to have the group's defaults, begin with {begin}")
-    return rest
-
-
-def _folders_of(folders: Sequence[str]) -> list[Path]:
-    """Of the override that :func:`_own_folders` makes."""
-    return [Path(folder.removeprefix("file://")) for text in folders for folder in json.loads(text.partition("=")[2])]
-
-
-def _file_of(name: str, roots: Sequence[Path]) -> Path | None:
-    return next((file for root in roots if (file := root / f"{name}.yaml").is_file()), None)
-
-
-def _keys_of(item: ResultDefault, folders: Sequence[str]) -> list[str]:
-    """The dotted keys that a file of the defaults list sets."""
-    path = _file_of(str(item.config_path), [Path(__file__).parent / "config", *_folders_of(folders)])
-    if path is None:  # a file of a plugin package
-        return []
-    content = OmegaConf.load(path)
-    assert isinstance(content, DictConfig)
-    content.pop("defaults", None)
-    package = "" if item.package in (None, "", "_global_") else f"{item.package}."
-    return _all_keys(content, package)
 
 
 def from_hydra(composed: DictConfig, overridden: Sequence[str] = ()) -> Config:
@@ -338,55 +210,18 @@ def choices(arguments: Sequence[str] = ()) -> dict[str, list[str]]:
     Raises:
         UserError: the folder of ``--config-dir`` does not exist.
     """
-    _, folders = _own_folders(arguments)
+    _, folders = own_folders(arguments)
     with hydra_of_our_own():
-        return {group: _options(group, folders) for group in GROUPS}
+        return {group: choices_of(group, folders) for group in GROUPS}
 
 
-def _options(group: str, folders: list[str]) -> list[str]:
+def choices_of(group: str, folders: list[str]) -> list[str]:
     """A group's choices, without what its files share."""
     loader = GlobalHydra.instance().config_loader()
     return [name for name in loader.get_group_options(group, overrides=folders) if name != "base"]
 
 
-def _unknown(key: str, known: Sequence[str]) -> str:
-    from embodied_rl.elsewhere import ours_for  # reads the other systems' keys
-
-    ours = ours_for(key, known)
-    return f"{key}: no such key.{ours}" if ours else unknown_key(key, known)
-
-
-def _hint(group: str, value: str) -> str:
-    """What else a name may be that no file has."""
-    if group in ("env", "eval_env") and re.search(r"-v\d+$", value):
-        return f" An id of Gymnasium is {group}=gymnasium {group}.init_params.id={value}"
-    return f" A file of your own, <folder>/{group}/{value}.yaml, is found with --config-dir <folder>"
-
-
-def check_grammar(arguments: Sequence[str]) -> None:
-    """See that Hydra can read each of these overrides.
-
-    Raises:
-        ConfigError: naming all that it cannot read.
-    """
-    parser = OverridesParser.create()
-    problems: list[str] = []
-    for text in arguments:
-        if "=" not in text and not text.startswith("~"):
-            problems.append(f"{text!r}: expected group=choice or key=value")
-            continue
-        try:
-            parser.parse_override(text)
-        except HydraException:
-            problems.append(
-                f"{text.lstrip('+')!r}: cannot be read as key=value; a value with spaces, commas, brackets, quotes, = "
-                "or letters beyond ASCII needs quotes within the shell's: 'key=\"a, b\"'; a key has none of them"
-            )
-    if problems:
-        raise ConfigError(problems)
-
-
-def _parse(arguments: Sequence[str]) -> list[Override]:
+def parsed(arguments: Sequence[str]) -> list[Override]:
     """The overrides among ``arguments``; flags and what Hydra itself must complain of are left to Hydra."""
     texts = [text for text in arguments if (not text.startswith("-") and "=" in text) or text.startswith("~")]
     try:
@@ -397,10 +232,10 @@ def _parse(arguments: Sequence[str]) -> list[Override]:
 
 def value_keys(arguments: Sequence[str]) -> list[str]:
     """The dotted keys that the user set, group choices left out."""
-    return [o.key_or_group for o in _parse(arguments) if "." in o.key_or_group and "@" not in o.key_or_group]
+    return [o.key_or_group for o in parsed(arguments) if "." in o.key_or_group and "@" not in o.key_or_group]
 
 
-def _own_folders(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def own_folders(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments without those that name folders of the user's own YAML, and the one override that names these.
 
     Raises:
@@ -410,7 +245,7 @@ def _own_folders(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     parser.add_argument("--config-dir", "-cd", type=Path)
     parser.add_argument("--cfg", "-c")  # unknown, -c would be taken for the beginning of -cd
     options, rest = parser.parse_known_args(arguments)
-    searchpath = [o for o in _parse(rest) if o.key_or_group == "hydra.searchpath"]
+    searchpath = [o for o in parsed(rest) if o.key_or_group == "hydra.searchpath"]
     values: list[Any] = [override.value() for override in searchpath]
     folders = [folder for value in values if isinstance(value, list) for folder in value]
     if options.config_dir is not None:
@@ -421,49 +256,9 @@ def _own_folders(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return others, [f"hydra.searchpath={json.dumps(folders, ensure_ascii=False)}"] if folders else []
 
 
-def _problems(arguments: Sequence[str]) -> list[str]:
-    """Everything that is wrong with the command line, where Hydra would stop at the first and suggest nothing."""
-    given, folders = _own_folders(arguments)
-    overrides = [o for o in _parse(given) if not o.key_or_group.startswith("hydra")]
-    chosen = [o for o in overrides if o.key_or_group in GROUPS]
-    problems: list[str] = []
-    try:
-        with hydra_of_our_own():
-            for choice in chosen:
-                options = _options(choice.key_or_group, folders)
-                value, group = choice.value(), choice.package or choice.key_or_group
-                if value is None and not choice.is_delete() and group in GROUPS:
-                    problems.append(
-                        f"{group}=null: no such choice, expected one of {', '.join(options)}; to have none, choose a "
-                        f"task that needs no {group}"
-                    )
-                elif isinstance(value, str) and value not in options:
-                    problems.append(
-                        f"{group}={value}: no such choice, expected one of {', '.join(options)}."
-                        f"{suggestion(value, options)}{_hint(group, value)}"
-                    )
-            if problems:
-                return problems
-            groups_only = compose("train", overrides=[*folders, *(o.input_line for o in chosen if o.input_line)])
-            known = []
-            for override in overrides:
-                key = override.key_or_group
-                added = override.is_add() or override.is_force_add()
-                plain = override not in chosen and not added and "@" not in key and "/" not in key
-                if plain and not _has_key(groups_only, key):
-                    problems.append(
-                        foreign_section(key, groups_only.runner.task_type)
-                        or (NO_EVAL_ENV if key.startswith("eval_env.") and "eval_env" not in groups_only else "")
-                        or _unknown(key, [*_all_keys(groups_only), *GROUPS])
-                    )
-                elif override.input_line:
-                    known.append(override.input_line)
-            from_hydra(compose("train", overrides=[*folders, *known]), value_keys(known))
-    except HydraException:
-        return problems  # Hydra says it better, in the real run
-    except ConfigError as error:
-        problems += error.problems
-    return problems
+def folders_of(folders: Sequence[str]) -> list[Path]:
+    """Of the override that :func:`own_folders` makes."""
+    return [Path(folder.removeprefix("file://")) for text in folders for folder in json.loads(text.partition("=")[2])]
 
 
 def understood(arguments: Sequence[str]) -> list[str]:
@@ -486,7 +281,7 @@ def with_recipe(arguments: Sequence[str]) -> list[str]:
         CheckpointError: the configuration of the run to go on with cannot be read.
         ConfigError: that run would have one that is wrong.
     """
-    given = _parse(understood(arguments))
+    given = parsed(understood(arguments))
     values = {o.key_or_group if o.package is None else f"{o.key_or_group}@{o.package}": o for o in given}
     chosen = {name: values[name].value() for name in ("env", "task", "runner.only_eval") if name in values}
     env, own = chosen.get("env"), (name for name in values if name in _OWN_GROUPS or name.startswith(_OWN_KEYS))
@@ -512,22 +307,3 @@ def _plays_the_same(arguments: Sequence[str]) -> bool:
 def _settable(argument: str) -> str:
     """Let adapters' and models' own options be set like any other: Hydra wants ``++`` for keys not in its YAML."""
     return f"++{argument}" if argument.startswith(FREE_FORM) and "=" in argument else argument
-
-
-def _has_key(config: DictConfig, key: str) -> bool:
-    node: Any = config
-    for part in key.split("."):
-        if not isinstance(node, DictConfig) or part not in node.keys():  # noqa: SIM118  # `in` asks for a set value
-            return False
-        node = node._get_node(part)
-    return True
-
-
-def _all_keys(config: DictConfig, prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name in config:
-        node = config._get_node(name)
-        keys.append(f"{prefix}{name}")
-        if isinstance(node, DictConfig) and not node._is_none():
-            keys.extend(_all_keys(node, f"{prefix}{name}."))
-    return keys

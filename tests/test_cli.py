@@ -12,9 +12,9 @@ import pytest
 from embodied_rl import __version__
 from embodied_rl.cli import config_of as config_of_any
 from embodied_rl.cli import main
+from embodied_rl.command_line import problems_of
 from embodied_rl.commands import COMMANDS
 from embodied_rl.commands.help import _HEAD
-from embodied_rl.composition import _problems as problems_of
 from embodied_rl.config import GROUPS
 from tests.configs import embodied as config_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embodied_rl import elsewhere
-from embodied_rl.composition import checked
+from embodied_rl.command_line import checked
 from embodied_rl.errors import ConfigError
 from embodied_rl.explain.own import own_keys
 

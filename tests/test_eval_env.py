@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from embodied_rl.command_line import checked
 from embodied_rl.commands.plan import arithmetic_lines
-from embodied_rl.composition import checked
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.launch import run
 from embodied_rl.schema import EmbodiedConfig

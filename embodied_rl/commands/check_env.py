@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from embodied_rl.command_line import checked
 from embodied_rl.commands.env_checks import SLOTS, Subject, check, first_states, raised, state_elsewhere
 from embodied_rl.commands.terminal import CommandParser, Finding, console, problem, show
-from embodied_rl.composition import checked
 from embodied_rl.envs.base import SimEnv, adapter_class
 from embodied_rl.envs.reset_states import task_ranges
 from embodied_rl.errors import UserError

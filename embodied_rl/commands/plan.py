@@ -10,8 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from embodied_rl.command_line import COMMAND_LINE, checked, origins
 from embodied_rl.commands.terminal import console
-from embodied_rl.composition import COMMAND_LINE, checked, origins, with_recipe
+from embodied_rl.composition import with_recipe
 from embodied_rl.errors import UserError
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import EmbodiedConfig

@@ -14,8 +14,9 @@ from rich.status import Status
 from rich.table import Table
 
 from embodied_rl.algorithms.catalog import LEARNERS
+from embodied_rl.command_line import checked
 from embodied_rl.commands.terminal import console
-from embodied_rl.composition import checked, with_recipe
+from embodied_rl.composition import with_recipe
 from embodied_rl.errors import UserError
 from embodied_rl.evaluation.success import percentages
 from embodied_rl.files import write_json

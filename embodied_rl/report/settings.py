@@ -9,7 +9,8 @@ from typing import Any, Final
 import yaml
 from hydra.errors import HydraException
 
-from embodied_rl.composition import config_of, origins
+from embodied_rl.command_line import origins
+from embodied_rl.composition import config_of
 from embodied_rl.config import GROUPS
 from embodied_rl.errors import UserError
 from embodied_rl.params import flat, shown

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from embodied_rl.cli import config_of, main
-from embodied_rl.composition import COMMAND_LINE, checked, origins
+from embodied_rl.command_line import COMMAND_LINE, checked, origins
 from embodied_rl.errors import CheckpointError, ConfigError
 from embodied_rl.tasks.planning import plan_of
 from embodied_rl.tasks.trial import count_parameters

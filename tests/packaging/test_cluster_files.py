@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from embodied_rl.composition import checked
+from embodied_rl.command_line import checked
 from embodied_rl.schema import Config
 from embodied_rl.tasks.planning import plan_of
 from tests.packaging.documented import ROOT

@@ -35,6 +35,7 @@ LAYERS: Final = (
     ("tasks",),
     ("elsewhere",),
     ("composition",),
+    ("command_line",),
     ("report",),
     ("launch",),
     ("commands",),

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from embodied_rl.cli import main
-from embodied_rl.composition import checked
+from embodied_rl.command_line import checked
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.launch import make_backend, run
 from embodied_rl.schema import EmbodiedConfig

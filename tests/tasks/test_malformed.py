@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from embodied_rl.cli import main
-from embodied_rl.composition import checked
+from embodied_rl.command_line import checked
 from embodied_rl.config import CONFIG_MODULE
 from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.params import at, flat
