@@ -15,7 +15,8 @@ from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.libero import expert as expert_package
 from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
 from embodied_rl.envs.libero.expert import LiberoExpert
-from embodied_rl.envs.libero.expert.geometry import Command
+from embodied_rl.envs.libero.expert.geometry import Command, yaw_of
+from embodied_rl.envs.libero.expert.pick_and_place import find_grasps
 from embodied_rl.envs.libero.expert.skills import Skill
 from embodied_rl.envs.libero.expert.world import Frame, Goal, World
 from embodied_rl.errors import UserError
@@ -68,6 +69,19 @@ def test_noise_varies_the_way_to_the_object_and_nothing_else(spatial: LiberoEnv)
     assert np.array_equal(way(1)[0], noisy)
     assert np.abs(noisy[:, :3] - plain[:, :3]).max() > 0.1 and np.abs(noisy).max() <= 1
     assert (noisy[:, 6] == -1).all()
+
+
+def test_bowls_that_stand_alike_are_taken_alike(spatial: LiberoEnv) -> None:
+    """In front of the hand there is nothing to choose between left and right, nor at a quarter turn either way."""
+    turns, sides = [], []
+    for state in range(100, 150, 7):  # the bowl in the table's middle
+        spatial.reset([0], [state])
+        world = World(spatial.privileged(0))
+        first = find_grasps(world, world.goals[0])[0]
+        turns.append(yaw_of(first.rotation) - yaw_of(world.hand.rotation))
+        sides.append(first.position[1] - world.frame(world.goals[0].subject).position[1])
+    assert np.abs(turns).max() < 0.4
+    assert max(sides) < -0.03, "metres to the right"
 
 
 @pytest.mark.parametrize(
