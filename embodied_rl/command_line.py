@@ -162,14 +162,13 @@ def check_grammar(arguments: Sequence[str]) -> None:
 def origins(arguments: Sequence[str]) -> Origins:
     """Which file sets which key of a command line's configuration."""
     given, folders = own_folders(understood(arguments))
-    set_here = [o for o in parsed(given) if "." in o.key_or_group and "@" not in o.key_or_group]
     with hydra_of_our_own():
         used = _used(given, folders)
         composed = compose("train", overrides=[*given, *folders])
         found: dict[str, str] = {}
         for item in used:
             found |= dict.fromkeys(_keys_of(item, folders), str(item.config_path))
-    found |= dict.fromkeys((o.key_or_group for o in set_here), COMMAND_LINE)
+    found |= dict.fromkeys(value_keys(given), COMMAND_LINE)
     known = {key: found[key] for key in _all_keys(composed) if key in found}
     return Origins(files=tuple(str(item.config_path) for item in used), keys=known)
 
