@@ -33,12 +33,12 @@ _BLOCKED = 25.0
 _CLOSE = 2.0
 """The same for points that pass something by less than :data:`_CLEARANCE`."""
 _TURNED = 10.0
-"""The same for a radian that the hand turns. Of places about as near the same one is taken again and again so, which
-what imitates the expert need not guess from millimetres."""
+"""The same for a radian that the hand turns: millimetres must not decide among places about as near, since a policy
+that imitates the expert cannot see them."""
 _SIDE = 4.0
-"""The same for the left side of a vessel, where it is as good as the right one."""
+"""The same for the left side of a vessel instead of the right one."""
 _LEANING = 0.2
-"""Radians by which a turn to the left may be longer than the one to the right after which the hand looks the same."""
+"""Radians by which the left is favoured where a quarter turn to either side ends alike."""
 _TOUCH = 0.001
 _CLEARANCE = 0.008
 """Metres; the hand comes down within a centimetre of where it should."""

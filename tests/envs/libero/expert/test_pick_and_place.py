@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from embodied_rl.envs.libero.expert.geometry import about
-from embodied_rl.envs.libero.expert.pick_and_place import _fitting_turn
+from embodied_rl.envs.libero.expert.geometry import Boxes, about, pointing_down, yaw_of
+from embodied_rl.envs.libero.expert.pick_and_place import _fitting_turn, find_grasps
+from embodied_rl.envs.libero.expert.world import Frame, Goal
 
 BOOK = np.array([[x, y, 0.0] for x in (-0.05, 0.05) for y in (-0.015, 0.015)])
 """Corners [4,3] of a book of 10 by 3 cm."""
@@ -22,3 +26,27 @@ BOOK = np.array([[x, y, 0.0] for x in (-0.05, 0.05) for y in (-0.015, 0.015)])
 def test_a_compartment_leaves_room_where_it_can(lies_at: float, half: tuple[float, float], turn: float) -> None:
     corners = BOOK @ about(np.array([0.0, 0.0, 1.0]), np.radians(lies_at)).T
     assert np.degrees(_fitting_turn(corners, np.array(half))) == pytest.approx(turn)
+
+
+@pytest.mark.parametrize("askew", [-4.0, -1.0, 1.0, 4.0])
+def test_a_quarter_turn_is_one_to_the_left(askew: float) -> None:
+    """Which of the two is a degree shorter nobody can see."""
+    lies = about(np.array([0.0, 0.0, 1.0]), np.radians(askew))
+    box = Boxes(centers=np.array([[0.1, 0.0, 0.02]]), rotations=lies[None], half_sizes=np.array([[0.015, 0.06, 0.02]]))
+    nothing = Boxes(centers=np.zeros((0, 3)), rotations=np.zeros((0, 3, 3)), half_sizes=np.zeros((0, 3)))
+    hand = Frame(position=np.array([0.0, 0.0, 0.3]), rotation=pointing_down(np.pi / 2))
+    places = {
+        "box": Frame(position=box.centers[0], rotation=lies),
+        "plate": Frame(position=np.zeros(3), rotation=np.eye(3)),
+    }
+    world: Any = SimpleNamespace(
+        hand=hand,
+        shape=lambda name: box,
+        frame=places.__getitem__,
+        category=lambda name: name,
+        surroundings=lambda without=None: nothing if without else box,
+        is_region=lambda name: False,
+    )
+    best = find_grasps(world, Goal(predicate="on", subject="box", target="plate"))[0]
+    turn = (yaw_of(best.rotation) - yaw_of(hand.rotation) + np.pi) % (2 * np.pi) - np.pi
+    assert 70 < np.degrees(turn) < 110
