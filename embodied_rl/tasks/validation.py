@@ -364,7 +364,11 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.reward_norm", lambda c: not _estimator(c).reward_normalized, "adv_type takes scores as they are"),
     ("algorithm.adv_norm", lambda c: not _estimator(c).batch_normalized, "adv_type normalises by itself"),
     ("algorithm.adv_norm", lambda c: not c.algorithm.normalize_advantages, "normalize_advantages is false"),
-    ("algorithm.loss_scale_factor", lambda c: not c.algorithm.loss_agg_func.endswith("-norm"), "of loss_agg_func"),
+    (
+        "algorithm.loss_scale_factor",
+        lambda c: not c.algorithm.loss_agg_func.endswith("-norm"),
+        "algorithm.loss_agg_func is not seq-mean-token-sum-norm",
+    ),
     (
         "algorithm.behav_imp_weight_mode",
         lambda c: c.algorithm.behav_imp_weight_cap is None,
@@ -381,7 +385,11 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.rewards_lower_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
     ("algorithm.rewards_upper_bound", lambda c: not c.algorithm.filter_rewards, "algorithm.filter_rewards is false"),
     ("algorithm.entropy_type", lambda c: c.algorithm.entropy_bonus == 0, "algorithm.entropy_bonus is 0"),
-    ("actor.lr_sched.lr_warmup_iters", lambda c: c.actor.lr_sched.lr_warmup_fraction is not None, "of the fraction"),
+    (
+        "actor.lr_sched.lr_warmup_iters",
+        lambda c: c.actor.lr_sched.lr_warmup_fraction is not None,
+        "actor.lr_sched.lr_warmup_fraction says how long the rate rises; null turns that off",
+    ),
     ("actor.lr_sched.lr_decay_iters", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
     ("actor.lr_sched.min_lr_ratio", lambda c: c.actor.lr_sched.lr_decay_style == "constant", "nothing decays"),
     ("actor.lr_sched.wsd_decay_fraction", lambda c: c.actor.lr_sched.lr_decay_style != "wsd", "the style is not wsd"),

@@ -203,6 +203,11 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["algorithm.bc_coef=0.1"], "there are no demonstrations to keep to; set algorithm.bc_path"),
         (["algorithm.bc_path=somewhere"], "this run would not read it, since algorithm.bc_coef is 0"),
         (
+            ["actor.lr_sched.lr_warmup_fraction=0.1", "actor.lr_sched.lr_warmup_iters=20"],
+            "would not read it, since actor.lr_sched.lr_warmup_fraction says how long the rate rises; null turns",
+        ),
+        (["algorithm.loss_scale_factor=20"], "would not read it, since algorithm.loss_agg_func is not seq-mean"),
+        (
             ["algorithm.bc_coef=0.1", "algorithm.bc_path=a", "cluster.component_placement.actor=0-2"],
             "algorithm.bc_batch_size: got 32, which does not divide evenly over 3 actor ranks; use a multiple of 3",
         ),
