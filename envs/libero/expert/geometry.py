@@ -27,6 +27,8 @@ SPEED = 0.0105
 """Metres that the hand makes in a control step along one axis at full action."""
 TURN_SPEED = 0.065
 """Radians that it turns in a control step at full action."""
+_LEANING = 0.2
+"""Radians by which turns to the left are favoured: what imitates cannot see which of two is a degree less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,11 @@ def nearest_half_turn(rotation: Vector, reference: Vector) -> Vector:
     the same."""
     turned = rotation * [-1, -1, 1]
     return turned if np.trace(turned @ reference.T) > np.trace(rotation @ reference.T) else rotation
+
+
+def leaning_left(rotation: Vector) -> Vector:
+    """[3,3], from where turns count, so that of two as wide the left one is less."""
+    return about(np.array([0.0, 0.0, 1.0]), _LEANING) @ rotation
 
 
 def turn_between(rotation: Vector, reference: Vector) -> float:

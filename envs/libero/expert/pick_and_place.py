@@ -16,6 +16,7 @@ from embodied_rl.envs.libero.expert.geometry import (
     Boxes,
     Vector,
     about,
+    leaning_left,
     nearest_half_turn,
     pointing_down,
     steps_to,
@@ -37,8 +38,6 @@ _TURNED = 10.0
 that imitates the expert cannot see them."""
 _SIDE = 4.0
 """The same for the left side of a vessel instead of the right one."""
-_LEANING = 0.2
-"""Radians by which the left is favoured where a quarter turn to either side ends alike."""
 _TOUCH = 0.001
 _CLEARANCE = 0.008
 """Metres; the hand comes down within a centimetre of where it should."""
@@ -153,7 +152,7 @@ def find_grasps(world: World, goal: Goal) -> list[Grasp]:
     styles = {"rim": _rim, "span": _span, "knob": _knob}
     near = world.surroundings().near((shape.low + shape.high) / 2, 0.3)
     onward = steps_to(np.array([*placement.spot, frame.position[2]]) - frame.position, placement.turn)
-    favoured = about(_VERTICAL, _LEANING) @ hand.rotation
+    favoured = leaning_left(hand.rotation)
     grasps = []
     for at, turned, detour in styles[facts.grasp](shape, frame.rotation, facts):
         reached = nearest_half_turn(turned, favoured)
@@ -161,7 +160,7 @@ def find_grasps(world: World, goal: Goal) -> list[Grasp]:
         blocked, close = np.sum(room < _TOUCH), np.sum((room >= _TOUCH) & (room < _CLEARANCE))
         move = at - hand.position
         turn = turn_between(reached, hand.rotation)
-        cost = steps_to(move, turn) + _TURNED * turn
+        cost = steps_to(move, turn) + _TURNED * turn_between(reached, favoured)
         # The plain distance decides among grasps that take as many steps: the way round is the longer one.
         cost += onward + 0.5 * float(np.abs(move)[:2].sum()) / SPEED
         grasps.append(
