@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.libero.expert.articulation import pull, push
 from embodied_rl.envs.libero.expert.geometry import OPEN, Command, action_toward, pointing_down, yaw_of
+from embodied_rl.envs.libero.expert.insertion import find_insertion, insert
 from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps, find_placement, too_flat
 from embodied_rl.envs.libero.expert.skills import (
     Arm,
@@ -132,7 +133,8 @@ def place(arm: Arm, goal: Goal) -> Skill:
     if not (yield from _opened(arm, goal)):
         return False
     if arm.world.holds_in_hand(goal.subject) and not arm.world.holds(goal):
-        yield from _put(arm, goal)
+        insertion = find_insertion(arm.world, goal)
+        yield from _put(arm, goal) if insertion is None else insert(arm, goal, insertion)
     tried: list[Grasp] = []
     for _ in range(_ATTEMPTS):
         yield from settle(arm)
@@ -141,6 +143,9 @@ def place(arm: Arm, goal: Goal) -> Skill:
             return True
         if not (yield from _opened(arm, goal)):
             return False
+        if (insertion := find_insertion(world, goal)) is not None:
+            yield from insert(arm, goal, insertion)
+            continue
         if too_flat(world, goal.subject):
             yield from slide(arm, goal.subject, find_placement(world, goal), lambda: arm.world.holds(goal))
             continue

@@ -85,7 +85,12 @@ def test_bowls_that_stand_alike_are_taken_alike(spatial: LiberoEnv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suite", "state", "index"), [("libero_spatial", 0, 0), pytest.param("libero_10", 233, 1, marks=pytest.mark.slow)]
+    ("suite", "state", "index"),
+    [
+        ("libero_spatial", 0, 0),
+        pytest.param("libero_10", 233, 1, marks=pytest.mark.slow),
+        pytest.param("libero_10", 455, 0, marks=pytest.mark.slow, id="a mug at its handle"),
+    ],
 )
 def test_what_is_held_is_not_dropped_when_it_takes_over(suite: str, state: int, index: int) -> None:
     """Another expert took the object up, the task's first or its second; this one has seen nothing of that."""
@@ -116,6 +121,27 @@ def test_what_is_held_is_not_dropped_when_it_takes_over(suite: str, state: int, 
 
 
 @pytest.mark.slow
+def test_a_mug_that_is_held_at_its_rim_is_set_down_and_taken_at_its_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held at the rim there is no room for it in the microwave."""
+    env = LiberoEnv(1, LiberoParams(task_suite_name="libero_10", cameras=()), seed=0)
+    env.reset([0], [460])
+    first, second = LiberoExpert(env), LiberoExpert(env)
+    with monkeypatch.context() as without_insertion:
+        without_insertion.setattr(expert_package, "find_insertion", lambda world, goal: None)
+        first.reset(0)
+        mug = World(env.privileged(0)).goals[0].subject
+        while not (World(env.privileged(0)).frame(mug).position[2] > 0.95):  # metres; the table's top is at 0.9
+            env.step([0], first.act(0, None)[None])
+    assert World(env.privileged(0)).holds_in_hand(mug)
+    second.reset(0)
+    success, steps = False, 0
+    while not success and steps < 300:
+        success, steps = bool(env.step([0], second.act(0, None)[None]).success[0]), steps + 1
+    env.close()
+    assert success
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "state"),
     [
@@ -128,6 +154,7 @@ def test_what_is_held_is_not_dropped_when_it_takes_over(suite: str, state: int, 
         pytest.param("libero_10", 233, id="two mugs on two plates"),
         pytest.param("libero_10", 250, id="a book into the narrow compartment"),
         pytest.param("libero_10", 400, id="two pots side by side"),
+        pytest.param("libero_10", 450, id="a mug into a microwave, which is open to its front alone"),
         pytest.param("libero_goal", 0, id="a closed drawer whose handle is below another's"),
         pytest.param("libero_goal", 170, id="a closed drawer to be filled, then beside the hand's way down"),
         pytest.param("libero_goal", 250, id="a plate, which has no edge to hold"),
