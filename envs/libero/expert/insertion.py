@@ -39,6 +39,8 @@ _ROOM = 0.006
 """Metres beside the hand on its way in."""
 _ASIDE = np.linspace(-0.1, 0.1, 21)
 """Metres from a region's middle line at which it may go in."""
+_SPARE = 0.005
+"""Metres behind the object."""
 _OVER_FLOOR = 0.012
 """Metres that what is carried in passes over the floor."""
 _STAGE = 0.02
@@ -79,7 +81,8 @@ def find_insertion(world: World, goal: Goal) -> Insertion | None:
         return None
     grasp = _handle(world, goal.subject)
     floor = obstacles.only(obstacles.centers[:, 2] < middle[2]).top_along(middle, middle, 0.01)
-    for axis in (0, 1) if grasp is not None else ():
+    horizontal = np.flatnonzero(np.abs(region.frame.rotation[2]) < 0.5)
+    for axis in horizontal if grasp is not None else ():
         for outward in (region.frame.rotation[:, axis], -region.frame.rotation[:, axis]):
             depth = float(region.half_size[axis])
             way = middle + np.linspace(0.0, depth + _BEFORE, 20)[:, None] * outward
@@ -108,7 +111,8 @@ def insert(arm: Arm, goal: Goal, insertion: Insertion) -> Skill:
     rotation, held = turn @ hand.rotation, turn @ (hand.position - origin)
     offsets = (world.shape(goal.subject).corners - origin) @ turn.T
     along, middle = offsets @ inward, insertion.middle
-    end = middle - inward * (along.max() + along.min()) / 2
+    # In the middle, or where what is ahead of its origin just fits.
+    end = middle + inward * min(-(along.max() + along.min()) / 2, insertion.depth - along.max() - _SPARE)
     end[2] = insertion.floor + _OVER_FLOOR - offsets[:, 2].min()
     end += _aside(obstacles, inward, end + held, rotation)
     before = end - inward * ((end - middle) @ inward + insertion.depth + along.max() + _STAGE)
