@@ -77,12 +77,10 @@ def find_insertion(world: World, goal: Goal) -> Insertion | None:
         return None
     region, obstacles = world.region(goal.target), world.surroundings(goal.subject)
     middle = region.frame.position
-    if obstacles.top_along(middle, middle, 0.01) < middle[2]:
+    if obstacles.top_along(middle, middle, 0.01) < middle[2] or (grasp := _handle(world, goal.subject)) is None:
         return None
-    grasp = _handle(world, goal.subject)
     floor = obstacles.only(obstacles.centers[:, 2] < middle[2]).top_along(middle, middle, 0.01)
-    horizontal = np.flatnonzero(np.abs(region.frame.rotation[2]) < 0.5)
-    for axis in horizontal if grasp is not None else ():
+    for axis in np.flatnonzero(np.abs(region.frame.rotation[2]) < 0.5):  # the horizontal ones
         for outward in (region.frame.rotation[:, axis], -region.frame.rotation[:, axis]):
             depth = float(region.half_size[axis])
             way = middle + np.linspace(0.0, depth + _BEFORE, 20)[:, None] * outward
