@@ -29,6 +29,27 @@ class Terminated(SystemExit):
         self.word = "terminal closed" if number == signal.SIGHUP else "terminated"
 
 
+class _Terminate:
+    """Handler of SIGTERM and SIGHUP that raises :class:`Terminated`."""
+
+    def __init__(self) -> None:
+        self._terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        if number == signal.SIGHUP:  # every line to the terminal, which is gone, would be an error
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for fd in self._terminals:
+                os.dup2(nowhere, fd)
+            os.close(nowhere)
+        raise Terminated(number)
+
+
+def raises(number: int) -> bool:
+    """Whether the signal raises KeyboardInterrupt or :class:`Terminated` now."""
+    handler = signal.getsignal(number)
+    return handler is signal.default_int_handler or isinstance(handler, _Terminate)
+
+
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` on SIGTERM and SIGHUP, so that they end a run as Ctrl-C does.
@@ -39,16 +60,7 @@ def terminable() -> Iterator[None]:
         yield
         return
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        del frame
-        if number == signal.SIGHUP:  # every line to the terminal, which is gone, would be an error
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for fd in terminals:
-                os.dup2(nowhere, fd)
-            os.close(nowhere)
-        raise Terminated(number)
-
-    terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
+    terminate = _Terminate()
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     caught = [number for number, handler in previous.items() if handler not in (signal.SIG_IGN, None)]
     try:

@@ -287,7 +287,7 @@ class TrainingLoop(Generic[C]):
     def update(self, step: int) -> list[UpdateReport]:
         """Let the actor train on what it has received."""
         self.progress.describe("update")
-        self.saver.updating = True
+        self.saver.update_begins()
         reports: list[UpdateReport] = self.actor.call(ActorWorker.update, step=step).wait()
         self._warn_of_idle_parameters(step, reports[0].without_gradient)
         return reports

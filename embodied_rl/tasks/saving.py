@@ -18,6 +18,9 @@ from embodied_rl.runtime.worker import WorkerGroup
 from embodied_rl.schema import RunnerConfig
 from embodied_rl.workers.actor import ActorWorker
 
+_GRACE_S = 10.0
+"""Seconds that an update may take which SIGTERM lets finish. SLURM and Kubernetes wait for 30 by default before they
+kill, and the checkpoint has to be written, too."""
 _PATIENCE_S = 120.0
 """Seconds that a run which is to end waits for a checkpoint that is being written."""
 
@@ -41,15 +44,23 @@ class CheckpointSaver:
     """Told of every checkpoint that is complete."""
     updating: bool = False
     """The actor may hold part of a step."""
-    interrupted: bool = False
-    """Ctrl-C came during an update, whose step is to be finished first."""
+    interrupted: int = 0
+    """The signal that came during an update, whose step is to be finished first; 0: none did."""
     _began: float = field(default_factory=lambda: time.monotonic(), init=False)
     """Time at which the run, or its newest checkpoint, began."""
+    _update_began: float = field(default=0.0, init=False)
+    _update_s: float = field(default=float("inf"), init=False)
+    """Seconds that the last update took."""
     _unpublished: Publication | None = field(default=None, init=False)
+
+    def update_begins(self) -> None:
+        """From here on the actor may hold part of a step."""
+        self.updating, self._update_began = True, time.perf_counter()
 
     def step_finished(self, done: int, *, last: bool) -> bool:
         """Note that training step number ``done`` is over; returns whether to save now."""
         self.finished, self.updating = done, False
+        self._update_s = time.perf_counter() - self._update_began
         cfg = self.config
         if cfg.save_interval > 0 and (done % cfg.save_interval == 0 or last):
             return True
@@ -61,31 +72,38 @@ class CheckpointSaver:
 
     @contextlib.contextmanager
     def interruptible(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Within, the first Ctrl-C during an update lets it finish, since no checkpoint can be made of half of it."""
+        """Within, the first Ctrl-C during an update lets it finish, since no checkpoint can be made of half of it, and
+        so does the first SIGTERM if updates are short."""
         if threading.current_thread() is not threading.main_thread() or not self.config.saves:
             yield
             return
-        previous = signal.getsignal(signal.SIGINT)
+        words = {signal.SIGINT: ("interrupted", "Ctrl-C"), signal.SIGTERM: ("terminated", "SIGTERM")}
+        previous = {number: signal.getsignal(number) for number in words if signals.raises(number)}
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            signal.signal(number, previous)
-            if not self.updating:
+            restore()
+            if not self.updating or (number == signal.SIGTERM and self._update_s > _GRACE_S):
                 signal.raise_signal(number)
-            self.interrupted = True
-            text = f"interrupted: finishing step {self.finished + 1}'s update, then saving; Ctrl-C again ends at once"
+            self.interrupted = number
+            word, sent = words[signal.Signals(number)]
+            text = f"{word}: finishing step {self.finished + 1}'s update, then saving; {sent} again ends at once"
             threading.Thread(target=say, args=(text,)).start()  # this thread may be in the middle of a line
 
-        if previous is signal.default_int_handler:
-            signal.signal(signal.SIGINT, interrupt)
+        def restore() -> None:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+        for number in previous:
+            signal.signal(number, interrupt)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, previous)
+            restore()
 
     def end_if_interrupted(self) -> None:
-        """Raises KeyboardInterrupt: it came during the update that is finished now."""
+        """Raises KeyboardInterrupt or Terminated: Ctrl-C or SIGTERM came during the update that is finished now."""
         if self.interrupted:
-            raise KeyboardInterrupt
+            signal.raise_signal(self.interrupted)
 
     def save(self) -> None:
         """Write a checkpoint of the finished steps; with ``runner.save_async`` only begin to.

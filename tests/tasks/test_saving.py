@@ -73,7 +73,9 @@ def test_an_asynchronous_failure_ends_the_run(tmp_path: Path, monkeypatch: pytes
 def test_saving_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 10))
     # 10 s pass between two looks at the clock.
-    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(
+        saving, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), perf_counter=time.perf_counter)
+    )
     options = ("runner.save_interval=-1", "runner.max_steps=5", "runner.max_keep=null")
     config = tiny_run(tmp_path, *QUICK, *options, "runner.save_interval_seconds=20")
     run(config)
@@ -225,9 +227,10 @@ def test_ended_in_a_rollout(
     assert metrics_of(only_run(rest)) == metrics_of(only_run(whole)), "as if it had not been terminated"
 
 
-def test_terminated_in_an_update(
+def test_terminated_in_a_long_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(saving, "_GRACE_S", 0.0)
     interrupt(monkeypatch, ActorWorker, "update", at_call=2)
     config = tiny_run(tmp_path, *QUICK, "runner.save_interval=10", "runner.max_steps=9")
     with pytest.raises(Terminated):
@@ -239,6 +242,7 @@ def test_terminated_in_an_update(
 def test_terminated_in_an_update_while_an_earlier_step_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(saving, "_GRACE_S", 0.0)
     interrupt(monkeypatch, ActorWorker, "update", at_call=4)
     write, terminated, awaited = ShardWriter.write_data, CheckpointSaver.save_at_termination, threading.Event()
 
@@ -289,17 +293,30 @@ def test_terminated_in_an_update_while_nothing_is_written_for_long(tmp_path: Pat
         assert found == f"no checkpoint of step 149: step 150 was being trained; checkpoint of step 100 {outcome}"
 
 
-def test_ctrl_c_in_an_update_lets_it_finish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("by", "word", "name", "raised"),
+    [
+        (signal.SIGINT, "interrupted", "Ctrl-C", KeyboardInterrupt),
+        (signal.SIGTERM, "terminated", "SIGTERM", Terminated),
+    ],
+)
+def test_an_update_is_finished(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    by: int,
+    word: str,
+    name: str,
+    raised: type[BaseException],
 ) -> None:
-    interrupt(monkeypatch, ActorWorker, "update", at_call=2, by=signal.SIGINT)
+    interrupt(monkeypatch, ActorWorker, "update", at_call=2, by=by)
     options = ["runner.save_interval=10", "runner.max_steps=3", "algorithm=ppo", "env.train.auto_reset=true"]
     config = tiny_run(tmp_path, *QUICK, *options)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(raised):
         run(config)
     said = " ".join(capsys.readouterr().out.split())
-    assert "interrupted: finishing step 2's update, then saving; Ctrl-C again ends at once" in said
-    assert "interrupted: checkpoint of step 2 is complete" in said
+    assert f"{word}: finishing step 2's update, then saving; {name} again ends at once" in said
+    assert f"{word}: checkpoint of step 2 is complete" in said
     assert steps(only_run(config)) == [2]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.undo()
