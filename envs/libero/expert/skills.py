@@ -57,6 +57,10 @@ _RETREAT_PATIENCE = 25
 """Control steps that it has for that."""
 _STUCK = 8
 """Control steps without motion that mean a collision."""
+_JAMMED = 12
+"""Control steps just above its place, no lower than before, after which what is held is let go of."""
+_JUST_ABOVE = 0.07
+"""Metres."""
 
 
 class Arm:
@@ -205,12 +209,19 @@ def carry(arm: Arm, name: str, placement: Placement, done: Callable[[], bool]) -
         distance = np.linalg.norm(arm.world.frame(name).position - arm.world.hand.position)
         return bool(abs(distance - held_at) > 0.03)
 
+    lowest, waited = np.inf, 0
+
     def arrived(now: Aim) -> bool:
+        nonlocal lowest, waited
         if done() or slipped():
             return True
-        error = now.position - arm.world.hand.position
+        height, error = arm.world.hand.position[2], now.position - arm.world.hand.position
         low = bool(error[2] > -0.006) or bool(error[2] > -0.025 and abs(arm.velocity[2]) < 0.001)
-        return low and bool(np.linalg.norm(error[:2]) < 0.015)
+        above = bool(np.linalg.norm(error[:2]) < 0.015)
+        # Noise keeps a hand that presses on something from being still.
+        pressing = above and error[2] > -_JUST_ABOVE
+        lowest, waited = (height, 0) if height < lowest - 0.001 else (lowest, waited + pressing)
+        return above and (low or waited > _JAMMED)
 
     yield from travel(arm, aim, rotation, CLOSE, obstacles, arrived=arrived)
     return not slipped()
