@@ -17,6 +17,7 @@ from embodied_rl.algorithms.catalog import LEARNERS
 from embodied_rl.checkpoints.store import complete_checkpoints
 from embodied_rl.launch import run
 from embodied_rl.runtime.signals import Terminated
+from embodied_rl.tasks import saving
 from embodied_rl.workers.actor import ActorWorker, UpdateReport, place
 from tests.configs import tiny_math_run, tiny_run
 from tests.logged import repeatable
@@ -188,13 +189,24 @@ class LateActor(ActorWorker):
 
 @pytest.mark.parametrize("actor", [LateActor], indirect=True)
 @pytest.mark.parametrize(
-    ("number", "ending", "saved"), [(signal.SIGTERM, Terminated, 2), (signal.SIGINT, KeyboardInterrupt, 3)]
+    ("number", "ending", "grace", "saved"),
+    [
+        (signal.SIGTERM, Terminated, 0.0, 2),
+        (signal.SIGTERM, Terminated, 10.0, 3),
+        (signal.SIGINT, KeyboardInterrupt, 0.0, 3),
+    ],
 )
 @pytest.mark.usefixtures("actor")
 def test_a_run_ends_while_its_rollout_waits_for_weights(
-    tmp_path: Path, number: int, ending: type[BaseException], saved: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    ending: type[BaseException],
+    grace: float,
+    saved: int,
 ) -> None:
-    """They never come. On SIGTERM the last step's checkpoint is there, on Ctrl-C the update's own is made."""
+    """They never come. After SIGTERM in a long update the last step's checkpoint is there, otherwise the update's."""
+    monkeypatch.setattr(saving, "_GRACE_S", grace)
     ahead = ("rollout.max_staleness=1", "rollout.chunks_ahead=1", "runner.save_interval=1")
     config = tiny_run(tmp_path, *ahead, f"runner.max_steps={STEPS}", "runner.eval_at_end=false")
     asked: list[float] = []
