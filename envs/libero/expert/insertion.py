@@ -33,6 +33,8 @@ _FREE = 0.02
 """Metres around the way in that are free there."""
 _HANDLE = 0.025
 """Metres across that a handle has at most."""
+_LEVEL = 0.3
+"""Sine of the angle from the horizontal below which a handle can be taken."""
 _END = 0.012
 """Metres from an object's outer end within which its shape is the handle's."""
 _ROOM = 0.006
@@ -47,6 +49,8 @@ _STAGE = 0.02
 """Metres between it and the mouth before it goes in."""
 _WITHDRAWAL = 0.14
 """Metres that the hand goes back out."""
+_FAR_DOWN = 0.3
+"""Metres; planes are no shapes, so there may be nothing below."""
 _STRAIGHT = 60
 """Control steps that a straight motion gets."""
 _STUCK = 6
@@ -128,14 +132,14 @@ def _handle(world: World, name: str) -> Grasp | None:
     shape, frame = world.shape(name), world.frame(name)
     boxes = shape.corners.reshape(-1, 8, 3)
     found = []
-    for axis in (0, 1):
+    for axis in np.flatnonzero(np.abs(frame.rotation[2]) < _LEVEL):
         for outward in (frame.rotation[:, axis], -frame.rotation[:, axis]):
             end = shape.only((boxes @ outward).min(axis=1) > (boxes @ outward).max() - _END)
             across = np.cross(_VERTICAL, outward)
             found.append((float(np.ptp(end.corners @ across)) if len(end.centers) else np.inf, end, outward, across))
-    width, end, outward, across = min(found, key=lambda candidate: candidate[0])
-    if width > _HANDLE:
+    if not found or min(width for width, *_ in found) > _HANDLE:
         return None
+    _, end, outward, across = min(found, key=lambda candidate: candidate[0])
     down = np.stack([across, np.cross(-_VERTICAL, across), -_VERTICAL], axis=1)
     upright = nearest_half_turn(down, leaning_left(world.hand.rotation))
     middle, inner = (end.low + end.high) / 2, float((end.corners @ outward).min())
@@ -179,7 +183,8 @@ def _bring(arm: Arm, name: str, at: Vector, rotation: Vector) -> Skill:
 def _set_down(arm: Arm, name: str) -> Skill:
     hand, shape = arm.world.hand, arm.world.shape(name)
     below = arm.world.surroundings(name).top_along(hand.position, hand.position, 0.03)
-    yield from _straight(arm, hand.position - (shape.low[2] - below) * _VERTICAL, hand.rotation, CLOSE)
+    way = min(float(shape.low[2]) - below, _FAR_DOWN)
+    yield from _straight(arm, hand.position - way * _VERTICAL, hand.rotation, CLOSE)
     yield from release(arm)
     return (yield from retreat(arm))
 
