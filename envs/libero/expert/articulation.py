@@ -16,7 +16,7 @@ from embodied_rl.envs.libero.expert.geometry import (
     about,
     nearest_half_turn,
 )
-from embodied_rl.envs.libero.expert.skills import Arm, Skill, approach, retreat
+from embodied_rl.envs.libero.expert.skills import Arm, Skill, approach, retreat, straight
 from embodied_rl.envs.libero.expert.world import World
 
 _TOP = 0.02
@@ -45,6 +45,8 @@ _TOUCHING = 0.004
 """Metres above it at which they touch it."""
 _STRAIGHT = 15
 """Control steps for the last centimetres."""
+_TOUCHED = 0.004
+"""Metres from their end at which they are over."""
 _PRESS = 0.03
 """Metres that the hand's target is below a handle's top: what it presses with."""
 _DRAG = 0.02
@@ -116,7 +118,7 @@ def pull(arm: Arm, joint: str, toward: float, done: Callable[[], bool]) -> Skill
     if not (yield from approach(arm, before, rotation)):
         yield from retreat(arm)
         return False
-    yield from _straight(arm, above, rotation)
+    yield from straight(arm, above, rotation, CLOSE, within=_TOUCHED, patience=_STRAIGHT)
     furthest, idle = 0.0, 0
     while idle < _IDLE:
         if done():
@@ -137,15 +139,6 @@ def _path(
     anchor, axis = world.joint_axis(joint)
     contact, direction = touch(world, joint, anchor, axis * toward)
     return _Path(contact=contact, direction=direction, anchor=anchor, axis=axis * toward, hinge=world.is_hinge(joint))
-
-
-def _straight(arm: Arm, at: Vector, rotation: Vector) -> Skill:
-    """Bring closed fingers to a place nearby, whatever is between."""
-    for _ in range(_STRAIGHT):
-        if np.abs(at - arm.world.hand.position).max() < 0.004:
-            return True
-        yield Command(position=at, rotation=rotation, gripper=CLOSE)
-    return False
 
 
 def _left(world: World, joint: str, position: float, toward: float) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,14 +14,23 @@ from embodied_rl.envs.libero.expert.geometry import (
     GRIPPER_OUTLINE,
     OPEN,
     Boxes,
-    Command,
     Vector,
     about,
     leaning_left,
     nearest_half_turn,
 )
 from embodied_rl.envs.libero.expert.pick_and_place import Grasp
-from embodied_rl.envs.libero.expert.skills import Aim, Arm, Skill, close_gripper, reach, release, retreat, travel
+from embodied_rl.envs.libero.expert.skills import (
+    Aim,
+    Arm,
+    Skill,
+    close_gripper,
+    reach,
+    release,
+    retreat,
+    straight,
+    travel,
+)
 from embodied_rl.envs.libero.expert.world import Goal, World
 
 _VERTICAL = np.array([0.0, 0.0, 1.0])
@@ -51,12 +62,10 @@ _WITHDRAWAL = 0.14
 """Metres that the hand goes back out."""
 _FAR_DOWN = 0.3
 """Metres; planes are no shapes, so there may be nothing below."""
-_STRAIGHT = 60
-"""Control steps that a straight motion gets."""
-_STUCK = 6
-"""Control steps without motion that end it."""
-_THERE = 0.006
-"""Metres from its end at which it is there."""
+_STRAIGHT: Final[Mapping[str, Any]] = {"within": 0.006, "patience": 60, "stuck": 6}
+"""When straight motions end."""
+_BROUGHT = 0.012
+"""Metres from before the mouth at which it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +128,11 @@ def insert(arm: Arm, goal: Goal, insertion: Insertion) -> Skill:
     end += _aside(obstacles, inward, end + held, rotation)
     before = end - inward * ((end - middle) @ inward + insertion.depth + along.max() + _STAGE)
     yield from _bring(arm, goal.subject, before + held, rotation)
-    yield from _straight(arm, end + held, rotation, CLOSE)
-    yield from _straight(arm, end + held - _OVER_FLOOR * _VERTICAL, rotation, CLOSE)
+    yield from straight(arm, end + held, rotation, CLOSE, **_STRAIGHT)
+    yield from straight(arm, end + held - _OVER_FLOOR * _VERTICAL, rotation, CLOSE, **_STRAIGHT)
     yield from release(arm)
     hand = arm.world.hand
-    yield from _straight(arm, hand.position - _WITHDRAWAL * hand.rotation[:, 2], hand.rotation, OPEN)
+    yield from straight(arm, hand.position - _WITHDRAWAL * hand.rotation[:, 2], hand.rotation, OPEN, **_STRAIGHT)
     return arm.world.holds(goal)
 
 
@@ -175,7 +184,7 @@ def _bring(arm: Arm, name: str, at: Vector, rotation: Vector) -> Skill:
         return Aim(position=at, hang=float(hand[2] - shape.low[2]), center=center, radius=radius)
 
     def arrived(_: Aim) -> bool:
-        return bool(np.abs(at - arm.world.hand.position).max() < 2 * _THERE)
+        return bool(np.abs(at - arm.world.hand.position).max() < _BROUGHT)
 
     return (yield from travel(arm, aim, rotation, CLOSE, arm.world.surroundings(name), arrived=arrived))
 
@@ -184,17 +193,6 @@ def _set_down(arm: Arm, name: str) -> Skill:
     hand, shape = arm.world.hand, arm.world.shape(name)
     below = arm.world.surroundings(name).top_along(hand.position, hand.position, 0.03)
     way = min(float(shape.low[2]) - below, _FAR_DOWN)
-    yield from _straight(arm, hand.position - way * _VERTICAL, hand.rotation, CLOSE)
+    yield from straight(arm, hand.position - way * _VERTICAL, hand.rotation, CLOSE, **_STRAIGHT)
     yield from release(arm)
     return (yield from retreat(arm))
-
-
-def _straight(arm: Arm, at: Vector, rotation: Vector, gripper: float) -> Skill:
-    """Bring the hand to a place nearby, whatever is between."""
-    still = 0
-    for _ in range(_STRAIGHT):
-        still = still + 1 if arm.still else 0
-        if np.abs(at - arm.world.hand.position).max() < _THERE or still == _STUCK:
-            return True
-        yield Command(position=at, rotation=rotation, gripper=gripper)
-    return False

@@ -251,6 +251,34 @@ def approach(arm: Arm, at: Vector, rotation: Vector) -> Skill:
     return (yield from travel(arm, lambda: aim, rotation, CLOSE, arm.world.surroundings(), arrived=arrived))
 
 
+def straight(
+    arm: Arm,
+    at: Vector,
+    rotation: Vector,
+    gripper: float,
+    *,
+    within: float,
+    patience: int,
+    stuck: int | None = None,
+) -> Skill:
+    """Bring the hand to a place [3] nearby, whatever is between.
+
+    Args:
+        within: metres from it, along each axis, that are near enough.
+        patience: control steps after which it stays where it is.
+        stuck: control steps without motion after which it does so, too.
+    """
+    still = 0
+    for _ in range(patience):
+        still = still + 1 if arm.still else 0
+        if np.abs(at - arm.world.hand.position).max() < within:
+            return True
+        if still == stuck:
+            return False
+        yield Command(position=at, rotation=rotation, gripper=gripper)
+    return False
+
+
 def slide(arm: Arm, name: str, placement: Placement, done: Callable[[], bool]) -> Skill:
     """Press on a flat object with closed fingers and drag it where it belongs, until ``done``."""
     shape = arm.world.shape(name)
