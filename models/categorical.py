@@ -134,6 +134,14 @@ def median_bins(log_probabilities: Tensor) -> Tensor:
     return (log_probabilities.exp().cumsum(-1) < 0.5).sum(-1).clamp(max=NUM_BINS - 1)
 
 
+def about_mean(log_probabilities: Tensor, sigma: float) -> Tensor:
+    """[...,256] -> [...,256]: logits of a Gaussian over bins about a distribution's mean, of this standard deviation in
+    bins. Where the mean is nearer to the range's end than that, what lies beyond it is cut off."""
+    bins = torch.arange(NUM_BINS, dtype=log_probabilities.dtype, device=log_probabilities.device)
+    mean = (log_probabilities.exp() * bins).sum(-1, keepdim=True)
+    return -0.5 * ((bins - mean) / sigma).square()
+
+
 def bin_range(statistics: ActionStatistics) -> tuple[Tensor, Tensor]:
     """The range [A] that bins divide, within [-1, 1]: the first to the 99th percentile and a margin.
 

@@ -45,6 +45,7 @@ from embodied_rl.models.base import (
 )
 from embodied_rl.models.categorical import (
     NUM_BINS,
+    about_mean,
     bin_range,
     bins_to_actions,
     chosen_logprobs,
@@ -89,6 +90,10 @@ class TinyVlaParams:
     noise_correlation: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata=NOT_OF_WEIGHTS)
     """Sampling: correlation of the draws of a chunk's steps, each dimension by itself. Independent draws (0) average
     out over a chunk of many short steps: nothing is tried that differs much."""
+    spread: PositiveFloat | None = field(default=None, metadata=NOT_OF_WEIGHTS)
+    """Acting: a Gaussian of this standard deviation in bins about each distribution's mean takes its place, in sampling
+    and in PPO's ratios, so that samples are the mean and a noise of known size. Null: the distribution itself, which is
+    as wide as the demonstrations were undecided. Imitation is of the distribution itself either way."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -157,7 +162,7 @@ class TinyVlaPolicy(Policy):
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         inputs = self._inputs(obs)
         slots = self._encode(inputs)
-        log_probabilities = self._log_probabilities(slots, temperature)
+        log_probabilities = self._acted(slots, temperature)
         bins = median_bins(log_probabilities) if greedy else self._drawn(log_probabilities, generator)
         return PolicyOutput(
             actions=bins_to_actions(bins, self.action_low, self.action_high),
@@ -188,8 +193,8 @@ class TinyVlaPolicy(Policy):
         self, replay_inputs: Mapping[str, Tensor], *, temperature: float, with_distribution: bool = False
     ) -> Evaluation:
         slots = self._encode(replay_inputs)
-        log_probabilities = self._log_probabilities(slots, temperature)
         if "positions" in replay_inputs:
+            log_probabilities = self._log_probabilities(slots, temperature)
             logprobs = imitation_score(
                 log_probabilities,
                 replay_inputs["positions"].to(slots.device),
@@ -197,6 +202,7 @@ class TinyVlaPolicy(Policy):
                 l1_weight=self.params.l1_weight,
             )
         else:
+            log_probabilities = self._acted(slots, temperature)
             logprobs = chosen_logprobs(log_probabilities, replay_inputs["bins"])
         return Evaluation(
             logprobs=logprobs,
@@ -226,7 +232,7 @@ class TinyVlaPolicy(Policy):
         slots = self._attend(tokens, mask)
         parts = [slots.mean(1), *(token[:, -1] for token in tokens[: len(self.cameras)])]
         seen = [functional.layer_norm(part.float(), part.shape[-1:]) for part in parts]
-        bins = median_bins(self._log_probabilities(slots, 1.0))
+        bins = median_bins(self._acted(slots, 1.0))
         return (
             torch.cat([*seen, *([] if self.proprio is None else [inputs["proprio"].to(slots.device)])], -1),
             bins_to_actions(bins, self.action_low, self.action_high),
@@ -289,6 +295,12 @@ class TinyVlaPolicy(Policy):
     def _log_probabilities(self, slots: Tensor, temperature: float) -> Tensor:
         """[N,C,A,256]."""
         return scaled_log_softmax(self.action_head(slots).unflatten(-1, (self.spec.action_dim, NUM_BINS)), temperature)
+
+    def _acted(self, slots: Tensor, temperature: float) -> Tensor:
+        """[N,C,A,256], with the ``spread`` that is asked for."""
+        if self.params.spread is None:
+            return self._log_probabilities(slots, temperature)
+        return scaled_log_softmax(about_mean(self._log_probabilities(slots, 1.0), self.params.spread), temperature)
 
     def _values(self, slots: Tensor) -> Tensor | None:
         # No slot of its own: the actions would look at it, and a policy change when it gets a value head.

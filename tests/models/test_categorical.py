@@ -7,6 +7,7 @@ import torch
 
 from embodied_rl.models.base import WHOLE, ActionStatistics, Truncation
 from embodied_rl.models.categorical import (
+    about_mean,
     bin_range,
     bins_to_actions,
     cut,
@@ -61,6 +62,17 @@ def test_median_by_hand() -> None:
     shares[2, 255] = 1.0
     shares[3] = 1 / 256
     assert median_bins(shares.log()).tolist() == [20, 10, 255, 127]
+
+
+def test_a_gaussian_about_the_mean_by_hand() -> None:
+    shares = torch.zeros(2, 256)
+    shares[0, [100, 140]] = torch.tensor([0.75, 0.25])  # mean 110, median 100
+    shares[1, 0] = 1.0
+    found = about_mean(shares.log(), 5.0).log_softmax(-1)
+    assert (found[0, 110] - found[0, 115]).item() == pytest.approx(0.5, abs=1e-4)
+    assert (found[0, 110] - found[0, 100]).item() == pytest.approx(2.0, abs=1e-4)
+    assert median_bins(found).tolist() == [110, 3], "half of a Gaussian has its median at 0.67 standard deviations"
+    assert found.exp().sum(-1).tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
 def test_a_far_miss_is_worse_than_a_near_one() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ SPEC = PolicySpec(
 )
 
 
-def policy(seed: int = 0, **params: int) -> TinyVlaPolicy:
+def policy(seed: int = 0, **params: float) -> TinyVlaPolicy:
     torch.manual_seed(seed)
     return TinyVlaPolicy(SPEC, TinyVlaParams(**{"hidden_size": 32, "num_layers": 2, "max_words": 8, **params}))
 
@@ -136,6 +137,45 @@ def test_greedy_takes_the_median() -> None:
     model, obs = policy(), observe(4, "push the cube")
     decided = model.act(obs, greedy=True, temperature=1.0, generator=None)
     assert torch.equal(decided.replay_inputs["bins"], median_bins(distribution(model, obs)))
+
+
+@pytest.mark.parametrize("noise_correlation", [0.0, 1.0])
+def test_a_spread_draws_about_the_mean(noise_correlation: float) -> None:
+    """Actions, medians and ratios are those of one Gaussian, however undecided the distribution is; imitation is not."""
+    model, plain = policy(spread=4.0, noise_correlation=noise_correlation), policy()
+    obs, generator = EnvObs.concatenate([observe(1, "push the cube")] * 2000), torch.Generator().manual_seed(0)
+    mean = (distribution(plain, obs).exp() * torch.arange(256.0)).sum(-1)
+    decided = model.act(obs, greedy=False, temperature=1.0, generator=generator)
+    bins = decided.replay_inputs["bins"].float()
+    assert (bins.mean(0) - mean[0]).abs().max() < 0.5
+    assert (bins.std(0) - 4.0).abs().max() < 0.3
+    evaluated = model.evaluate(decided.replay_inputs, temperature=1.0)
+    assert torch.allclose(evaluated.logprobs, decided.logprobs, atol=1e-5)
+    assert evaluated.entropy[0, 0, 0].item() == pytest.approx(math.log(4.0 * math.sqrt(2 * math.pi * math.e)), abs=1e-3)
+    warm = model.act(obs, greedy=False, temperature=4.0, generator=generator).replay_inputs["bins"].float()
+    assert (warm.std(0) - 8.0).abs().max() < 0.6, "a temperature multiplies the variance"
+    greedy = model.act(obs, greedy=True, temperature=1.0, generator=None).replay_inputs["bins"]
+    assert (greedy[0] - mean[0]).abs().max() <= 0.5
+    imitated = plain.demonstration(obs, decided.actions)
+    assert torch.equal(
+        model.evaluate(imitated, temperature=1.0).logprobs, plain.evaluate(imitated, temperature=1.0).logprobs
+    )
+
+
+def test_a_spread_moves_the_mean_towards_what_paid() -> None:
+    """A step along the ratio's gradient moves the mean, through the distribution that imitation made."""
+    model, obs = policy(spread=4.0), observe(1, "push the cube")
+    decided = model.act(obs, greedy=False, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    bins = torch.arange(256.0)
+    before = (distribution(model, obs).exp() * bins).sum(-1).detach()
+    model.evaluate(decided.replay_inputs, temperature=1.0).logprobs[0, 0].sum().backward()
+    with torch.no_grad():
+        for parameter in model.head_parameters():
+            assert parameter.grad is not None
+            parameter.add_(1e-4 * parameter.grad)
+        after = (distribution(model, obs).exp() * bins).sum(-1)
+    tried = decided.replay_inputs["bins"]
+    assert ((after - tried).abs() < (before - tried).abs())[0, 0].all()
 
 
 def test_missing_or_wrong_camera() -> None:
