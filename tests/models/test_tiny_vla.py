@@ -141,7 +141,7 @@ def test_greedy_takes_the_median() -> None:
 
 @pytest.mark.parametrize("noise_correlation", [0.0, 1.0])
 def test_a_spread_draws_about_the_mean(noise_correlation: float) -> None:
-    """Actions, medians and ratios are those of one Gaussian, however undecided the distribution is; imitation is not."""
+    """Actions, medians and ratios are of one Gaussian, however undecided the distribution is; imitation is not."""
     model, plain = policy(spread=4.0, noise_correlation=noise_correlation), policy()
     obs, generator = EnvObs.concatenate([observe(1, "push the cube")] * 2000), torch.Generator().manual_seed(0)
     mean = (distribution(plain, obs).exp() * torch.arange(256.0)).sum(-1)
