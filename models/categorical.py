@@ -121,8 +121,13 @@ def imitation_score(log_probabilities: Tensor, positions: Tensor, *, sigma: floa
     bins = torch.arange(NUM_BINS, dtype=positions.dtype, device=positions.device)
     log_target = (-0.5 * ((bins - positions.unsqueeze(-1)) / sigma).square()).log_softmax(-1)
     divergence = (log_target.exp() * (log_target - log_probabilities)).sum(-1)
-    expected = (log_probabilities.exp() * bins).sum(-1)
-    return -divergence - l1_weight * (2.0 / NUM_BINS) * (expected - positions).abs()
+    return -divergence - l1_weight * (2.0 / NUM_BINS) * (mean_position(log_probabilities) - positions).abs()
+
+
+def mean_position(log_probabilities: Tensor) -> Tensor:
+    """[...,256] -> [...]: the expected bin, mostly between two."""
+    bins = torch.arange(NUM_BINS, dtype=log_probabilities.dtype, device=log_probabilities.device)
+    return (log_probabilities.exp() * bins).sum(-1)
 
 
 def median_bins(log_probabilities: Tensor) -> Tensor:
@@ -138,8 +143,7 @@ def about_mean(log_probabilities: Tensor, sigma: float) -> Tensor:
     """[...,256] -> [...,256]: logits of a Gaussian over bins about a distribution's mean, of this standard deviation in
     bins. Where the mean is nearer to the range's end than that, what lies beyond it is cut off."""
     bins = torch.arange(NUM_BINS, dtype=log_probabilities.dtype, device=log_probabilities.device)
-    mean = (log_probabilities.exp() * bins).sum(-1, keepdim=True)
-    return -0.5 * ((bins - mean) / sigma).square()
+    return -0.5 * ((bins - mean_position(log_probabilities).unsqueeze(-1)) / sigma).square()
 
 
 def bin_range(statistics: ActionStatistics) -> tuple[Tensor, Tensor]:

@@ -93,8 +93,7 @@ class TinyVlaParams:
     spread: PositiveFloat | None = field(default=None, metadata=NOT_OF_WEIGHTS)
     """Acting: a Gaussian of this standard deviation in bins about each distribution's mean takes its place, in sampling
     and in PPO's ratios, so that samples are the mean and a noise of known size. Null: the distribution itself, which is
-    as wide as the demonstrations were undecided. Imitation is of the distribution itself either way. The mean of an
-    undecided distribution moves far in one step: PPO needs smaller rates."""
+    as wide as the demonstrations were undecided. Imitation is of the distribution itself either way."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
