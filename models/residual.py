@@ -75,7 +75,7 @@ class ResidualPolicy(MlpPolicy):
     params: ResidualParams
 
     def __init__(self, spec: PolicySpec, params: ResidualParams) -> None:
-        base_params = _of_weights(params)
+        base_params = _of_base(params)
         super().__init__(spec, dataclasses.replace(params, base_params=base_params))
         self.distribution_type = None  # over [N,K,A], where one over [N,C,A] is asked for
 
@@ -159,9 +159,9 @@ def _frozen(params: ResidualParams, spec: PolicySpec, path: str | None = None) -
     return build_policy(params.base, spec, params.base_params, path).requires_grad_(False)
 
 
-def _of_weights(params: ResidualParams) -> dict[str, Any]:
-    """Those of ``base_params`` that are not the defaults and on which the base's weights depend, so that folders tell
-    the same of the same base.
+def _of_base(params: ResidualParams) -> dict[str, Any]:
+    """Those of ``base_params`` that are not the defaults and on which the base's weights or its greedy actions depend,
+    so that folders tell the same of the same base.
 
     Raises:
         UserError: no such base, one that needs published weights, or a parameter that it does not have.

@@ -58,7 +58,7 @@ from embodied_rl.models.categorical import (
     positions_among_bins,
     scaled_log_softmax,
 )
-from embodied_rl.params import NOT_OF_WEIGHTS
+from embodied_rl.params import NOT_OF_WEIGHTS, OF_GREEDY_ACTIONS
 
 WORD_BUCKETS = 8192
 """Rows of the word table: LIBERO's words do not collide in it."""
@@ -90,7 +90,7 @@ class TinyVlaParams:
     noise_correlation: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata=NOT_OF_WEIGHTS)
     """Sampling: correlation of the draws of a chunk's steps, each dimension by itself. Independent draws (0) average
     out over a chunk of many short steps: nothing is tried that differs much."""
-    spread: PositiveFloat | None = field(default=None, metadata=NOT_OF_WEIGHTS)
+    spread: PositiveFloat | None = field(default=None, metadata=OF_GREEDY_ACTIONS)
     """Acting: a Gaussian of this standard deviation in bins about each distribution's mean takes its place, in sampling
     and in PPO's ratios, so that samples are the mean and a noise of known size. Null: the distribution itself, which is
     as wide as the demonstrations were undecided. Imitation is of the distribution itself either way."""

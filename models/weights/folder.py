@@ -90,7 +90,7 @@ def shaping(params: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Of the values of a ``Params`` dataclass those that weights depend on. One that is missing, since the folder is
     older than the option, has its default."""
     defaults = {field.name: field.default for field in fields(params) if field.default is not MISSING}
-    free = {field.name for field in fields(params) if field.metadata == NOT_OF_WEIGHTS}
+    free = {field.name for field in fields(params) if field.metadata.items() >= NOT_OF_WEIGHTS.items()}
     return {key: value for key, value in {**defaults, **values}.items() if key not in free}
 
 

@@ -185,6 +185,22 @@ def test_folders_tell_the_same_of_the_same_base(tmp_path: Path) -> None:
         build_policy("residual", SPEC, PARAMS | {"base_params": BASE | {"max_words": 23}}, str(tmp_path / "own"))
 
 
+def test_a_base_that_plays_its_means_is_corrected_from_there(tmp_path: Path) -> None:
+    """`spread` is not of the base's weights, but of what it does, and of what its corrections were learnt for."""
+    params = BASE | {"spread": 2.0}
+    policy = of(tmp_path / "base", base_params=params)
+    base().save_pretrained(tmp_path / "base")
+    means = build_policy("tiny_vla", dataclasses.replace(SPEC, values_per_chunk=0), params, str(tmp_path / "base"))
+    expected = means.act(observe(), greedy=True, temperature=1.0, generator=None).actions
+    assert (expected - medians()).abs().max() > 0.02
+    done = policy.act(observe(), greedy=True, temperature=1.0, generator=None)
+    assert torch.allclose(done.replay_inputs["state"][:, -C * A :].unflatten(1, (C, A)), expected)
+    policy.save_pretrained(tmp_path / "own")
+    build_policy("residual", SPEC, PARAMS | {"base_params": params}, str(tmp_path / "own"))
+    with pytest.raises(UserError, match="made with"):
+        build_policy("residual", SPEC, PARAMS, str(tmp_path / "own"))
+
+
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_policies_without_published_weights_may_be_the_base(name: str) -> None:
     spec = dataclasses.replace(SPEC, image_shapes={} if name == "mlp" else {"front": (40, 40)})
