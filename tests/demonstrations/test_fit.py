@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ from embodied_rl.errors import ConfigError, UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.schema import EmbodiedSftConfig
 from embodied_rl.tasks.planning import plan_of
+from embodied_rl.workers import actor
 from embodied_rl.workers.demonstrator import ImitationWorker
 from tests.configs import embodied
 from tests.demonstrations.lerobot.recordings import HEIGHT, WIDTH, data_set
@@ -156,6 +158,24 @@ def test_choices_are_not_cut_off(tmp_path: Path, choices: tuple[int, ...], large
     worker = ImitationWorker.__new__(ImitationWorker)
     worker._data, worker.context = config(root).data, SimpleNamespace(report_progress=lambda *_: None)  # type: ignore[assignment]
     assert worker._read(root, spec, None)._actions.max() == largest
+
+
+@pytest.mark.parametrize(("choices", "found", "largest"), [((3, 4), 3, 3), ((), 1.0005, 1)])
+def test_choices_that_ppo_keeps_to_are_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choices: tuple[int, ...], found: float, largest: int
+) -> None:
+    monkeypatch.setattr(actor, "Demonstrated", lambda training, frames, **_: frames)
+    root = data_set(tmp_path, [2, 3], videos=False)
+    with_actions(root, [(0, found), (1, 0)])
+    spec = PolicySpec(
+        action_dim=2, num_action_chunks=1, state_dim=3, image_shapes=BOTH, values_per_chunk=1, action_choices=choices
+    )
+    worker: Any = actor.ActorWorker.__new__(actor.ActorWorker)
+    worker._algorithm = embodied(
+        "env=dummy", "algorithm=ppo", "algorithm.bc_coef=0.1", f"algorithm.bc_path={root}"
+    ).algorithm
+    worker.context = SimpleNamespace(report_progress=lambda *_: None, rank=0, world_size=1)
+    assert worker._demonstrated(None, spec)._actions.max() == largest
 
 
 @pytest.mark.parametrize(
