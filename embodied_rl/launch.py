@@ -57,7 +57,7 @@ from embodied_rl.tasks.reporting import end_of, video_folder
 from embodied_rl.tasks.rules import AUTO
 from embodied_rl.tasks.saving import CheckpointSaver
 from embodied_rl.tasks.table import TASKS
-from embodied_rl.tasks.trial import try_checkpoints
+from embodied_rl.tasks.trial import acts_otherwise, try_checkpoints
 from embodied_rl.tasks.wiring import RunContext, Wiring
 from embodied_rl.workers.actor import ActorWorker
 
@@ -275,6 +275,8 @@ def _prepare(plan: RunPlan[Any], console: Console, alone: contextlib.ExitStack) 
         _warn(console, _begins_anew(experiment_dir(config)))
     if loaded := resumed or start.initial:
         console.print(f"weights of: {loaded}", highlight=False, soft_wrap=True)
+    for text in acts_otherwise(plan):
+        _warn(console, text)
     if changes:
         console.print(resume.table(changes))
     elif changes is None:

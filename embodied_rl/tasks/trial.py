@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_trunc
 from embodied_rl.models.footprint import Footprint, footprint
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, policy_of
 from embodied_rl.models.weights.folder import headers_only, shaping
-from embodied_rl.params import parse_params
+from embodied_rl.models.weights.look import CONFIG_FILE, read_json
+from embodied_rl.params import OF_GREEDY_ACTIONS, argument, parse_params
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig, MathConfig, ModelConfig
 
@@ -106,6 +107,41 @@ def _check_params(plan: RunPlan[Any], checkpoint: Path) -> None:
             f"{checkpoint}: its weights are of model_type={config.model_type} with other model.params: "
             f"{listed(others, separator='; ')}. Set them as they were"
         )
+
+
+def acts_otherwise(plan: RunPlan[Any]) -> list[str]:
+    """What to tell where the weights that a run starts from were trained to act by another value of an option than its
+    own: the same weights are another policy then. A value that is the default says nothing: nobody may have chosen it.
+    """
+    now = plan.model_params
+    decisive = [field for field in fields(now) if field.metadata == OF_GREEDY_ACTIONS]
+    if not decisive:
+        return []
+    said = []
+    for source, then in _made_with(plan):
+        for field in decisive:
+            was, here = then.get(field.name, field.default), getattr(now, field.name)
+            if was not in (field.default, here):
+                key = f"model.params.{field.name}"
+                said.append(
+                    f"{source}: its weights were trained with {argument(key, was)}, and this run acts with "
+                    f"{argument(key, here)}: another policy, whose success is another"
+                )
+    return said
+
+
+def _made_with(plan: RunPlan[Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Where the weights that a run starts from are, and their ``model.params`` as far as they are known."""
+    checkpoints = [path for path in (plan.start.initial, plan.start.resumed) if path is not None]
+    folder = plan.config.model.path
+    try:
+        for checkpoint in checkpoints:
+            yield checkpoint, PolicyRecord.read(checkpoint).model.params
+        if not checkpoints and folder is not None:
+            found = read_json(Path(folder) / CONFIG_FILE).get("params")
+            yield Path(folder), found if isinstance(found, dict) else {}
+    except UserError:  # whoever loads them says what is wrong
+        return
 
 
 def count_parameters(plan: RunPlan[Any], *, of_critic: bool = False) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied_rl.cli import main
 from embodied_rl.envs.base import KnownSpaces
 from embodied_rl.errors import CheckpointError, UserError
 from embodied_rl.launch import run
@@ -168,6 +169,29 @@ def test_what_weights_mean_by_family(tmp_path: Path, model: list[str], other: st
     trial.try_checkpoints(plan_of(tiny_run(tmp_path, *given, f"runner.init_from={made}")))
     with pytest.raises(CheckpointError, match=message):
         run(tiny_run(tmp_path, *given, f"runner.init_from={made}", other))
+
+
+def test_weights_that_were_trained_to_act_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PPO about the means leaves the medians where they are: who plays these is told."""
+    given = ["model=tiny_vla", "env.init_params.image_size=32", "model.params.hidden_size=16", "cluster=serial"]
+    given += ["model.num_action_chunks=1", "runner.max_steps=1", "runner.val_check_interval=-1"]
+    run(tiny_run(tmp_path / "first", *given, "model.params.spread=4.5"))
+    assert "another policy" not in capsys.readouterr().out
+    [made] = tmp_path.glob("first/results/*/*/checkpoints/*")
+    main(["export", str(made), str(tmp_path / "folder")])
+    capsys.readouterr()
+    for number, where in enumerate((made, tmp_path / "folder")):
+        key = "model.path" if number else "runner.init_from"
+        run(tiny_run(tmp_path / str(number), *given, f"{key}={where}"))
+        assert (
+            f"{where}: its weights were trained with model.params.spread=4.5, and this run acts with "
+            "model.params.spread=null: another policy, whose success is another\n"
+        ) in capsys.readouterr().out
+        same = tiny_run(tmp_path / "same", *given, f"{key}={where}", "model.params.spread=4.5")
+        assert trial.acts_otherwise(plan_of(same)) == []
+    [plain] = tmp_path.glob("0/results/*/*/checkpoints/*")
+    begun = tiny_run(tmp_path / "more", *given, f"runner.init_from={plain}", "model.params.spread=4.5")
+    assert trial.acts_otherwise(plan_of(begun)) == []
 
 
 def test_a_fresh_language_model_with_as_many_numbers_in_other_heads(tmp_path: Path) -> None:
