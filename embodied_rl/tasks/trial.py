@@ -110,9 +110,8 @@ def _check_params(plan: RunPlan[Any], checkpoint: Path) -> None:
 
 
 def acts_otherwise(plan: RunPlan[Any]) -> list[str]:
-    """What to tell where the weights that a run starts from were trained to act by another value of an option than its
-    own: the same weights are another policy then. A value that is the default says nothing: nobody may have chosen it.
-    """
+    """Warnings: options of acting, such as ``spread``, with which the weights that a run starts from were trained, and
+    which this run sets otherwise. Only for trained values that are not the default."""
     now = plan.model_params
     decisive = [field for field in fields(now) if field.metadata == OF_GREEDY_ACTIONS]
     if not decisive:
@@ -125,7 +124,7 @@ def acts_otherwise(plan: RunPlan[Any]) -> list[str]:
                 key = f"model.params.{field.name}"
                 said.append(
                     f"{source}: its weights were trained with {argument(key, was)}, and this run acts with "
-                    f"{argument(key, here)}: another policy, whose success is another"
+                    f"{argument(key, here)}, which is another policy; set {argument(key, was)} to play what was trained"
                 )
     return said
 

@@ -172,7 +172,7 @@ def test_what_weights_mean_by_family(tmp_path: Path, model: list[str], other: st
 
 
 def test_weights_that_were_trained_to_act_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """PPO about the means leaves the medians where they are: who plays these is told."""
+    """PPO about the means does not teach the medians: a run that plays these says so."""
     given = ["model=tiny_vla", "env.init_params.image_size=32", "model.params.hidden_size=16", "cluster=serial"]
     given += ["model.num_action_chunks=1", "runner.max_steps=1", "runner.val_check_interval=-1"]
     run(tiny_run(tmp_path / "first", *given, "model.params.spread=4.5"))
@@ -185,10 +185,12 @@ def test_weights_that_were_trained_to_act_otherwise(tmp_path: Path, capsys: pyte
         run(tiny_run(tmp_path / str(number), *given, f"{key}={where}"))
         assert (
             f"{where}: its weights were trained with model.params.spread=4.5, and this run acts with "
-            "model.params.spread=null: another policy, whose success is another\n"
+            "model.params.spread=null, which is another policy; set model.params.spread=4.5 to play what was trained\n"
         ) in capsys.readouterr().out
         same = tiny_run(tmp_path / "same", *given, f"{key}={where}", "model.params.spread=4.5")
         assert trial.acts_otherwise(plan_of(same)) == []
+    evaluated = tiny_run(tmp_path / "only", *given, f"runner.resume_dir={made}", "runner.only_eval=true")
+    assert len(trial.acts_otherwise(plan_of(evaluated))) == 1
     [plain] = tmp_path.glob("0/results/*/*/checkpoints/*")
     begun = tiny_run(tmp_path / "more", *given, f"runner.init_from={plain}", "model.params.spread=4.5")
     assert trial.acts_otherwise(plan_of(begun)) == []
