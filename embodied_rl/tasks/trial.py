@@ -20,6 +20,7 @@ from embodied_rl.evaluation import views
 from embodied_rl.models.base import Policy, PolicySpec, Truncation, refuse_truncation, require_reparameterized
 from embodied_rl.models.footprint import Footprint, footprint
 from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, policy_of
+from embodied_rl.models.residual import ResidualParams
 from embodied_rl.models.weights.folder import headers_only, shaping
 from embodied_rl.models.weights.look import CONFIG_FILE, read_json
 from embodied_rl.params import OF_GREEDY_ACTIONS, argument, parse_params
@@ -112,16 +113,18 @@ def _check_params(plan: RunPlan[Any], checkpoint: Path) -> None:
 def acts_otherwise(plan: RunPlan[Any]) -> list[str]:
     """Warnings: options of acting, such as ``spread``, with which the weights that a run starts from were trained, and
     which this run sets otherwise. Only for trained values that are not the default."""
-    now = plan.model_params
+    now, prefix, said = plan.model_params, "model.params", []
+    residual = isinstance(now, ResidualParams)
+    if residual:
+        prefix = "model.params.base_params"
+        now = parse_params(policy_class(now.base).Params, now.base_params, prefix)
     decisive = [field for field in fields(now) if field.metadata == OF_GREEDY_ACTIONS]
-    if not decisive:
-        return []
-    said = []
-    for source, then in _made_with(plan):
+    for source, params in _made_with(plan) if decisive else ():
+        then = params.get("base_params", params) if residual else params  # a folder may be the base's own
         for field in decisive:
             was, here = then.get(field.name, field.default), getattr(now, field.name)
             if was not in (field.default, here):
-                key = f"model.params.{field.name}"
+                key = f"{prefix}.{field.name}"
                 said.append(
                     f"{source}: its weights were trained with {argument(key, was)}, and this run acts with "
                     f"{argument(key, here)}, which is another policy; set {argument(key, was)} to play what was trained"

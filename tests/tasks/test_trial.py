@@ -194,6 +194,16 @@ def test_weights_that_were_trained_to_act_otherwise(tmp_path: Path, capsys: pyte
     [plain] = tmp_path.glob("0/results/*/*/checkpoints/*")
     begun = tiny_run(tmp_path / "more", *given, f"runner.init_from={plain}", "model.params.spread=4.5")
     assert trial.acts_otherwise(plan_of(begun)) == []
+    corrected = ("model=residual", *given[1:2], f"model.path={tmp_path}/folder", *given[4:])
+    corrected += ("model.params.base_params.hidden_size=16",)
+    [said] = trial.acts_otherwise(plan_of(tiny_run(tmp_path / "corrected", *corrected)))
+    assert "acts with model.params.base_params.spread=null" in said
+    corrected += ("model.params.base_params.spread=4.5",)
+    assert trial.acts_otherwise(plan_of(tiny_run(tmp_path / "corrected", *corrected))) == []
+    run(tiny_run(tmp_path / "corrected", *corrected))
+    [made] = tmp_path.glob("corrected/results/*/*/checkpoints/*")
+    again = tiny_run(tmp_path / "again", *corrected[:-1], f"runner.init_from={made}")
+    assert len(trial.acts_otherwise(plan_of(again))) == 1
 
 
 def test_a_fresh_language_model_with_as_many_numbers_in_other_heads(tmp_path: Path) -> None:
