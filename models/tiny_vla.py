@@ -140,11 +140,13 @@ class TinyVlaPolicy(Policy):
         # A small last layer starts the policy near the uniform distribution.
         nn.init.normal_(self.action_head.weight, std=0.01)
         nn.init.zeros_(self.action_head.bias)
-        self.value_head = (
-            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, spec.values_per_chunk))
-            if spec.values_per_chunk
-            else None
-        )
+        self.value_head = None
+        if spec.values_per_chunk:
+            first, last = nn.Linear(width, width), nn.Linear(width, spec.values_per_chunk)
+            # Values start at 0: others would be noise in the first steps' advantages.
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            self.value_head = nn.Sequential(first, nn.GELU(), last)
 
     def head_parameters(self) -> list[nn.Parameter]:
         return list(self.action_head.parameters())

@@ -61,6 +61,12 @@ def test_every_input_matters(what: str) -> None:
     assert (before - after).abs().max() > 1e-4
 
 
+def test_a_fresh_value_head_says_0() -> None:
+    """Values that are not learned yet add nothing to the advantages."""
+    model, obs = policy(), observe(2, "push the cube")
+    assert model.values(obs).tolist() == [[0.0], [0.0]]
+
+
 def test_padding_does_not_matter() -> None:
     """A model with room for more words, and otherwise the same weights, says the same."""
     short, long = policy(max_words=4), policy(max_words=12)
