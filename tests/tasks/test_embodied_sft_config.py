@@ -22,6 +22,12 @@ def test_sft_with_an_env_imitates_what_was_done_in_it() -> None:
     assert isinstance(config_of("task=sft"), SftConfig)
 
 
+def test_what_goes_on_from_imitation_acts_as_it_did() -> None:
+    """With another ``spread`` the same weights are another policy."""
+    imitated, trained = (config_of(f"experiment=libero_spatial_new_{name}").model for name in ("sft", "ppo"))
+    assert imitated.params == trained.params == {"spread": 4.0}
+
+
 @pytest.mark.parametrize("task", ["task=sft", "task=dagger"])
 @pytest.mark.parametrize("model", [[], ["model=libero_10_vla"], ["model=libero_10_all_vla"]], ids=lambda it: str(it))
 def test_imitation_leaves_out_the_settings_of_ppo_that_shipped_weights_have(task: str, model: list[str]) -> None:
