@@ -107,11 +107,13 @@ SMALL = {
         "env.train.total_num_envs=4",
         "env.train.max_episode_steps=24",
         "env.train.max_steps_per_rollout_epoch=16",
+        "env.init_params.reward=subgoals",  # values begin at 0, and an untrained policy never succeeds
         "rollout.pipeline_stage_num=1",
     ],
     "libero_10, with a critic": [
         "env=libero_10",
         "model=tiny_vla",
+        "env.init_params.reward=subgoals",
         "algorithm=ppo",
         "critic.enable=true",
         "env.init_params.draft=true",
