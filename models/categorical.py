@@ -139,11 +139,20 @@ def median_bins(log_probabilities: Tensor) -> Tensor:
     return (log_probabilities.exp().cumsum(-1) < 0.5).sum(-1).clamp(max=NUM_BINS - 1)
 
 
-def about_mean(log_probabilities: Tensor, sigma: float) -> Tensor:
-    """[...,256] -> [...,256]: logits of a Gaussian over bins about a distribution's mean, of this standard deviation in
-    bins. Where the mean is nearer to the range's end than that, what lies beyond it is cut off."""
+def about_mean(log_probabilities: Tensor, sigma: float, share: float = 0.0) -> Tensor:
+    """[...,256] -> [...,256]: logits of a Gaussian over bins about a distribution's mean, cut off at the range's ends.
+
+    Its variance is ``sigma² + (share · the distribution's own standard deviation)²``, in bins. The score, the
+    derivative of a draw's log-probability, is then at most about 1 / share times the distribution's own. With one width
+    everywhere it grows with how undecided the distribution is: between an open and a closed hand any change of the odds
+    moves the mean by many bins, and noise of a few bins gets the credit.
+    """
     bins = torch.arange(NUM_BINS, dtype=log_probabilities.dtype, device=log_probabilities.device)
-    return -0.5 * ((bins - mean_position(log_probabilities).unsqueeze(-1)) / sigma).square()
+    distances = bins - mean_position(log_probabilities).unsqueeze(-1)
+    if not share:
+        return -0.5 * (distances / sigma).square()
+    own = (log_probabilities.exp() * distances.square()).sum(-1, keepdim=True)
+    return -0.5 * distances.square() / (sigma**2 + share**2 * own)
 
 
 def bin_range(statistics: ActionStatistics) -> tuple[Tensor, Tensor]:

@@ -94,10 +94,16 @@ class TinyVlaParams:
     """Acting: a Gaussian of this standard deviation in bins about each distribution's mean takes its place, in sampling
     and in PPO's ratios, so that samples are the mean and a noise of known size. Null: the distribution itself, which is
     as wide as the demonstrations were undecided. Imitation is of the distribution itself either way."""
+    relative_spread: NonNegativeFloat = field(default=0.0, metadata=NOT_OF_WEIGHTS)
+    """With ``spread``: the Gaussian is wider where the distribution is, by this share of its own standard deviation
+    (their squares are added). What is tried differs most where the policy is undecided, such as when to close a hand,
+    and no draw moves such a distribution more than others. Without sampling it changes nothing."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}")
+        if self.relative_spread and self.spread is None:
+            raise ValueError("relative_spread widens spread, which is null: set spread too, 2.0 for example")
 
 
 class TinyVlaPolicy(Policy):
@@ -165,7 +171,10 @@ class TinyVlaPolicy(Policy):
         inputs = self._inputs(obs)
         slots = self._encode(inputs)
         log_probabilities = self._acted(slots, temperature)
-        bins = median_bins(log_probabilities) if greedy else self._drawn(log_probabilities, generator)
+        if greedy:
+            bins = median_bins(self._acted(slots, temperature, greedy=True))
+        else:
+            bins = self._drawn(log_probabilities, generator)
         return PolicyOutput(
             actions=bins_to_actions(bins, self.action_low, self.action_high),
             logprobs=chosen_logprobs(log_probabilities, bins),
@@ -234,7 +243,7 @@ class TinyVlaPolicy(Policy):
         slots = self._attend(tokens, mask)
         parts = [slots.mean(1), *(token[:, -1] for token in tokens[: len(self.cameras)])]
         seen = [functional.layer_norm(part.float(), part.shape[-1:]) for part in parts]
-        bins = median_bins(self._acted(slots, 1.0))
+        bins = median_bins(self._acted(slots, 1.0, greedy=True))
         return (
             torch.cat([*seen, *([] if self.proprio is None else [inputs["proprio"].to(slots.device)])], -1),
             bins_to_actions(bins, self.action_low, self.action_high),
@@ -298,11 +307,12 @@ class TinyVlaPolicy(Policy):
         """[N,C,A,256]."""
         return scaled_log_softmax(self.action_head(slots).unflatten(-1, (self.spec.action_dim, NUM_BINS)), temperature)
 
-    def _acted(self, slots: Tensor, temperature: float) -> Tensor:
-        """[N,C,A,256], with the ``spread`` that is asked for."""
-        if self.params.spread is None:
+    def _acted(self, slots: Tensor, temperature: float, *, greedy: bool = False) -> Tensor:
+        """[N,C,A,256], with the ``spread`` that is asked for, and without sampling no more than that."""
+        spread, share = self.params.spread, 0.0 if greedy else self.params.relative_spread
+        if spread is None:
             return self._log_probabilities(slots, temperature)
-        return scaled_log_softmax(about_mean(self._log_probabilities(slots, 1.0), self.params.spread), temperature)
+        return scaled_log_softmax(about_mean(self._log_probabilities(slots, 1.0), spread, share), temperature)
 
     def _values(self, slots: Tensor) -> Tensor | None:
         # No slot of its own: the actions would look at it, and a policy change when it gets a value head.

@@ -75,6 +75,32 @@ def test_a_gaussian_about_the_mean_by_hand() -> None:
     assert found.exp().sum(-1).tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
+def test_a_gaussian_as_wide_as_a_share_of_the_distribution_by_hand() -> None:
+    shares = torch.zeros(2, 256)
+    shares[0, [100, 140]] = 0.5  # mean 120, standard deviation 20
+    shares[1, 30] = 1.0
+    found = about_mean(shares.log(), 3.0, 0.2).log_softmax(-1)
+    assert (found[0, 120] - found[0, 125]).item() == pytest.approx(0.5, abs=1e-4), "variance 9 + 4² = 25"
+    assert (found[1, 30] - found[1, 33]).item() == pytest.approx(0.5, abs=1e-4), "a sure one is as wide as sigma"
+
+
+@pytest.mark.parametrize("odds", [0.5, 0.9])
+def test_a_share_bounds_the_score_of_an_undecided_hand(odds: float) -> None:
+    """The root of a draw's mean squared score, for the log-odds of open and closed. The distribution's own is
+    √(odds (1 - odds)); a Gaussian of a width that does not change with the odds has 255 odds (1 - odds) / width."""
+
+    def score(sigma: float, share: float) -> float:
+        log_odds = torch.tensor([odds / (1 - odds)]).log().requires_grad_()
+        both = torch.cat([torch.zeros(1), torch.full((254,), -torch.inf), log_odds]).log_softmax(0)
+        densities = about_mean(both, sigma, share).log_softmax(-1)
+        scores = torch.stack([torch.autograd.grad(d, log_odds, retain_graph=True)[0] for d in densities])
+        return (densities.detach().exp() @ scores.square()).sqrt().item()
+
+    own = (odds * (1 - odds)) ** 0.5
+    assert score(4.0, 0.0) == pytest.approx(255 * own**2 / 4, rel=0.01)
+    assert score(4.0, 0.1) < 11 * own
+
+
 def test_a_far_miss_is_worse_than_a_near_one() -> None:
     sure = torch.full((256, 256), -12.0)
     sure.fill_diagonal_(0.0)

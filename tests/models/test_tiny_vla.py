@@ -168,6 +168,27 @@ def test_a_spread_draws_about_the_mean(noise_correlation: float) -> None:
     )
 
 
+def test_a_spread_is_wider_where_the_policy_is_undecided() -> None:
+    """What acts without sampling does not change with it."""
+    sure, obs = policy(spread=4.0), EnvObs.concatenate([observe(1, "push the cube")] * 2000)
+    wide = policy(spread=4.0, relative_spread=0.2)
+    bins = torch.arange(256.0)
+    mean = (distribution(wide, obs)[0].exp() * bins).sum(-1)
+    own = ((distribution(wide, obs)[0].exp() * (bins - mean.unsqueeze(-1)).square()).sum(-1)).sqrt()
+    decided = wide.act(obs, greedy=False, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    drawn = decided.replay_inputs["bins"].float()
+    assert (drawn.std(0) / (16 + (0.2 * own).square()).sqrt() - 1).abs().max() < 0.08
+    evaluated = wide.evaluate(decided.replay_inputs, temperature=1.0)
+    assert torch.allclose(evaluated.logprobs, decided.logprobs, atol=1e-5)
+    actions = [model.act(obs, greedy=True, temperature=1.0, generator=None).actions for model in (sure, wide)]
+    assert torch.equal(*actions)
+
+
+def test_a_share_of_no_spread_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"relative_spread widens spread, which is null"):
+        policy(relative_spread=0.2)
+
+
 def test_a_spread_moves_the_mean_towards_what_paid() -> None:
     """A step along the ratio's gradient moves the mean, through the distribution that imitation made."""
     model, obs = policy(spread=4.0), observe(1, "push the cube")
