@@ -170,6 +170,8 @@ _LEFT_FINGER = _grid((-0.068, -0.011, -0.1), (-0.038, 0.011, 0.0125), (4, 3, 19)
 _RIGHT_FINGER = _LEFT_FINGER * [-1, 1, 1]
 PALM_OUTLINE = _grid((-0.102, -0.030, -0.11), (0.102, 0.030, -0.03), (15, 3, 3))
 """[m,3], points of the hand above the fingers, in the grip site's frame."""
+HOLDING_OUTLINE = np.concatenate([PALM_OUTLINE, _grid((-0.027, -0.011, -0.1), (0.027, 0.011, 0.0), (7, 3, 11))])
+"""[m,3], points of the hand with its fingers about something thin, but for their tips."""
 GRIPPER_OUTLINE = np.concatenate([_LEFT_FINGER, _RIGHT_FINGER, PALM_OUTLINE])
 """[m,3], points of the open Panda gripper in the grip site's frame, the fingers drawn up by 5 cm to cover their way
 down."""

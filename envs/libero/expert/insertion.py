@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -52,6 +52,8 @@ _ROOM = 0.006
 """Metres beside the hand on its way in."""
 _ASIDE = np.linspace(-0.1, 0.1, 21)
 """Metres from a region's middle line at which it may go in."""
+_BACK = 0.08
+"""Metres before the handle from which the hand comes straight to it."""
 _SPARE = 0.005
 """Metres behind the object."""
 _OVER_FLOOR = 0.012
@@ -109,9 +111,7 @@ def insert(arm: Arm, goal: Goal, insertion: Insertion) -> Skill:
     if holds and np.arccos(-arm.world.hand.rotation[2, 2]) < _LEANING:
         yield from _set_down(arm, goal.subject)
         return False
-    if not holds and not (
-        (yield from reach(arm, goal.subject, insertion.grasp)) and (yield from close_gripper(arm, insertion.grasp))
-    ):
+    if not holds and not (yield from _take(arm, goal.subject, insertion.grasp)):
         yield from release(arm)
         yield from retreat(arm)
         return False
@@ -134,6 +134,16 @@ def insert(arm: Arm, goal: Goal, insertion: Insertion) -> Skill:
     hand = arm.world.hand
     yield from straight(arm, hand.position - _WITHDRAWAL * hand.rotation[:, 2], hand.rotation, OPEN, **_STRAIGHT)
     return arm.world.holds(goal)
+
+
+def _take(arm: Arm, name: str, grasp: Grasp) -> Skill:
+    """Take hold along the way that the hand points, which leaves the object room until the end."""
+    back = replace(grasp, position=grasp.position - _BACK * grasp.rotation[:, 2])
+    return (
+        (yield from reach(arm, name, back))
+        and (yield from straight(arm, grasp.position, grasp.rotation, OPEN, **_STRAIGHT))
+        and (yield from close_gripper(arm, grasp))
+    )
 
 
 def _handle(world: World, name: str) -> Grasp | None:

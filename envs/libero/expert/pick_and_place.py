@@ -10,7 +10,7 @@ import numpy as np
 from embodied_rl.envs.libero.expert.geometry import (
     FINGERTIP,
     GRIPPER_OUTLINE,
-    PALM_OUTLINE,
+    HOLDING_OUTLINE,
     SPEED,
     WAY_DOWN,
     Boxes,
@@ -118,7 +118,7 @@ class Placement:
         turn = about(_VERTICAL, self.turn)
         turned = turn @ rotation
         at = turn @ (position - origin) + [*self.spot, self.support + origin[2] - low]
-        outline, near = at + PALM_OUTLINE @ turned.T, obstacles.near(at, 0.35)
+        outline, near = at + HOLDING_OUTLINE @ turned.T, obstacles.near(at, 0.35)
         for lift in _LIFTS:
             if near.clearance(outline + lift * _VERTICAL).min() > 0.003:
                 break

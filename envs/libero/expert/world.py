@@ -161,8 +161,14 @@ class World:
         return self._boxes(self._link(joint))
 
     def surroundings_of_link(self, joint: str) -> Boxes:
-        """All collision shapes but those of the robot, planes, and what the joint moves."""
-        return self._boxes(~self.robot_geoms & ~self._link(joint))
+        """All collision shapes but those of the robot, planes, and what the joint moves: a part and what is in it."""
+        part = self.link_shape(joint)
+        inside = [
+            self._env.obj_body_id[name]
+            for name in self.objects()
+            if (part.low < self.frame(name).position).all() and (self.frame(name).position < part.high).all()
+        ]
+        return self._boxes(~self.robot_geoms & ~self._link(joint) & ~np.isin(self._roots, inside))
 
     def shape(self, name: str) -> Boxes:
         """An object's or fixture's collision shapes."""

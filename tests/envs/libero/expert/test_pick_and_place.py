@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embodied_rl.envs.libero.expert.geometry import Boxes, about, pointing_down, yaw_of
-from embodied_rl.envs.libero.expert.pick_and_place import _fitting_turn, find_grasps
+from embodied_rl.envs.libero.expert.pick_and_place import Placement, _fitting_turn, find_grasps
 from embodied_rl.envs.libero.expert.world import Frame, Goal
 
 BOOK = np.array([[x, y, 0.0] for x in (-0.05, 0.05) for y in (-0.015, 0.015)])
@@ -55,3 +55,18 @@ def test_of_two_turns_as_wide_the_left_one_is_taken(
     best = find_grasps(world, Goal(predicate="on", subject="box", target="plate"))[0]
     turned = (yaw_of(best.rotation) - yaw_of(hand.rotation) + np.pi) % (2 * np.pi) - np.pi
     assert turn - 20 < np.degrees(turned) < turn + 20
+
+
+@pytest.mark.parametrize(("beside", "falls"), [(0.0, 0.03), (0.05, 0.0)])
+def test_fingers_need_room_too(beside: float, falls: float) -> None:
+    """A bowl held at its rim goes into a drawer whose front the palm clears and the fingers do not."""
+    front = Boxes(
+        centers=np.array([[0.0, -0.05 - beside, 0.03]]),
+        rotations=np.eye(3)[None],
+        half_sizes=np.array([[0.2, 0.005, 0.035]]),
+    )
+    placement = Placement(spot=np.zeros(2), turn=0.0, support=0.0)
+    rim, bowl = np.array([0.3, -0.05, 0.54]), np.array([0.3, 0.0, 0.5])
+    position, _, fall = placement.hand_above(rim, pointing_down(np.pi / 2), bowl, 0.5, front)
+    assert fall == pytest.approx(falls)
+    assert position == pytest.approx([0.0, -0.05, 0.04 + falls])
