@@ -150,14 +150,16 @@ def find_grasps(world: World, goal: Goal) -> list[Grasp]:
     facts = _FACTS.get(world.category(goal.subject), Facts())
     placement, others = find_placement(world, goal), world.surroundings(goal.subject)
     styles = {"rim": _rim, "span": _span, "knob": _knob}
-    near = world.surroundings().near((shape.low + shape.high) / 2, 0.3)
+    around = others.near((shape.low + shape.high) / 2, 0.3)
     onward = steps_to(np.array([*placement.spot, frame.position[2]]) - frame.position, placement.turn)
     favoured = leaning_left(hand.rotation)
     grasps = []
     for at, turned, detour in styles[facts.grasp](shape, frame.rotation, facts):
         reached = nearest_half_turn(turned, favoured)
-        room = near.near(at, 0.15).clearance(at + GRIPPER_OUTLINE @ reached.T)
-        blocked, close = np.sum(room < _TOUCH), np.sum((room >= _TOUCH) & (room < _CLEARANCE))
+        outline = at + GRIPPER_OUTLINE @ reached.T
+        apart = around.near(at, 0.15).clearance(outline)
+        blocked = np.sum(np.minimum(apart, shape.clearance(outline)) < _TOUCH)
+        close = np.sum((apart >= _TOUCH) & (apart < _CLEARANCE))  # to the object itself the fingers are to be close
         move = at - hand.position
         turn = turn_between(reached, hand.rotation)
         cost = steps_to(move, turn) + _TURNED * turn_between(reached, favoured)
@@ -166,7 +168,6 @@ def find_grasps(world: World, goal: Goal) -> list[Grasp]:
         grasps.append(
             Grasp(position=at, rotation=reached, cost=cost + detour + float(_BLOCKED * blocked + _CLOSE * close))
         )
-    around = others.near((shape.low + shape.high) / 2, 0.3)
     closer = []
     for grasp in sorted(grasps, key=_cost)[:_CLOSER_LOOK]:
         # Where the palm finds no room at the end, the object must fall.

@@ -84,6 +84,23 @@ def test_bowls_that_stand_alike_are_taken_alike(spatial: LiberoEnv) -> None:
     assert max(sides) < -0.03, "metres to the right"
 
 
+def test_a_can_is_taken_at_its_middle() -> None:
+    """Fingers are to be close to what they take: that they are counts for nothing. Two centimetres from the middle of a
+    round can, where they touch it least, an imitation's centimetre is a miss."""
+    env = LiberoEnv(1, LiberoParams(task_suite_name="libero_10", cameras=()), seed=0)
+    asides = []
+    for state in (0, 11, 22, 33):
+        env.reset([0], [state])
+        for _ in range(12):  # they are let fall
+            env.step([0], np.array([[0, 0, 0, 0, 0, 0, -1]], dtype=np.float32))
+        world = World(env.privileged(0))
+        for goal in world.goals:
+            aside = find_grasps(world, goal)[0].position - world.frame(goal.subject).position
+            asides.append(np.abs(aside[:2]).max())
+    env.close()
+    assert max(asides) < 0.008
+
+
 def test_a_bowl_is_let_down_into_a_drawer_and_closed_in_without_a_second_try() -> None:
     """The hand takes it where the fingers find room beside the drawer's front, and what is in a drawer does not stand
     in the way of closing it. All states alike: of two ways that are about as good an imitation would learn the mean."""
