@@ -170,11 +170,8 @@ class TinyVlaPolicy(Policy):
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         inputs = self._inputs(obs)
         slots = self._encode(inputs)
-        log_probabilities = self._acted(slots, temperature)
-        if greedy:
-            bins = median_bins(self._acted(slots, temperature, greedy=True))
-        else:
-            bins = self._drawn(log_probabilities, generator)
+        log_probabilities = self._acted(slots, temperature, greedy=greedy)
+        bins = median_bins(log_probabilities) if greedy else self._drawn(log_probabilities, generator)
         return PolicyOutput(
             actions=bins_to_actions(bins, self.action_low, self.action_high),
             logprobs=chosen_logprobs(log_probabilities, bins),

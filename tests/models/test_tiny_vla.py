@@ -168,10 +168,11 @@ def test_a_spread_draws_about_the_mean(noise_correlation: float) -> None:
     )
 
 
-def test_a_spread_is_wider_where_the_policy_is_undecided() -> None:
+@pytest.mark.parametrize("noise_correlation", [0.0, 1.0])
+def test_a_spread_is_wider_where_the_policy_is_undecided(noise_correlation: float) -> None:
     """What acts without sampling does not change with it."""
     sure, obs = policy(spread=4.0), EnvObs.concatenate([observe(1, "push the cube")] * 2000)
-    wide = policy(spread=4.0, relative_spread=0.2)
+    wide = policy(spread=4.0, relative_spread=0.2, noise_correlation=noise_correlation)
     bins = torch.arange(256.0)
     mean = (distribution(wide, obs)[0].exp() * bins).sum(-1)
     own = ((distribution(wide, obs)[0].exp() * (bins - mean.unsqueeze(-1)).square()).sum(-1)).sqrt()

@@ -162,12 +162,10 @@ class World:
 
     def surroundings_of_link(self, joint: str) -> Boxes:
         """All collision shapes but those of the robot, planes, and what the joint moves: a part and what is in it."""
-        part = self.link_shape(joint)
-        inside = [
-            self._env.obj_body_id[name]
-            for name in self.objects()
-            if (part.low < self.frame(name).position).all() and (self.frame(name).position < part.high).all()
-        ]
+        corners = self.link_shape(joint).corners
+        low, high = corners.min(axis=0), corners.max(axis=0)
+        at = {name: self.frame(name).position for name in self.objects()}
+        inside = [self._env.obj_body_id[name] for name, place in at.items() if ((low < place) & (place < high)).all()]
         return self._boxes(~self.robot_geoms & ~self._link(joint) & ~np.isin(self._roots, inside))
 
     def shape(self, name: str) -> Boxes:
