@@ -21,12 +21,14 @@ from embodied_rl.envs.libero.expert.world import World
 
 _TOP = 0.02
 """Metres below a part's top within which its shape is what the fingers push."""
-_DEPTH = 0.018
+_DEPTH = 0.012
 """Metres that the grip site is below the top."""
 _FINGER = 0.012
 """Metres from the grip site to the side of the closed fingers that pushes."""
 _OUTER = 0.85
-"""The point at which a lever is pushed, as a share of its length."""
+"""The point at which a door or lever is pushed, as a share of its length, ..."""
+_FROM_END = 0.02
+"""... and metres that it is from the end at least: the knob of a stove has but 5 cm, and a hand comes within one."""
 _BACK = 0.025
 """Metres before the contact at which the approach ends."""
 _AHEAD = 0.07
@@ -159,7 +161,8 @@ def _contact(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Ve
         outward = end / np.linalg.norm(end)
         direction = np.cross(axis, outward).astype(np.float64)
         behind = ((corners - anchor) @ direction)[arm @ outward > 0.5 * np.linalg.norm(far)].min()
-        point = anchor + outward * _OUTER * np.linalg.norm(end) + direction * behind
+        length = float(np.linalg.norm(end))
+        point = anchor + outward * min(_OUTER * length, length - _FROM_END) + direction * behind
         return np.array([*point[:2], corners[:, 2].max() - _DEPTH]), direction
     behind = boxes.reshape(-1, 3) @ axis
     face = boxes[(boxes @ axis).min(axis=1) < behind.min() + 0.003].reshape(-1, 3)

@@ -54,6 +54,8 @@ _ASIDE = np.linspace(-0.1, 0.1, 21)
 """Metres from a region's middle line at which it may go in."""
 _BACK = 0.08
 """Metres before the handle from which the hand comes straight to it."""
+_PASSING = 3.0
+"""The slack there: a hand that waits until it is exact is imitated by one that waits for good."""
 _SPARE = 0.005
 """Metres behind the object."""
 _OVER_FLOOR = 0.012
@@ -140,7 +142,7 @@ def _take(arm: Arm, name: str, grasp: Grasp) -> Skill:
     """Take hold along the way that the hand points, which leaves the object room until the end."""
     back = replace(grasp, position=grasp.position - _BACK * grasp.rotation[:, 2])
     return (
-        (yield from reach(arm, name, back))
+        (yield from reach(arm, name, back, slack=_PASSING))
         and (yield from straight(arm, grasp.position, grasp.rotation, OPEN, **_STRAIGHT))
         and (yield from close_gripper(arm, grasp))
     )

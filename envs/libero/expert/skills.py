@@ -153,8 +153,12 @@ def travel(
     return False
 
 
-def reach(arm: Arm, name: str, grasp: Grasp) -> Skill:
-    """Bring the open gripper to a grasp of the object ``name``. False if it was pushed away."""
+def reach(arm: Arm, name: str, grasp: Grasp, *, slack: float = 1.0) -> Skill:
+    """Bring the open gripper to a grasp of the object ``name``. False if it was pushed away.
+
+    Args:
+        slack: so many times less exactly than a grasp asks for, on the way to one.
+    """
     obstacles, origin = arm.world.surroundings(), arm.world.frame(name).position
     aim = Aim(position=grasp.position, hang=FINGERTIP, center=np.zeros(2), radius=_FINGER_REACH)
 
@@ -165,7 +169,8 @@ def reach(arm: Arm, name: str, grasp: Grasp) -> Skill:
         hand = arm.world.hand
         error = np.abs(grasp.position - hand.position)
         turn = turn_between(grasp.rotation, hand.rotation)
-        return moved() or bool(error[:2].max() < 0.006 and error[2] < 0.008 and turn < 0.1)
+        near = error[:2].max() < 0.006 * slack and error[2] < 0.008 * slack and turn < 0.1 * slack
+        return moved() or bool(near)
 
     return (yield from travel(arm, lambda: aim, grasp.rotation, OPEN, obstacles, arrived=arrived)) and not moved()
 

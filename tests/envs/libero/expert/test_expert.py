@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from embodied_rl.contracts import EpisodeRecord
-from embodied_rl.demonstrations.play import play_expert
+from embodied_rl.demonstrations.play import Noise, play_expert
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.libero import expert as expert_package
 from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
-from embodied_rl.envs.libero.expert import LiberoExpert
-from embodied_rl.envs.libero.expert.geometry import Command, yaw_of
+from embodied_rl.envs.libero.expert import LiberoExpert, articulation
+from embodied_rl.envs.libero.expert.geometry import Command, Vector, yaw_of
 from embodied_rl.envs.libero.expert.pick_and_place import find_grasps
 from embodied_rl.envs.libero.expert.skills import Skill
 from embodied_rl.envs.libero.expert.world import Frame, Goal, World
@@ -132,6 +132,44 @@ def test_a_hand_comes_to_a_handle_the_way_it_points() -> None:
     before = np.flatnonzero(np.linalg.norm(way, axis=1) > 0.03)[-1]
     came = -way[before] / np.linalg.norm(way[before])
     assert came @ end.rotation[:, 2] > 0.9
+
+
+def test_a_disturbed_hand_does_not_wait_before_a_handle() -> None:
+    """It passes the place from which it comes straight: what waits there for noise to end is imitated for good."""
+    env = LiberoEnv(1, LiberoParams(task_suite_name="libero_10", cameras=()), seed=0)
+    env.reset([0], [450])
+    expert, noise, hands = LiberoExpert(env), Noise(0.05, 0.8, np.random.default_rng(0), 7), []
+    expert.reset(0)
+    while (action := expert.act(0, None))[6] < 0 and len(hands) < 60:
+        hands.append(World(env.privileged(0)).hand.position)
+        env.step([0], np.clip(action + noise.next(), -1, 1)[None].astype(np.float32))
+    env.close()
+    still = np.linalg.norm(np.diff(hands, axis=0), axis=1) < 0.003
+    assert still[: len(hands) - 5].sum() < 3
+
+
+@pytest.mark.parametrize("millimetres", [-20, 20])
+def test_a_knob_is_turned_by_a_hand_that_is_off(monkeypatch: pytest.MonkeyPatch, millimetres: int) -> None:
+    """Along the knob, which has five centimetres."""
+    contact = articulation._contact
+
+    def off(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Vector, Vector]:
+        point, direction = contact(world, joint, anchor, axis)
+        outward = np.cross(direction, axis)
+        return point + outward * millimetres / 1000, direction
+
+    monkeypatch.setattr(articulation, "_contact", off)
+    env = LiberoEnv(1, LiberoParams(task_suite_name="libero_10", cameras=()), seed=0)
+    env.reset([0], [100])
+    expert = LiberoExpert(env)
+    expert.reset(0)
+    for _ in range(60):
+        world = World(env.privileged(0))
+        if turned := world.holds(world.goals[0]):
+            break
+        env.step([0], expert.act(0, None)[None])
+    env.close()
+    assert turned
 
 
 @pytest.mark.parametrize(
