@@ -44,6 +44,10 @@ _FREE = 0.02
 """Metres around the way in that are free there."""
 _HANDLE = 0.025
 """Metres across that a handle has at most."""
+_PAST = 0.01
+"""Metres that the fingers go past the handle's outer part, and ..."""
+_OVER = 0.007
+"""... metres that they are above its middle: half way between missing it and pushing the body or the table."""
 _LEVEL = 0.3
 """Sine of the angle from the horizontal below which a handle can be taken."""
 _END = 0.012
@@ -168,7 +172,7 @@ def _handle(world: World, name: str) -> Grasp | None:
     grasps = []
     for lean in _LEANS:
         rotation = about(across, lean) @ upright
-        at = middle + outward * (inner - middle @ outward + FINGERTIP * np.sin(lean))
+        at = middle + outward * (inner - _PAST - middle @ outward + FINGERTIP * np.sin(lean)) + _OVER * _VERTICAL
         blocked = np.sum(near.clearance(at + GRIPPER_OUTLINE @ rotation.T) < 0.002)
         grasps.append(Grasp(position=at, rotation=rotation, cost=float(blocked)))
     return min(grasps, key=lambda grasp: grasp.cost)

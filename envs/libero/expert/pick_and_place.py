@@ -50,6 +50,12 @@ _DEPTHS = ((1.0, 0.0), (0.7, 8.0), (0.45, 25.0))
 _ALONG = ((0.0, 0.0), (-0.5, 3.0), (0.5, 3.0), (-0.9, 6.0), (0.9, 6.0))
 """Shares of an object's half length at which it can be taken beside its middle, and their penalties in steps."""
 _FINGER_HALF_WIDTH = 0.011
+_HANDLE_ASIDE = 0.5
+"""Radians to either side of where a wall is taken that must be free of a handle, ..."""
+_HANDLE_BELOW = 0.04
+"""... metres below the rim that the outer finger reaches, and ..."""
+_HANDLE_OUT = 0.008
+"""... metres by which a handle stands out."""
 _GROUND = 0.002
 """Metres between the fingertips and what the object stands on."""
 _SPARE = 0.002
@@ -222,11 +228,26 @@ def _rim(shape: Boxes, frame: Vector, facts: Facts) -> list[_Candidate]:
         top = sector[:, 2].max()
         radii = np.linalg.norm(sector[sector[:, 2] > top - 0.01, :2], axis=1)
         radius = (radii.min() + radii.max()) / 2
-        aside = _SIDE * (1 + float(np.sin(angle))) / 2
+        aside = _SIDE * (1 + float(np.sin(angle))) / 2 + _BLOCKED * _beside_handle(
+            corners, direction - angle, top, radii
+        )
         for share, detour in _DEPTHS:
             local = np.array([radius * np.cos(angle), radius * np.sin(angle), top - share * facts.depth])
             found.append((center + tilt @ local, tilt @ pointing_down(float(angle)), detour + aside))
     return found
+
+
+def _beside_handle(corners: Vector, direction: Vector, top: float, radii: Vector) -> bool:
+    """Something stands out where the outer finger comes to when it closes.
+
+    Args:
+        corners: [n,3], of the vessel, from its middle.
+        direction: [n] radians, from where the wall is taken.
+        top: height of the rim there.
+        radii: distances of the rim's corners there.
+    """
+    near = (np.abs((direction + np.pi) % (2 * np.pi) - np.pi) < _HANDLE_ASIDE) & (corners[:, 2] > top - _HANDLE_BELOW)
+    return bool(np.linalg.norm(corners[near, :2], axis=1).max() > radii.max() + _HANDLE_OUT)
 
 
 def find_placement(world: World, goal: Goal) -> Placement:
