@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -14,9 +15,9 @@ from embodied_rl.demonstrations.play import Noise, play_expert
 from embodied_rl.envs.dummy import DummyEnv, DummyParams
 from embodied_rl.envs.libero import expert as expert_package
 from embodied_rl.envs.libero.adapter import LiberoEnv, LiberoParams
-from embodied_rl.envs.libero.expert import LiberoExpert, articulation
+from embodied_rl.envs.libero.expert import LiberoExpert, articulation, insertion
 from embodied_rl.envs.libero.expert.geometry import Command, Vector, yaw_of
-from embodied_rl.envs.libero.expert.pick_and_place import find_grasps
+from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps
 from embodied_rl.envs.libero.expert.skills import Skill
 from embodied_rl.envs.libero.expert.world import Frame, Goal, World
 from embodied_rl.errors import UserError
@@ -36,6 +37,21 @@ def played(suite: str, state: int, noise_seed: int | None = None) -> EpisodeReco
     record = play_expert(env, LiberoExpert(env), state, max_steps=HORIZONS[suite], noise_seed=noise_seed)
     env.close()
     return record
+
+
+def held_after_closing(env: LiberoEnv, state: int, name: str, *, steps: int) -> bool:
+    """Both fingers touch it so many control steps after the expert closed them first."""
+    expert, closed = LiberoExpert(env), 0
+    env.reset([0], [state])
+    expert.reset(0)
+    for _ in range(120):
+        action = expert.act(0, None)
+        closed += bool(action[6] > 0) or closed > 0
+        if closed > steps:
+            break
+        env.step([0], action[None])
+    assert closed > steps
+    return World(env.privileged(0)).holds_in_hand(name)
 
 
 def test_it_wants_its_env() -> None:
@@ -146,6 +162,40 @@ def test_a_disturbed_hand_does_not_wait_before_a_handle() -> None:
     env.close()
     still = np.linalg.norm(np.diff(hands, axis=0), axis=1) < 0.003
     assert still[: len(hands) - 5].sum() < 3
+
+
+@pytest.mark.parametrize(("outward", "up"), [(-15, 0), (15, 0), (0, -12), (0, 15)])
+def test_a_handle_is_taken_by_a_hand_that_is_off(monkeypatch: pytest.MonkeyPatch, outward: int, up: int) -> None:
+    """By millimetres."""
+    handle = insertion._handle
+
+    def off(world: World, name: str) -> Grasp | None:
+        grasp = handle(world, name)
+        assert grasp is not None
+        away = -grasp.rotation[:, 2] * [1, 1, 0]
+        shift = away / np.linalg.norm(away) * outward + np.array([0, 0, up])
+        return dataclasses.replace(grasp, position=grasp.position + shift / 1000)
+
+    monkeypatch.setattr(insertion, "_handle", off)
+    env = LiberoEnv(1, LiberoParams(task_suite_name="libero_10", cameras=()), seed=0)
+    held = held_after_closing(env, 450, "white_yellow_mug_1", steps=25)
+    env.close()
+    assert held
+
+
+def test_a_mug_is_not_taken_by_its_rim_where_its_handle_is() -> None:
+    """The outer finger would close on the handle and pull the mug along."""
+    env = LiberoEnv(1, LiberoParams(task_suite_name="libero_10", cameras=()), seed=0)
+    env.reset([0], [303])
+    world = World(env.privileged(0))
+    shape, taken = world.shape("porcelain_mug_1"), find_grasps(world, world.goals[0])[0].position
+    middle = shape.corners[shape.corners[:, 2] > shape.high[2] - 0.01].mean(axis=0)  # of the rim
+    far = shape.centers[np.argmax(np.linalg.norm((shape.centers - middle)[:, :2], axis=1))] - middle
+    side = (taken - middle)[:2] / np.linalg.norm((taken - middle)[:2])
+    held = held_after_closing(env, 303, "porcelain_mug_1", steps=14)
+    env.close()
+    assert side @ far[:2] / np.linalg.norm(far[:2]) < 0.8
+    assert held
 
 
 @pytest.mark.parametrize("millimetres", [-20, 20])
