@@ -41,8 +41,8 @@ _ABOVE = 0.008
 """Metres above a handle at which the approach ends."""
 _IN_FRONT = 0.06
 """Metres before it from where the fingers come, since another handle may be above it."""
-_BEHIND = 0.004
-"""Metres from its middle to where they press."""
+_BEHIND = 0.011
+"""Metres from its middle to where they press, half way between falling off its front and off its back."""
 _TOUCHING = 0.004
 """Metres above it at which they touch it."""
 _STRAIGHT = 15

@@ -198,28 +198,39 @@ def test_a_mug_is_not_taken_by_its_rim_where_its_handle_is() -> None:
     assert held
 
 
-@pytest.mark.parametrize("millimetres", [-20, 20])
-def test_a_knob_is_turned_by_a_hand_that_is_off(monkeypatch: pytest.MonkeyPatch, millimetres: int) -> None:
-    """Along the knob, which has five centimetres."""
-    contact = articulation._contact
+@pytest.mark.parametrize(
+    ("suite", "state", "touch", "along", "millimetres"),
+    [
+        pytest.param("libero_10", 100, "_contact", False, -20, id="nearer to a knob's axis"),
+        pytest.param("libero_10", 100, "_contact", False, 20, id="nearer to a knob's end"),
+        pytest.param("libero_goal", 150, "_handle", True, -15, id="behind a drawer's handle"),
+        pytest.param("libero_goal", 150, "_handle", True, 15, id="before a drawer's handle"),
+    ],
+)
+def test_a_part_is_moved_by_a_hand_that_is_off(
+    monkeypatch: pytest.MonkeyPatch, suite: str, state: int, touch: str, along: bool, millimetres: int
+) -> None:
+    """Along its way, or across: a knob has five centimetres, a handle is pressed from above."""
+    met = getattr(articulation, touch)
 
     def off(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Vector, Vector]:
-        point, direction = contact(world, joint, anchor, axis)
-        outward = np.cross(direction, axis)
-        return point + outward * millimetres / 1000, direction
+        point, direction = met(world, joint, anchor, axis)
+        shift = direction if along else np.cross(direction, axis)
+        return point + shift * millimetres / 1000, direction
 
-    monkeypatch.setattr(articulation, "_contact", off)
-    env = LiberoEnv(1, LiberoParams(task_suite_name="libero_10", cameras=()), seed=0)
-    env.reset([0], [100])
+    monkeypatch.setattr(articulation, touch, off)
+    env = LiberoEnv(1, LiberoParams(task_suite_name=suite, cameras=()), seed=0)
+    env.reset([0], [state])
     expert = LiberoExpert(env)
     expert.reset(0)
-    for _ in range(60):
+    for _ in range(75):
         world = World(env.privileged(0))
-        if turned := world.holds(world.goals[0]):
+        goal = world.goals[0]
+        if moved := world.holds(goal) if goal.target is None else not world.closed(goal.target):
             break
         env.step([0], expert.act(0, None)[None])
     env.close()
-    assert turned
+    assert moved
 
 
 @pytest.mark.parametrize(
