@@ -228,26 +228,25 @@ def _rim(shape: Boxes, frame: Vector, facts: Facts) -> list[_Candidate]:
         top = sector[:, 2].max()
         radii = np.linalg.norm(sector[sector[:, 2] > top - 0.01, :2], axis=1)
         radius = (radii.min() + radii.max()) / 2
-        aside = _SIDE * (1 + float(np.sin(angle))) / 2 + _BLOCKED * _beside_handle(
-            corners, direction - angle, top, radii
-        )
+        beside_handle = _is_beside_handle(corners, direction - angle, top, float(radii.max()))
+        aside = _SIDE * (1 + float(np.sin(angle))) / 2 + _BLOCKED * beside_handle
         for share, detour in _DEPTHS:
             local = np.array([radius * np.cos(angle), radius * np.sin(angle), top - share * facts.depth])
             found.append((center + tilt @ local, tilt @ pointing_down(float(angle)), detour + aside))
     return found
 
 
-def _beside_handle(corners: Vector, direction: Vector, top: float, radii: Vector) -> bool:
+def _is_beside_handle(corners: Vector, direction: Vector, top: float, radius: float) -> bool:
     """Something stands out where the outer finger comes to when it closes.
 
     Args:
         corners: [n,3], of the vessel, from its middle.
         direction: [n] radians, from where the wall is taken.
         top: height of the rim there.
-        radii: distances of the rim's corners there.
+        radius: its distance there.
     """
     near = (np.abs((direction + np.pi) % (2 * np.pi) - np.pi) < _HANDLE_ASIDE) & (corners[:, 2] > top - _HANDLE_BELOW)
-    return bool(np.linalg.norm(corners[near, :2], axis=1).max() > radii.max() + _HANDLE_OUT)
+    return bool(np.linalg.norm(corners[near, :2], axis=1).max() > radius + _HANDLE_OUT)
 
 
 def find_placement(world: World, goal: Goal) -> Placement:
