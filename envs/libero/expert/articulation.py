@@ -21,7 +21,7 @@ from embodied_rl.envs.libero.expert.world import World
 
 _TOP = 0.02
 """Metres below a part's top within which its shape is what the fingers push."""
-_DEPTH = 0.012
+_DEPTH = 0.014
 """Metres that the grip site is below the top."""
 _FINGER = 0.012
 """Metres from the grip site to the side of the closed fingers that pushes."""
