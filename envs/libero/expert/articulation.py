@@ -22,7 +22,9 @@ from embodied_rl.envs.libero.expert.world import World
 _TOP = 0.02
 """Metres below a part's top within which its shape is what the fingers push."""
 _DEPTH = 0.014
-"""Metres that the grip site is below the top."""
+"""Metres that the grip site is below the top, ..."""
+_DEEP = 0.018
+"""... and where it takes the least force."""
 _FINGER = 0.012
 """Metres from the grip site to the side of the closed fingers that pushes."""
 _OUTER = 0.85
@@ -86,10 +88,14 @@ class _Path:
         return float(np.linalg.norm((self.contact - self.anchor)[:2])) if self.hinge else 1.0
 
 
-def push(arm: Arm, joint: str, toward: float, done: Callable[[], bool]) -> Skill:
-    """Push a joint's part to greater (``toward`` 1) or lesser (-1) positions with closed fingers until ``done``."""
+def push(arm: Arm, joint: str, toward: float, done: Callable[[], bool], *, at_end: bool = False) -> Skill:
+    """Push a joint's part to greater (``toward`` 1) or lesser (-1) positions with closed fingers until ``done``.
+
+    Args:
+        at_end: of a knob, where it takes the least force.
+    """
     world = arm.world
-    start, path = world.joint(joint), _path(world, joint, toward, _contact)
+    start, path = world.joint(joint), _path(world, joint, toward, _contact_at_end if at_end else _contact)
     contact, direction = path.contact, path.direction
     end, _ = path.after(abs(_left(world, joint, start, toward)))
     rotation = _stance(world, joint, direction, end - direction * _FINGER)
@@ -148,7 +154,13 @@ def _left(world: World, joint: str, position: float, toward: float) -> float:
     return (high if toward > 0 else low) - position
 
 
-def _contact(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Vector, Vector]:
+def _contact_at_end(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Vector, Vector]:
+    return _contact(world, joint, anchor, axis, from_end=0.0, depth=_DEEP)
+
+
+def _contact(
+    world: World, joint: str, anchor: Vector, axis: Vector, *, from_end: float = _FROM_END, depth: float = _DEPTH
+) -> tuple[Vector, Vector]:
     """The point [3] that the fingers touch and the direction [3] in which they push it."""
     shape = world.link_shape(joint)
     boxes = shape.corners.reshape(-1, 8, 3)
@@ -162,8 +174,8 @@ def _contact(world: World, joint: str, anchor: Vector, axis: Vector) -> tuple[Ve
         direction = np.cross(axis, outward).astype(np.float64)
         behind = ((corners - anchor) @ direction)[arm @ outward > 0.5 * np.linalg.norm(far)].min()
         length = float(np.linalg.norm(end))
-        point = anchor + outward * min(_OUTER * length, length - _FROM_END) + direction * behind
-        return np.array([*point[:2], corners[:, 2].max() - _DEPTH]), direction
+        point = anchor + outward * min(_OUTER * length, length - from_end) + direction * behind
+        return np.array([*point[:2], corners[:, 2].max() - depth]), direction
     behind = boxes.reshape(-1, 3) @ axis
     face = boxes[(boxes @ axis).min(axis=1) < behind.min() + 0.003].reshape(-1, 3)
     middle = (face.min(axis=0) + face.max(axis=0)) / 2
