@@ -107,7 +107,7 @@ def switch(arm: Arm, goal: Goal) -> Skill:
             toward = -1.0 if goal.predicate == "turnoff" else 1.0
             if goal.predicate == "close":  # Closed is zero.
                 toward = 1.0 if arm.world.joint(joint) < 0 else -1.0
-            # On it is after a third of its way; off at the very end.
+            # A stove is on after a quarter of the knob's way, and off at its very end.
             yield from push(arm, joint, toward, lambda: arm.world.holds(goal), at_end=goal.predicate == "turnoff")
         if arm.world.holds(goal):
             return True

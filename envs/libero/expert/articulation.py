@@ -24,7 +24,7 @@ _TOP = 0.02
 _DEPTH = 0.014
 """Metres that the grip site is below the top, ..."""
 _DEEP = 0.018
-"""... and where it takes the least force."""
+"""... and that it is for a part's whole way, at its end."""
 _FINGER = 0.012
 """Metres from the grip site to the side of the closed fingers that pushes."""
 _OUTER = 0.85
@@ -92,7 +92,8 @@ def push(arm: Arm, joint: str, toward: float, done: Callable[[], bool], *, at_en
     """Push a joint's part to greater (``toward`` 1) or lesser (-1) positions with closed fingers until ``done``.
 
     Args:
-        at_end: of a knob, where it takes the least force.
+        at_end: at the end of a door or knob, where it takes the least force. Otherwise farther in, where it matters
+            least if the hand is off.
     """
     world = arm.world
     start, path = world.joint(joint), _path(world, joint, toward, _contact_at_end if at_end else _contact)

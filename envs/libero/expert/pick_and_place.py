@@ -243,7 +243,7 @@ def _is_beside_handle(corners: Vector, direction: Vector, top: float, radius: fl
         corners: [n,3], of the vessel, from its middle.
         direction: [n] radians, from where the wall is taken.
         top: height of the rim there.
-        radius: its distance there.
+        radius: of the rim there, from the middle.
     """
     near = (np.abs((direction + np.pi) % (2 * np.pi) - np.pi) < _HANDLE_ASIDE) & (corners[:, 2] > top - _HANDLE_BELOW)
     return bool(np.linalg.norm(corners[near, :2], axis=1).max() > radius + _HANDLE_OUT)

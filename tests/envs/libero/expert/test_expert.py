@@ -311,6 +311,7 @@ def test_a_mug_that_is_held_at_its_rim_is_set_down_and_taken_at_its_handle(monke
         pytest.param("libero_90", 910, id="a pan with a handle"),
         pytest.param("libero_90", 1150, id="one drawer to open, one to close"),
         pytest.param("libero_90", 1790, id="a microwave's door that opens out of reach"),
+        pytest.param("libero_90", 1980, id="a knob to be turned off, all the way"),
     ],
 )
 def test_it_succeeds_within_the_horizon(suite: str, state: int) -> None:
