@@ -160,11 +160,11 @@ def _frozen(params: ResidualParams, spec: PolicySpec, path: str | None = None) -
 
 
 def _of_base(params: ResidualParams) -> dict[str, Any]:
-    """Those of ``base_params`` that are not the defaults and on which the base's weights or its greedy actions depend,
-    so that folders tell the same of the same base.
+    """Those of ``base_params`` that are not the defaults, so that folders tell the same of the same base.
 
     Raises:
-        UserError: no such base, one that needs published weights, or a parameter that it does not have.
+        UserError: no such base, one that needs published weights, or a parameter that it does not have, or on which
+            neither its weights nor its greedy actions depend.
     """
     try:
         base = policy_class(params.base)
@@ -176,10 +176,15 @@ def _of_base(params: ResidualParams) -> dict[str, Any]:
             "own would not hold; expected tiny_vla, mlp, cnn or a policy of your own"
         )
     own = parse_params(base.Params, params.base_params, "model.params.base_params")
-    return {
-        option.name: params.base_params[option.name]
+    changed = [
+        option
         for option in dataclasses.fields(own)
-        if option.name in params.base_params
-        and option.metadata != NOT_OF_WEIGHTS
-        and getattr(own, option.name) != option.default
-    }
+        if option.name in params.base_params and getattr(own, option.name) != option.default
+    ]
+    for option in changed:
+        if option.metadata == NOT_OF_WEIGHTS:
+            raise UserError(
+                f"model.params.base_params.{option.name}: got {params.base_params[option.name]}, but a residual's base "
+                "acts without sampling and is not trained, so nothing would read it; leave it out"
+            )
+    return {option.name: params.base_params[option.name] for option in changed}

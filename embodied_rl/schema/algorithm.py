@@ -112,6 +112,9 @@ class SacConfig(Section):
     """Updates of the critics for each of the policy and of the temperature."""
     policy_q: Literal["min", "mean"]
     """Value of the ensemble that the policy climbs."""
+    decision_penalty: NonNegativeFloat
+    """Weight of the mean square of the policy's decisions in its loss: what corrects another policy
+    (``model_type=residual``) leaves that alone where the critics tell little."""
     initial_temperature: PositiveFloat
     """Weight of the entropy at the start."""
     temperature_lr: PositiveFloat | None
@@ -228,7 +231,7 @@ class AlgorithmConfig(Section):
     huber_delta: PositiveFloat | None
     """Distance at which the value loss turns from squared to absolute; null: squared."""
     critic_warmup_steps: NonNegativeInt
-    """Training steps in which the value head alone is trained."""
+    """Training steps in which the value head alone is trained, with ``learner=sac`` its critics."""
     entropy_bonus: NonNegativeFloat
     replay: ReplayConfig
     sac: SacConfig

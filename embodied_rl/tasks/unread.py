@@ -76,7 +76,7 @@ def _names(schema: type) -> list[str]:
 
 
 _READ_BY_ALL: Final = (
-    *("learner", "gamma", "group_size", "rollout_epoch", "replay", "sac", "sampling_params"),
+    *("learner", "gamma", "group_size", "rollout_epoch", "critic_warmup_steps", "replay", "sac", "sampling_params"),
     *OF_REPLAY,
 )
 """Keys of ``algorithm`` that are read whatever becomes of a rollout, or where there is a replay buffer, or that have a
@@ -115,7 +115,11 @@ _UNREAD: Final[Sequence[tuple[str, Callable[[Config], bool], str]]] = (
     ("algorithm.value_loss_coef", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.value_clip", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("algorithm.huber_delta", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
-    ("algorithm.critic_warmup_steps", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
+    (
+        "algorithm.critic_warmup_steps",
+        lambda c: not (_estimator(c).needs_values or _replays(c)),
+        "adv_type needs no value head",
+    ),
     ("actor.optim.value_lr", lambda c: not _estimator(c).needs_values, "adv_type needs no value head"),
     ("actor.optim.value_lr", lambda c: c.critic.enable, "values are the critic's; critic.optim.lr is its rate"),
     ("algorithm.value_loss_coef", lambda c: c.critic.enable, "a critic with its own optimiser has that loss alone"),

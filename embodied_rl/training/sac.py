@@ -57,8 +57,13 @@ class SacUpdater:
         self._seed, self._device, self._report_progress = seed, device, report_progress
         self._target_entropy = config.target_entropy * math.prod(policy.decision_shape)
 
-    def run(self, updates: range, *, learning_rate_factor: float = 1.0) -> dict[str, float]:
+    def run(
+        self, updates: range, *, learning_rate_factor: float = 1.0, critics_alone: bool = False
+    ) -> dict[str, float]:
         """Make the updates of these numbers; returns the means of what they show.
+
+        Args:
+            critics_alone: the policy and the temperature stay as they are.
 
         Raises:
             FloatingPointError: a gradient is not finite, and ``skip_nonfinite`` is false.
@@ -67,7 +72,7 @@ class SacUpdater:
             set_learning_rates(optimizer, learning_rate_factor)
         found: defaultdict[str, list[Tensor]] = defaultdict(list)
         for done, number in enumerate(updates):
-            for name, value in self._update(number).items():
+            for name, value in self._update(number, critics_alone).items():
                 found[name].append(value)
             self._report_progress("update", done + 1, len(updates))
         metrics = {name: torch.stack(values).double().nanmean().item() for name, values in found.items()}
@@ -77,13 +82,13 @@ class SacUpdater:
                 metrics[name] = torch.stack(found[name]).sum().item()
         return metrics
 
-    def _update(self, number: int) -> dict[str, Tensor]:
+    def _update(self, number: int, critics_alone: bool) -> dict[str, Tensor]:
         torch.manual_seed(derived_seed(self._seed, number, _DROPOUT, bits=32))
         batch = self._draw(number).to(self._device)
         noise = torch.Generator(self._device).manual_seed(derived_seed(self._seed, number, _NOISE))
         features = self._policy.features(batch.inputs).detach()
         found = self._train_critics(batch, features, number, noise)
-        if (number + 1) % self._config.policy_interval == 0:
+        if not critics_alone and (number + 1) % self._config.policy_interval == 0:
             found |= self._train_policy(batch, features, noise)
         self._critics.follow()
         return found
@@ -123,6 +128,7 @@ class SacUpdater:
         loss = policy_loss(
             critics.online(features, actions), logprobs, temperature=critics.temperature, of=config.policy_q
         )
+        loss = loss + config.decision_penalty * actions.square().mean()
         self._optimizers[0].zero_grad(set_to_none=True)
         loss.backward()
         critics.online.requires_grad_(True)

@@ -114,7 +114,8 @@ class ReplayActor(ActorWorker):
         factor = learning_rate_factor(step, self._config.lr_sched, total_steps=self._plan.config.runner.max_steps)
         self._policy.train()
         with self._timer.phase("update"):
-            metrics = self._sac.run(updates, learning_rate_factor=factor)
+            warm_up = step < self._algorithm.critic_warmup_steps
+            metrics = self._sac.run(updates, learning_rate_factor=factor, critics_alone=warm_up)
             self._policy.update_statistics(rollouts, sum_over_ranks(self.context.device))
         return {
             **metrics,

@@ -133,6 +133,36 @@ def test_the_policy_waits_for_its_turn_and_leaves_the_critics_alone() -> None:
     assert still.critics.temperature.item() == 1.0
 
 
+def test_critics_alone_leave_the_policy_and_the_temperature_as_they_are() -> None:
+    trained, both = Trained(config()), Trained(config())
+    policy, temperature = values(trained.policy), trained.critics.temperature.item()
+    assert "policy_loss" not in trained.updater.run(range(1), critics_alone=True)
+    assert not moved(policy, trained.policy) and trained.critics.temperature.item() == temperature
+    both.updater.run(range(1))
+    assert not moved(values(both.critics.online), trained.critics.online), "the critics' own update is the same"
+
+
+def test_a_penalty_keeps_decisions_near_zero() -> None:
+    """Where Q is -(a - 0.5)² in each of C·A numbers and the penalty's weight w is that of their mean, it is best to
+    decide 0.5 / (1 + w / (C·A))."""
+
+    def bandit(number: int) -> Transitions:
+        data = batch(number)
+        rewards = -(data.actions - 0.5).square().sum((1, 2))
+        return replace(data, rewards=rewards, discounts=torch.zeros(B))
+
+    def decided(*overrides: str) -> float:
+        rates = ("actor.optim.lr=0.01", "critic.optim.lr=0.01", "algorithm.sac.temperature_lr=0.01")
+        trained = Trained(config(*rates, *overrides), bandit)
+        trained.updater.run(range(400))
+        with torch.no_grad():
+            actions, _ = trained.policy.rsample(batch(1).inputs, generator=torch.Generator().manual_seed(1))
+        return float(actions.mean())
+
+    assert decided("algorithm.sac.decision_penalty=12") == pytest.approx(0.125, abs=0.06)
+    assert decided() == pytest.approx(0.5, abs=0.15)
+
+
 def test_it_finds_the_best_action() -> None:
     """Chunks that are decided alone, with a reward that is highest at 0.5 in every number."""
 
@@ -170,6 +200,7 @@ def test_every_key_changes_the_result() -> None:
         "tau=0.5",
         "policy_interval=2",
         "policy_q=mean",
+        "decision_penalty=0.5",
         "initial_temperature=0.5",
         "temperature_lr=0.1",
         "target_entropy=-3.0",

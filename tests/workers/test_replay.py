@@ -101,6 +101,20 @@ def test_updates_follow_the_chunks_that_come() -> None:
     assert expected[0] == 0 < expected[-1]
 
 
+def test_the_policy_waits_for_its_critics() -> None:
+    """Two steps in which they alone are trained, on what the policy does as it is."""
+    with Job(replaying("algorithm.critic_warmup_steps=2")) as job:
+        weights = [job.weights()]
+        for step in range(3):
+            job.roll(step)
+            metrics = job.update(step)
+            assert metrics["updates"] > 0 and ("policy_loss" in metrics) == (step == 2)
+            weights.append(job.weights())
+    start, *others = weights
+    same = [all(torch.equal(start[name], tensor) for name, tensor in other.items()) for other in others]
+    assert same == [True, True, False]
+
+
 def test_the_first_chunks_are_random() -> None:
     with Job(replaying()) as job:
         for step, at_random in enumerate((True, False)):
