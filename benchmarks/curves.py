@@ -1,7 +1,7 @@
 """Learning curves over several seeds: success or held-out accuracy against training step and wall time.
 
     python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short
-        | libero_spatial_new | libero_10 | libero_10_short
+        | libero_spatial_residual | libero_spatial_new | libero_10 | libero_10_short
         | runs RUN... [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [--record] [key=value ...]
     python -m benchmarks.curves all [--seeds 0] [--output DIR] [--quick] [--record]
     python -m benchmarks.curves compare FOLDER FOLDER...
@@ -138,6 +138,13 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         quick=_LIBERO_QUICK,
         line=Line(gain=0.15, minutes=10),
+    ),
+    "libero_spatial_residual": Recipe(
+        title="a task of libero_spatial that hardly succeeds: corrections from a replay buffer",
+        page="replay.md",
+        commands=(("experiment=libero_spatial_residual", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),),
+        quick=_LIBERO_QUICK,
+        line=Line(gain=0.15, minutes=15),
     ),
     "libero_spatial_new": Recipe(
         title="a task of libero_spatial that the weights never saw: 200 demonstrations",
