@@ -78,6 +78,7 @@ SMALL = {
         "algorithm.replay.update_to_data=0.3",
         "algorithm.sac.hidden_size=16",
         "algorithm.sac.policy_interval=2",
+        "algorithm.sac.decision_penalty=0.5",
         "actor.lr_sched.lr_decay_style=linear",
         "env.train.auto_reset=true",
         "env.train.max_steps_per_rollout_epoch=8",

@@ -56,16 +56,25 @@ def critic_loss(values: Tensor, targets: Tensor) -> Tensor:
     return (values - targets).square().mean(-1).sum()
 
 
-def policy_loss(values: Tensor, logprobs: Tensor, *, temperature: Tensor, of: Literal["min", "mean"]) -> Tensor:
-    """Mean of temperature log π(a|s) - Q(s, a) over actions with a gradient.
+def policy_loss(
+    values: Tensor,
+    logprobs: Tensor,
+    decisions: Tensor,
+    *,
+    temperature: Tensor,
+    of: Literal["min", "mean"],
+    penalty: float,
+) -> Tensor:
+    """Mean of temperature log π(a|s) - Q(s, a), and ``penalty`` times the mean of a², over decisions with a gradient.
 
     Args:
         values: [E,B].
         logprobs: [B].
+        decisions: [B,K,A], a.
         of: the ensemble's value.
     """
     climbed = values.min(0).values if of == "min" else values.mean(0)
-    return (temperature * logprobs - climbed).mean()
+    return (temperature * logprobs - climbed).mean() + penalty * decisions.square().mean()
 
 
 def temperature_loss(log_temperature: Tensor, logprobs: Tensor, *, target_entropy: float) -> Tensor:

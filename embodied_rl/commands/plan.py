@@ -154,12 +154,14 @@ def _replay_lines(plan: RunPlan[Any]) -> list[str]:
     before, after = (replay.updates_after(step * numbers.samples) for step in (first, first + steps))
     of_each = f"{replay.update_to_data:g} a chunk after the first {replay.learning_starts}"
     shown = f", {replay.demonstration_share:.0%} of them demonstrations" if replay.demonstrations else ""
+    warm_up = config.algorithm.critic_warmup_steps
+    waits = f" after the first {warm_up} steps" if warm_up else ""
     return [
         f"the buffer: {replay.capacity} chunks, {replay.capacity / numbers.samples:.0f} steps' worth; the first "
         f"{replay.random_chunks} chunks are random",
         f"an update: {of_each}, each on {replay.batch_size} chunks{shown}",
         f"the run: {steps} steps = at most {steps * numbers.samples} chunks = {after - before} updates of the critics, "
-        f"one of the policy for each {config.algorithm.sac.policy_interval}",
+        f"one of the policy for each {config.algorithm.sac.policy_interval}{waits}",
     ]
 
 

@@ -126,9 +126,13 @@ class SacUpdater:
         logprobs = logprobs.sum((1, 2))
         critics.online.requires_grad_(False)
         loss = policy_loss(
-            critics.online(features, actions), logprobs, temperature=critics.temperature, of=config.policy_q
+            critics.online(features, actions),
+            logprobs,
+            actions,
+            temperature=critics.temperature,
+            of=config.policy_q,
+            penalty=config.decision_penalty,
         )
-        loss = loss + config.decision_penalty * actions.square().mean()
         self._optimizers[0].zero_grad(set_to_none=True)
         loss.backward()
         critics.online.requires_grad_(True)

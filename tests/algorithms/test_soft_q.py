@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -47,8 +48,14 @@ def test_losses_by_hand() -> None:
     q, logprobs = torch.tensor([[1.0, 5.0], [2.0, 3.0]]), torch.tensor([0.5, -1.0])
     assert critic_loss(q, torch.tensor([2.0, 3.0])).item() == (1 + 4) / 2 + 0.0
     temperature = torch.tensor(2.0)
-    assert policy_loss(q, logprobs, temperature=temperature, of="min").item() == ((1 - 1) + (-2 - 3)) / 2
-    assert policy_loss(q, logprobs, temperature=temperature, of="mean").item() == ((1 - 1.5) + (-2 - 4)) / 2
+    decisions = torch.tensor([[[1.0, 0.0]], [[0.5, -0.5]]])
+
+    def lost(of: Literal["min", "mean"], penalty: float) -> float:
+        return policy_loss(q, logprobs, decisions, temperature=temperature, of=of, penalty=penalty).item()
+
+    assert lost("min", 0.0) == ((1 - 1) + (-2 - 3)) / 2
+    assert lost("mean", 0.0) == ((1 - 1.5) + (-2 - 4)) / 2
+    assert lost("min", 4.0) == lost("min", 0.0) + 4 * (1 + 0 + 0.25 + 0.25) / 4
 
 
 @pytest.mark.parametrize(("logprob", "rises"), [(2.0, True), (0.5, False)])

@@ -115,6 +115,20 @@ def test_the_policy_waits_for_its_critics() -> None:
     assert same == [True, True, False]
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_wait_ends_with_the_runs_step_wherever_it_goes_on(tmp_path: Path, step: int) -> None:
+    """Of a run whose policy waits for two steps, resumed before or after them."""
+    waiting = replaying("algorithm.critic_warmup_steps=2")
+    with Job(waiting) as job:
+        job.roll()
+        job.update()
+        job.actor.save(tmp_path)
+    with Job(waiting) as job:
+        job.actor.load(tmp_path, weights_only=False)
+        job.roll(step)
+        assert ("policy_loss" in job.update(step)) == (step == 2)
+
+
 def test_the_first_chunks_are_random() -> None:
     with Job(replaying()) as job:
         for step, at_random in enumerate((True, False)):
@@ -342,3 +356,10 @@ def test_the_plan_counts_the_updates_of_the_chunks_that_come_later() -> None:
     ):
         lines = arithmetic_lines(replace(plan, start=replace(plan.start, step=finished)))
         assert any(text.startswith(line) for text in lines), lines
+        assert any(text.endswith("one of the policy for each 1") for text in lines), lines
+
+
+def test_the_plan_says_that_the_policy_waits() -> None:
+    plan = plan_of(embodied("env=dummy", "model=sac_mlp", "algorithm=sac", "algorithm.critic_warmup_steps=2"))
+    lines = arithmetic_lines(plan)
+    assert any(text.endswith("one of the policy for each 1 after the first 2 steps") for text in lines), lines
