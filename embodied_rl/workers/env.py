@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied_rl.contracts import ActionChunk, EnvObs, EpisodeRecord, EvaluatedEpisode, RolloutEnd, RolloutStart, Spaces
-from embodied_rl.envs import render_device
+from embodied_rl.envs import neighbours, render_device
 from embodied_rl.envs.episode_queue import EpisodeQueue
 from embodied_rl.envs.open_episodes import OpenEpisode
 from embodied_rl.envs.reset_states import (
@@ -82,6 +82,7 @@ class EnvWorker(Worker):
         self._eval_config, self._eval_params = config.evaluated, plan.eval_env_params
         self._group_size, self._rollout_epochs = config.algorithm.group_size, config.algorithm.rollout_epoch
         self._chunk, self._needs_values = config.model.num_action_chunks, plan.values_per_chunk > 0 or plan.replays
+        self._neighbours = plan.world_size("env") if config.cluster.backend == "serial" else 1
         self._turns, self._answers = Channels.need(channels.turns), Channels.need(channels.answers)
         self._timer = PhaseTimer(ended=context.trace.phase)
         self._peak_memory = PeakMemory("cpu")  # simulators that render on an accelerator hold no tensors there
@@ -104,6 +105,7 @@ class EnvWorker(Worker):
             UserError: evaluations have another env (``eval_env``), and one policy does not fit both.
         """
         render_device.use(self.context.device)
+        neighbours.share(self._neighbours)
         if not train:
             spaces = _spaces(self._build_eval())
             self._evaluated_tasks = self._tasks_of(self._eval)
@@ -162,6 +164,7 @@ class EnvWorker(Worker):
             if hasattr(stage.env, "sim"):
                 stage.env.close()
         self._train, self._eval = [], []
+        neighbours.share(1)
 
     def resume(self, episodes: Sequence[OpenEpisode], *, first_episode: int) -> list[int]:
         """Bring the training envs, with auto-reset, to where a checkpoint found them.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
+from embodied_rl.envs import neighbours
 from embodied_rl.envs.base import PixelCount, SimObs, SimStep, Task, check_actions, check_choices, check_reset_state
 from embodied_rl.envs.libero import NAME
 from embodied_rl.envs.libero.scene import Scene, SceneSpec, Snapshot, give_memory_back
@@ -65,8 +66,8 @@ class LiberoParams:
     """In drawn states objects stand in each other's regions, too, at random: a policy must look where they are. What
     there are several of, such as two bowls, and what is much larger than the others stays in its own."""
     max_cached_scenes: PositiveInt = field(default=4, metadata=OF_THE_MACHINE)
-    """Scenes (one a task) that a process keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB with
-    a software renderer and 4 seconds to build."""
+    """Scenes (one a task) that an env worker keeps; the least recently used one makes room. One takes 0.4 to 1.2 GB
+    with a software renderer and 4 seconds to build. Workers of one process (``cluster=serial``) share all of theirs."""
 
     def __post_init__(self) -> None:
         check_suites(self.suites)
@@ -241,7 +242,7 @@ class LiberoEnv:
 
     def _scene(self, spec: SceneSpec) -> Scene:
         self._played.add(spec)
-        return _scenes.get(spec, self._params.max_cached_scenes)
+        return _scenes.get(spec, self._params.max_cached_scenes * neighbours.workers())
 
     def _state_of(self, slot: int) -> _Slot:
         state = self._slots[slot]
