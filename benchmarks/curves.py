@@ -202,16 +202,21 @@ def train(recipe: Recipe, seed: int, folder: Path, extra: Sequence[str], quick: 
     (folder / TIMES_FILE).write_text(json.dumps({"command_seconds": seconds, "cpu_seconds": cpu_seconds}) + "\n")
 
 
+def newest_run(folder: Path, seed: int) -> Path:
+    """The run that :func:`train` made last in its folder."""
+    runs = [path.parent for path in folder.glob(f"*/*/{METRICS_FILE}")]
+    if not runs or not (folder / TIMES_FILE).exists():
+        sys.exit(f"{folder}: holds no finished run of seed {seed}; leave out --plot-only to make one")
+    return max(runs, key=lambda run: run.name)
+
+
 def trained(folder: Path, seed: int) -> Curve:
     """The curve of the run that :func:`train` made last.
 
     What the last command took beyond training and evaluations (start-up, checkpoints, its end) counts as if it had all
     come first, so that no evaluation seems earlier than it was.
     """
-    runs = sorted(path.parent for path in folder.glob(f"*/*/{METRICS_FILE}"))
-    if not runs or not (folder / TIMES_FILE).exists():
-        sys.exit(f"{folder}: holds no finished run of seed {seed}; leave out --plot-only to make one")
-    curve = read_curve(max(runs, key=lambda run: run.name), name=f"seed {seed}")
+    curve = read_curve(newest_run(folder, seed), name=f"seed {seed}")
     taken = _times(folder)["command_seconds"]
     before = sum(taken) - curve.seconds[-1]
     return replace(curve, seconds=[before + seconds for seconds in curve.seconds])
