@@ -39,8 +39,8 @@ _AHEAD_TURN = 0.5
 """Radians that it is ahead at most: farther round a short lever it would push across it."""
 _LEANS = (0.4, 0.8, 0.0)
 """Radians by which the hand may lean back from what it pushes against, so that the forearm stays clear of it."""
-_ABOVE = 0.008
-"""Metres above a handle at which the approach ends."""
+_ABOVE = 0.016
+"""Metres above a handle at which the approach ends: from 0 to 0.03 the fingers come down on it."""
 _IN_FRONT = 0.06
 """Metres before it from where the fingers come, since another handle may be above it."""
 _BEHIND = 0.011

@@ -219,18 +219,32 @@ def test_a_part_is_moved_by_a_hand_that_is_off(
         return point + shift * millimetres / 1000, direction
 
     monkeypatch.setattr(articulation, touch, off)
+    assert moves_the_first_part(suite, state, steps=75)
+
+
+@pytest.mark.parametrize("millimetres", [-12, 12])
+def test_a_drawer_is_opened_by_a_hand_that_comes_too_low_or_too_high(
+    monkeypatch: pytest.MonkeyPatch, millimetres: int
+) -> None:
+    """The middle one, whose handle has another one above it."""
+    monkeypatch.setattr(articulation, "_ABOVE", articulation._ABOVE + millimetres / 1000)
+    assert moves_the_first_part("libero_goal", 0, steps=85)
+
+
+def moves_the_first_part(suite: str, state: int, *, steps: int) -> bool:
+    """Whether the drawer or knob of the first goal is where it should be, or on its way, after so many steps."""
     env = LiberoEnv(1, LiberoParams(task_suite_name=suite, cameras=()), seed=0)
     env.reset([0], [state])
-    expert = LiberoExpert(env)
+    expert, moved = LiberoExpert(env), False
     expert.reset(0)
-    for _ in range(75):
+    for _ in range(steps):
         world = World(env.privileged(0))
         goal = world.goals[0]
         if moved := world.holds(goal) if goal.target is None else not world.closed(goal.target):
             break
         env.step([0], expert.act(0, None)[None])
     env.close()
-    assert moved
+    return moved
 
 
 @pytest.mark.parametrize(
