@@ -284,7 +284,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         if name == "compare":
             sub.add_argument("recipe", type=Path, nargs="+", help="the output folders of trained recipes")
             continue
-        sub.add_argument("--seeds", default="0" if name == ALL else "0,1,2", help="comma-separated")
+        seeds = "0" if name == ALL else "0,1,2"
+        sub.add_argument("--seeds", default=seeds, type=seed_list, help="comma-separated")
         sub.add_argument("--plot-only", action="store_true", help="draw the runs that are in the output folder")
         sub.add_argument("--quick", action="store_true", help="a few steps: shows that it works, judges nothing")
         sub.add_argument("--record", action="store_true", help=f"write what was reached to {figures.RECORD.name}")
@@ -295,6 +296,14 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     if getattr(options, "record", False) and (options.quick or extra):
         parser.error("--record: got --quick or key=value beside it, expected the recipe as it is")
     return options, extra
+
+
+def seed_list(text: str) -> list[int]:
+    """The value of ``--seeds``."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected whole numbers such as 0,1,2") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -332,11 +341,7 @@ def show(curves: Sequence[Curve], output: Path, line: Line, title: str, console:
 
 def _reach(name: str, options: argparse.Namespace, output: Path, extra: Sequence[str], console: Console) -> list[str]:
     """Train a recipe's seeds; what they missed."""
-    try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
-    except ValueError:
-        sys.exit(f"--seeds: got {options.seeds!r}, expected whole numbers such as 0,1,2")
-    recipe, curves = RECIPES[name], []
+    recipe, curves, seeds = RECIPES[name], [], options.seeds
     for seed in seeds:
         folder = output / f"seed_{seed}"
         if not options.plot_only:

@@ -146,8 +146,15 @@ def test_an_unfinished_seed_is_named(tmp_path: Path) -> None:
 
 def test_further_overrides_and_wrong_words() -> None:
     options, extra = parse(["libero_spatial", "--seeds", "4", "env.task_ids=[0]"])
-    assert (options.seeds, extra) == ("4", ["env.task_ids=[0]"])
-    for wrong in (["math", "--nope"], ["math", "word"], ["runs"], ["runs", "a", "--plot-only"], ["compare"]):
+    assert (options.seeds, extra) == ([4], ["env.task_ids=[0]"])
+    for wrong in (
+        ["math", "--seeds", "0,x"],
+        ["math", "--nope"],
+        ["math", "word"],
+        ["runs"],
+        ["runs", "a", "--plot-only"],
+        ["compare"],
+    ):
         with pytest.raises(SystemExit):
             parse(wrong)
 

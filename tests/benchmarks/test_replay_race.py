@@ -33,7 +33,7 @@ def test_play_adds_up_over_all_steps(tmp_path: Path) -> None:
     ran(tmp_path, 0.1, None, 0.4, None, 0.6, 0.5, episodes=16.0)
     played = read(tmp_path / "experiment" / "2026-01-01_00-00-00", LIBERO, seed=3)
     assert played == Played(seed=3, play=[0, 32, 64, 80], values=[0.1, 0.4, 0.6, 0.5])
-    assert (played.until(0.6), played.until(0.05), played.until(0.61)) == (64, 0, None)
+    assert (played.until(0.6), played.until(0.05), played.until(0.61)) == (64, 32, None)
 
 
 def test_the_ratio_is_of_geometric_means() -> None:
@@ -112,3 +112,5 @@ def test_both_sides_are_evaluated_alike_and_as_often_for_their_play(name: str) -
         for config in (replay, ppo)
     ]
     assert 0.3 < apart[0] / apart[1] < 0.4
+    for words in race.commands:
+        assert config_of(*(word.format(seed=1, folder="/tmp/out") for word in (*words, *race.quick)))
