@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from embodied_rl.envs.base import SimEnv
 from embodied_rl.envs.libero.expert.articulation import pull, push
+from embodied_rl.envs.libero.expert.clearing import make_room
 from embodied_rl.envs.libero.expert.geometry import OPEN, Command, action_toward, pointing_down, yaw_of
 from embodied_rl.envs.libero.expert.insertion import find_insertion, insert
 from embodied_rl.envs.libero.expert.pick_and_place import Grasp, find_grasps, find_placement, too_flat
@@ -115,7 +116,11 @@ def switch(arm: Arm, goal: Goal) -> Skill:
 
 
 def _open(arm: Arm, joint: str, goal: Goal) -> Skill:
-    """Pull a drawer; pull a door until it is ajar, then push it from behind, where the arm need not reach as far."""
+    """Pull a drawer, after putting aside what belongs into it and would be covered by it; pull a door until it is ajar,
+    then push it from behind, where the arm need not reach as far."""
+    for filling in arm.world.goals:
+        if filling.predicate == "in" and filling.target == goal.subject:
+            yield from make_room(arm, filling)
     low, high = arm.world.joint_range(joint)
     toward = 1.0 if high > -low else -1.0
 

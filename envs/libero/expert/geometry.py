@@ -66,6 +66,18 @@ class Boxes:
     def only(self, chosen: NDArray[np.bool_]) -> Boxes:
         return Boxes(centers=self.centers[chosen], rotations=self.rotations[chosen], half_sizes=self.half_sizes[chosen])
 
+    def moved(self, way: Vector) -> Boxes:
+        """The same boxes, ``way`` [3] farther."""
+        return Boxes(centers=self.centers + way, rotations=self.rotations, half_sizes=self.half_sizes)
+
+    def __or__(self, other: Boxes) -> Boxes:
+        """These boxes and those."""
+        return Boxes(
+            centers=np.concatenate([self.centers, other.centers]),
+            rotations=np.concatenate([self.rotations, other.rotations]),
+            half_sizes=np.concatenate([self.half_sizes, other.half_sizes]),
+        )
+
     def clearance(self, points: Vector) -> Vector:
         """[m], how far each of ``points`` [m,3] is from the nearest box, along that box's axes; negative inside,
         infinite without any boxes."""

@@ -141,6 +141,8 @@ class Grasp:
     """[3,3]."""
     cost: float
     """Control steps to get there and on, with a penalty for obstacles."""
+    free: bool = True
+    """The hand meets nothing, there and on the last way down."""
 
 
 def too_flat(world: World, name: str) -> bool:
@@ -150,11 +152,22 @@ def too_flat(world: World, name: str) -> bool:
     return bool(size[2] < _FLAT and size[:2].min() > _MAX_WIDTH)
 
 
-def find_grasps(world: World, goal: Goal) -> list[Grasp]:
-    """Candidates for taking hold of ``goal.subject``, best first."""
-    shape, frame, hand = world.shape(goal.subject), world.frame(goal.subject), world.hand
+def find_grasps(
+    world: World, goal: Goal, besides: Boxes | None = None, way: tuple[float, float] = (0.0, 0.0)
+) -> list[Grasp]:
+    """Candidates for taking hold of ``goal.subject``, best first.
+
+    Args:
+        besides: obstacles that are not there yet.
+        way: metres in x and y that the object is supposed to be farther than it is.
+    """
+    farther = np.array([*way, 0.0])
+    shape, frame, hand = world.shape(goal.subject).moved(farther), world.frame(goal.subject), world.hand
+    frame = replace(frame, position=frame.position + farther)
     facts = _FACTS.get(world.category(goal.subject), Facts())
     placement, others = find_placement(world, goal), world.surroundings(goal.subject)
+    if besides is not None:
+        others |= besides
     styles = {"rim": _rim, "span": _span, "knob": _knob}
     around = others.near((shape.low + shape.high) / 2, 0.3)
     onward = steps_to(np.array([*placement.spot, frame.position[2]]) - frame.position, placement.turn)
@@ -171,16 +184,16 @@ def find_grasps(world: World, goal: Goal) -> list[Grasp]:
         cost = steps_to(move, turn) + _TURNED * turn_between(reached, favoured)
         # The plain distance decides among grasps that take as many steps: the way round is the longer one.
         cost += onward + 0.5 * float(np.abs(move)[:2].sum()) / SPEED
-        grasps.append(
-            Grasp(position=at, rotation=reached, cost=cost + detour + float(_BLOCKED * blocked + _CLOSE * close))
-        )
+        cost += detour + float(_BLOCKED * blocked + _CLOSE * close)
+        grasps.append(Grasp(position=at, rotation=reached, cost=cost, free=not blocked))
     closer = []
     for grasp in sorted(grasps, key=_cost)[:_CLOSER_LOOK]:
         # Where the palm finds no room at the end, the object must fall.
         upright = pointing_down(yaw_of(grasp.rotation))
         *_, drop = placement.hand_above(grasp.position, upright, frame.position, float(shape.low[2]), others)
         on_the_way = np.sum(around.clearance(grasp.position + WAY_DOWN @ grasp.rotation.T) < _CLEARANCE)
-        closer.append(replace(grasp, cost=grasp.cost + _DROP * drop + float(_BLOCKED * on_the_way)))
+        cost = grasp.cost + _DROP * drop + float(_BLOCKED * on_the_way)
+        closer.append(replace(grasp, cost=cost, free=grasp.free and not on_the_way))
     return sorted(closer, key=_cost)
 
 

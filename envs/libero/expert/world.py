@@ -160,6 +160,11 @@ class World:
         """The collision shapes that a joint moves."""
         return self._boxes(self._link(joint))
 
+    def opened_shape(self, joint: str) -> Boxes:
+        """The same, of a slide at the open end of its way."""
+        far = max(self.joint_range(joint), key=abs)
+        return self.link_shape(joint).moved((far - self.joint(joint)) * self.joint_axis(joint)[1])
+
     def surroundings_of_link(self, joint: str) -> Boxes:
         """All collision shapes but those of the robot, planes, and what the joint moves: a part and what is in it."""
         corners = self.link_shape(joint).corners

@@ -203,8 +203,8 @@ def test_a_mug_is_not_taken_by_its_rim_where_its_handle_is() -> None:
     [
         pytest.param("libero_10", 100, "_contact", False, -20, id="nearer to a knob's axis"),
         pytest.param("libero_10", 100, "_contact", False, 20, id="nearer to a knob's end"),
-        pytest.param("libero_goal", 150, "_handle", True, -15, id="behind a drawer's handle"),
-        pytest.param("libero_goal", 150, "_handle", True, 15, id="before a drawer's handle"),
+        pytest.param("libero_goal", 0, "_handle", True, -15, id="behind a drawer's handle"),
+        pytest.param("libero_goal", 0, "_handle", True, 15, id="before a drawer's handle"),
     ],
 )
 def test_a_part_is_moved_by_a_hand_that_is_off(
@@ -219,7 +219,7 @@ def test_a_part_is_moved_by_a_hand_that_is_off(
         return point + shift * millimetres / 1000, direction
 
     monkeypatch.setattr(articulation, touch, off)
-    assert moves_the_first_part(suite, state, steps=75)
+    assert moves_the_first_part(suite, state, steps=100)  # a second try takes longer
 
 
 @pytest.mark.parametrize("millimetres", [-12, 12])
@@ -319,7 +319,7 @@ def test_a_mug_that_is_held_at_its_rim_is_set_down_and_taken_at_its_handle(monke
         pytest.param("libero_10", 400, id="two pots side by side"),
         pytest.param("libero_10", 450, id="a mug into a microwave, which is open to its front alone"),
         pytest.param("libero_goal", 0, id="a closed drawer whose handle is below another's"),
-        pytest.param("libero_goal", 170, id="a closed drawer to be filled, then beside the hand's way down"),
+        pytest.param("libero_goal", 170, id="a closed drawer to be filled"),
         pytest.param("libero_goal", 250, id="a plate, which has no edge to hold"),
         pytest.param("libero_goal", 450, id="a bottle on a rack whose place leans"),
         pytest.param("libero_90", 910, id="a pan with a handle"),
@@ -373,6 +373,38 @@ def test_what_is_held_is_let_go_of_before_a_drawer_is_opened(monkeypatch: pytest
     goal = Goal(predicate="in", subject="bowl", target="drawer")
     assert len(list(expert_package.place(SimpleNamespace(world=world), goal))) == 3  # type: ignore[arg-type]
     assert done == ["release", "retreat", "switch"]
+
+
+@pytest.mark.parametrize(
+    ("suite", "state", "index", "covered"),
+    [
+        pytest.param("libero_goal", 185, 0, True, id="the goal is the bowl alone"),
+        pytest.param("libero_90", 415, 1, True, id="opening is a goal, too"),
+        pytest.param("libero_90", 435, 1, False, id="a bowl that may stay"),
+    ],
+)
+def test_what_an_open_drawer_would_cover_is_put_aside(suite: str, state: int, index: int, covered: bool) -> None:
+    """Otherwise the hand comes down onto the drawer, attempt after attempt: so the first two episodes were lost."""
+    env = LiberoEnv(1, LiberoParams(task_suite_name=suite, cameras=()), seed=0)
+    env.reset([0], [state])
+    expert, world = LiberoExpert(env), World(env.privileged(0))
+    bowl = world.goals[index]
+    (joint,), start = world.joints(bowl.target or ""), world.frame(bowl.subject).position
+
+    def free(world: World) -> bool:
+        return any(grasp.free for grasp in find_grasps(world, bowl, world.opened_shape(joint)))
+
+    assert free(world) is not covered
+    expert.reset(0)
+    for _ in range(120):
+        env.step([0], expert.act(0, None)[None])
+        world = World(env.privileged(0))
+        if abs(world.joint(joint)) > 0.01:  # it is being opened
+            break
+    moved = np.linalg.norm(world.frame(bowl.subject).position - start)
+    env.close()
+    assert free(world) and moved > 0.03 if covered else moved < 0.005
+    assert played(suite, state).success
 
 
 @pytest.mark.slow

@@ -73,6 +73,14 @@ def test_bounds_of_a_turned_box() -> None:
     assert np.allclose(turned.low, [0.9, 1.8, 2.7]) and np.allclose(turned.high, [1.1, 2.2, 3.3])
 
 
+def test_boxes_move_and_join() -> None:
+    one, other = boxes(((0, 0, 0), (0.1, 0.2, 0.3)), yaw=np.pi / 2), boxes(((1, 1, 1), (0.1, 0.1, 0.1)))
+    both = one.moved(np.array([0.5, 0.0, -1.0])) | other
+    np.testing.assert_allclose(both.low, [0.3, -0.1, -1.3], atol=1e-9)
+    np.testing.assert_allclose(both.high, [1.1, 1.1, 1.1], atol=1e-9)
+    assert len(both.centers) == 2 and np.abs(one.centers).max() == 0
+
+
 def test_clearance_is_the_distance_to_the_nearest_box() -> None:
     two = boxes(((0.0, 0.0, 0.0), (0.1, 0.2, 0.3)), ((1.0, 0.0, 0.0), (0.1, 0.1, 0.1)))
     points = np.array([[0.15, 0.0, 0.0], [0.0, 0.17, 0.0], [0.85, 0.0, 0.0], [0.0, 0.0, 0.4]])
