@@ -1,7 +1,7 @@
 """Learning curves over several seeds: success or held-out accuracy against training step and wall time.
 
     python -m benchmarks.curves math | push_cube | push_cube_grpo | libero_spatial | libero_spatial_short
-        | libero_spatial_residual | libero_spatial_new | libero_10 | libero_10_short
+        | libero_spatial_residual | libero_spatial_new | libero_goal | libero_10 | libero_10_short
         | runs RUN... [--seeds 0,1,2] [--output DIR] [--plot-only] [--quick] [--record] [key=value ...]
     python -m benchmarks.curves all [--seeds 0] [--output DIR] [--quick] [--record]
     python -m benchmarks.curves compare FOLDER FOLDER...
@@ -162,6 +162,13 @@ RECIPES: Mapping[str, Recipe] = {
             ("runner.max_steps=1", "env.eval.episodes_per_task=1", "env.eval.max_episode_steps=16"),
         ),
         line=Line(goal=0.9, minutes=45),
+    ),
+    "libero_goal": Recipe(
+        title="all ten tasks of libero_goal at once: PPO from shipped weights",
+        page="libero_training.md",
+        commands=(("experiment=libero_goal_rl", *_SIM_SEED, *_NO_VIDEO, *EVAL_ALONE),),
+        quick=_LIBERO_QUICK,
+        line=Line(goal=0.65, minutes=30),
     ),
     "libero_10": Recipe(
         title="a task of libero_10: PPO from shipped weights",

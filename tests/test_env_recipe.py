@@ -112,7 +112,9 @@ def test_plan_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "experiment/libero_10_short" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [*RECIPES.values(), "libero_10_rl", "libero_10_ppo", "libero_spatial_ppo"])
+@pytest.mark.parametrize(
+    "name", [*RECIPES.values(), "libero_10_rl", "libero_goal_rl", "libero_10_ppo", "libero_spatial_ppo"]
+)
 def test_training_never_meets_the_initial_states_of_the_evaluation(name: str) -> None:
     config = config_of(f"experiment={name}")
     assert isinstance(config, EmbodiedConfig)
@@ -122,7 +124,8 @@ def test_training_never_meets_the_initial_states_of_the_evaluation(name: str) ->
     assert name not in RECIPES.values() or "experiment=none" in str(config.runner.about)
 
 
-def test_the_long_recipe_has_all_tasks() -> None:
-    config = config_of("experiment=libero_10_rl")
+@pytest.mark.parametrize("name", ["libero_10_rl", "libero_goal_rl"])
+def test_recipes_of_a_whole_suite_have_all_tasks(name: str) -> None:
+    config = config_of(f"experiment={name}")
     assert isinstance(config, EmbodiedConfig)
     assert config.env.task_ids is None and config.env.train.task_sampling == "success"
