@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
@@ -18,12 +18,17 @@ _LEVEL = 0.005
 """Metres by which what an object stands on may be uneven."""
 _WAYS = np.linspace(-0.2, 0.2, 21)
 """Metres that an object is moved in x and in y."""
+_LOOKED_AT = 20
+"""So many vacant places are looked at for one where the hand can take the object: some 0.2 s each."""
 _OUTWARD = 0.5
 """Metres nearer that a metre the way the drawer opens counts: what imitates sees alike states put aside alike."""
 
 
 def make_room(arm: Arm, goal: Goal) -> Skill:
-    """Put ``goal.subject`` where the hand can still take it once the drawer ``goal.target`` is open."""
+    """Put ``goal.subject`` where the hand can still take it once the drawer ``goal.target`` is open.
+
+    False after the last attempt, which may have failed.
+    """
     assert goal.target is not None
     for _ in range(_ATTEMPTS):
         spot = _spot_aside(arm.world, goal)
@@ -39,7 +44,7 @@ def make_room(arm: Arm, goal: Goal) -> Skill:
             yield from carry(arm, goal.subject, placement, lambda: False)
             yield from release(arm)
             yield from retreat(arm)
-    return _spot_aside(arm.world, goal) is None
+    return False
 
 
 def _spot_aside(world: World, goal: Goal) -> Vector | None:
@@ -57,8 +62,10 @@ def _spot_aside(world: World, goal: Goal) -> Vector | None:
     shape, obstacles = world.shape(goal.subject), world.surroundings(goal.subject) | drawer
     radius = float((shape.high - shape.low)[:2].max()) / 2 + _APART
     middle, floor = (shape.low + shape.high)[:2] / 2, shape.low[2] + _LEVEL
-    for way in sorted(product(_WAYS, _WAYS), key=lambda way: float(np.hypot(*way) - _OUTWARD * np.dot(way, out))):
-        if obstacles.top_along(middle + way, middle + way, radius) < floor and _is_free(world, goal, drawer, way):
+    ways = sorted(product(_WAYS, _WAYS), key=lambda way: float(np.hypot(*way) - _OUTWARD * np.dot(way, out)))
+    vacant = (way for way in ways if obstacles.top_along(middle + way, middle + way, radius) < floor)
+    for way in islice(vacant, _LOOKED_AT):
+        if _is_free(world, goal, drawer, way):
             return world.frame(goal.subject).position[:2] + way
     return None
 
