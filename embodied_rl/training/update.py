@@ -57,6 +57,8 @@ class Updater:
         """[B] bool: the samples of this update whose loss can have a gradient; None: all are gone through."""
         self._trainable: list[Tensor] = []
         """The policy's parameters that this update trains."""
+        self._alone: list[Tensor] = []
+        """The value head's parameters in the critic's warm-up: no others are to have a gradient. Else none."""
         self._losses: list[tuple[Tensor, Tensor]] = []
         """Of each micro-batch of the last mini-batch, its samples' ids and its loss."""
         self._under_way = ""
@@ -98,7 +100,9 @@ class Updater:
         self.flops = Flops()
         parameters: dict[str, Tensor] = {name: p for name, p in self._policy.named_parameters() if p.requires_grad}
         self._trainable = list(parameters.values())
-        self.without_gradient = parameters if total else {}
+        in_warm_up = context.version <= algorithm.critic_warmup_steps
+        self._alone = [p for p in self._policy.value_parameters() if p.requires_grad] if in_warm_up else []
+        self.without_gradient = parameters if total and not self._alone else {}
         self._teaching = self._objective.has_gradient(batch, context) if self._skips else None
         norms: list[float] = []
         stopped = False
@@ -173,7 +177,7 @@ class Updater:
                     diagnostics.merge(found)
                     self._drop_gradients()
                     return None
-            if context.version <= algorithm.critic_warmup_steps:
+            if self._alone:
                 self._keep_value_gradients()
             if loss_scale != 1:
                 for gradient in [p.grad for p in self._trainable if p.grad is not None]:
@@ -277,7 +281,9 @@ class Updater:
         self._losses.append((micro.sample_ids, loss.detach()))
         # FSDP averages gradients over ranks; the loss's denominators are global already.
         factor = dist.get_world_size() * loss_scale
-        (loss if factor == 1 else loss * factor).backward()
+        # FSDP's parameters are not those that the losses are computed with, so that all of them have a gradient.
+        leaves = None if is_sharded(self._policy) else self._alone or None
+        (loss if factor == 1 else loss * factor).backward(inputs=leaves)
 
     def _drop_gradients(self) -> None:
         """As the optimiser's own method, which costs a small network more: it looks up groups and a profiler."""
@@ -285,12 +291,10 @@ class Updater:
             parameter.grad = None
 
     def _keep_value_gradients(self) -> None:
-        """Drop the others' gradients, so that the optimiser leaves them as they are. Without a value head, keep all."""
-        of_value_head = {id(p) for p in self._policy.value_parameters()}
-        if not of_value_head:
-            return
+        """Drop the others' gradients, which FSDP and demonstrations leave, so that the optimiser leaves them alone."""
         init_optimizer_state(self._optimizer)  # or a checkpoint saved now would lack the rest's
-        for parameter in self._policy.parameters():
+        of_value_head = {id(p) for p in self._alone}
+        for parameter in self._trainable:
             if id(parameter) not in of_value_head:
                 parameter.grad = None
 

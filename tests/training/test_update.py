@@ -359,6 +359,19 @@ def test_a_fresh_critic_is_trained_alone(mesh: DeviceMesh, tmp_path: Path) -> No
     assert same(other.weights(), after)
 
 
+def test_a_critic_alone_costs_no_gradient_of_the_policy(mesh: DeviceMesh) -> None:
+    learner = Learner(mesh, training_config("ppo", "algorithm.critic_warmup_steps=1"))
+    computed: list[str] = []
+    for name, parameter in learner.policy.named_parameters():
+        parameter.register_hook(lambda _, name=name: computed.append(name))
+    learner.train(first=0)
+    assert computed
+    assert all(name.startswith("value_head.") for name in computed), computed
+    assert not learner.updater.without_gradient  # or the run says that nothing reads what was not asked for
+    learner.train(first=1)
+    assert "policy.0.weight" in computed
+
+
 def test_a_model_that_asks_for_a_warm_up_learns_by_grpo_at_once(mesh: DeviceMesh) -> None:
     config = training_config("grpo")
     learner = Learner(mesh, replace(config, algorithm=replace(config.algorithm, critic_warmup_steps=1)))
