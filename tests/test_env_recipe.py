@@ -113,7 +113,8 @@ def test_plan_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*RECIPES.values(), "libero_10_rl", "libero_goal_rl", "libero_short_rl", "libero_10_ppo", "libero_spatial_ppo"]
+    "name",
+    [*RECIPES.values(), "libero_10_rl", "libero_goal_rl", "libero_short_rl", "libero_10_ppo", "libero_spatial_ppo"],
 )
 def test_training_never_meets_the_initial_states_of_the_evaluation(name: str) -> None:
     config = config_of(f"experiment={name}")
