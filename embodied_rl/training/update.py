@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -57,8 +58,8 @@ class Updater:
         """[B] bool: the samples of this update whose loss can have a gradient; None: all are gone through."""
         self._trainable: list[Tensor] = []
         """The policy's parameters that this update trains."""
-        self._alone: list[Tensor] = []
-        """The value head's parameters in the critic's warm-up: no others are to have a gradient. Else none."""
+        self._alone: list[Tensor] | None = None
+        """The value head's parameters in the critic's warm-up: no others are to have a gradient. None: all are."""
         self._losses: list[tuple[Tensor, Tensor]] = []
         """Of each micro-batch of the last mini-batch, its samples' ids and its loss."""
         self._under_way = ""
@@ -100,9 +101,9 @@ class Updater:
         self.flops = Flops()
         parameters: dict[str, Tensor] = {name: p for name, p in self._policy.named_parameters() if p.requires_grad}
         self._trainable = list(parameters.values())
-        in_warm_up = context.version <= algorithm.critic_warmup_steps
-        self._alone = [p for p in self._policy.value_parameters() if p.requires_grad] if in_warm_up else []
-        self.without_gradient = parameters if total and not self._alone else {}
+        value_head = self._policy.value_parameters() if context.version <= algorithm.critic_warmup_steps else []
+        self._alone = [p for p in value_head if p.requires_grad] if value_head else None
+        self.without_gradient = parameters if total and self._alone is None else {}
         self._teaching = self._objective.has_gradient(batch, context) if self._skips else None
         norms: list[float] = []
         stopped = False
@@ -162,7 +163,8 @@ class Updater:
             accumulate = partial(self._accumulate, batch, index, teaching, terms, context, loss_scale)
             found = self._micro_batch.run(len(teaching), lengths, accumulate)
             if self.cost is not None:
-                self.flops += self.cost.trained(len(teaching), lengths)
+                cost = self.cost.trained if self._leaves is None else self.cost.inferred
+                self.flops += cost(len(teaching), lengths)
             if self._demonstrated is not None:
                 # FSDP averages gradients over ranks; the loss's denominator is global already.
                 scale = dist.get_world_size() * loss_scale
@@ -177,8 +179,8 @@ class Updater:
                     diagnostics.merge(found)
                     self._drop_gradients()
                     return None
-            if self._alone:
-                self._keep_value_gradients()
+            if self._alone is not None:
+                self._keep_value_gradients(self._alone)
             if loss_scale != 1:
                 for gradient in [p.grad for p in self._trainable if p.grad is not None]:
                     gradient.div_(loss_scale)
@@ -281,19 +283,25 @@ class Updater:
         self._losses.append((micro.sample_ids, loss.detach()))
         # FSDP averages gradients over ranks; the loss's denominators are global already.
         factor = dist.get_world_size() * loss_scale
-        # FSDP's parameters are not those that the losses are computed with, so that all of them have a gradient.
-        leaves = None if is_sharded(self._policy) else self._alone or None
-        (loss if factor == 1 else loss * factor).backward(inputs=leaves)
+        (loss if factor == 1 else loss * factor).backward(inputs=self._leaves)
+
+    @property
+    def _leaves(self) -> list[Tensor] | None:
+        """The parameters that backward passes compute gradients of; None: all.
+
+        FSDP's parameters are not those that losses are computed with, so all of them get one.
+        """
+        return None if is_sharded(self._policy) else self._alone or None
 
     def _drop_gradients(self) -> None:
         """As the optimiser's own method, which costs a small network more: it looks up groups and a profiler."""
         for parameter in self._trainable:
             parameter.grad = None
 
-    def _keep_value_gradients(self) -> None:
+    def _keep_value_gradients(self, value_head: Sequence[Tensor]) -> None:
         """Drop the others' gradients, which FSDP and demonstrations leave, so that the optimiser leaves them alone."""
         init_optimizer_state(self._optimizer)  # or a checkpoint saved now would lack the rest's
-        of_value_head = {id(p) for p in self._alone}
+        of_value_head = {id(p) for p in value_head}
         for parameter in self._trainable:
             if id(parameter) not in of_value_head:
                 parameter.grad = None

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embodied_rl.checkpoints.shards import load_actor, save_actor
 from embodied_rl.contracts import TrainBatch, Trajectory
+from embodied_rl.models.flops import SampleCost
 from embodied_rl.schema import Config
 from embodied_rl.training.nonfinite import sample_name
 from tests.training.learner import (
@@ -364,11 +365,14 @@ def test_a_critic_alone_costs_no_gradient_of_the_policy(mesh: DeviceMesh) -> Non
     computed: list[str] = []
     for name, parameter in learner.policy.named_parameters():
         parameter.register_hook(lambda _, name=name: computed.append(name))
-    learner.train(first=0)
+    learner.updater.cost = SampleCost(forward=(1.0,), training=(3.0,), again=(0.0,))
+    samples = learner.train(first=0)["samples"] * learner.config.algorithm.update_epoch
+    assert learner.updater.flops.model == samples
     assert computed
     assert all(name.startswith("value_head.") for name in computed), computed
     assert not learner.updater.without_gradient  # or the run says that nothing reads what was not asked for
     learner.train(first=1)
+    assert learner.updater.flops.model == 3 * samples
     assert "policy.0.weight" in computed
 
 
