@@ -360,8 +360,18 @@ def test_a_fresh_critic_is_trained_alone(mesh: DeviceMesh, tmp_path: Path) -> No
     assert same(other.weights(), after)
 
 
-def test_a_critic_alone_costs_no_gradient_of_the_policy(mesh: DeviceMesh) -> None:
+def test_a_warm_up_trains_nothing_where_the_value_head_is_frozen(mesh: DeviceMesh) -> None:
     learner = Learner(mesh, training_config("ppo", "algorithm.critic_warmup_steps=1"))
+    for parameter in learner.policy.value_parameters():
+        parameter.requires_grad_(False)
+    before = learner.weights()
+    learner.train(first=0)
+    assert same(learner.weights(), before)
+
+
+@pytest.mark.parametrize("key", ["actor.micro_batch_size=2", "actor.gradient_checkpointing=true"])
+def test_a_critic_alone_costs_no_gradient_of_the_policy(mesh: DeviceMesh, key: str) -> None:
+    learner = Learner(mesh, training_config("ppo", "algorithm.critic_warmup_steps=1", key))
     computed: list[str] = []
     for name, parameter in learner.policy.named_parameters():
         parameter.register_hook(lambda _, name=name: computed.append(name))
