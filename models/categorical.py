@@ -139,7 +139,7 @@ def median_bins(log_probabilities: Tensor) -> Tensor:
     return (log_probabilities.exp().cumsum(-1) < 0.5).sum(-1).clamp(max=NUM_BINS - 1)
 
 
-def about_mean(log_probabilities: Tensor, sigma: float, share: float = 0.0) -> Tensor:
+def about_mean(log_probabilities: Tensor, sigma: float | Tensor, share: float = 0.0) -> Tensor:
     """[...,256] -> [...,256]: logits of a Gaussian over bins about a distribution's mean, cut off at the range's ends.
 
     Its variance is ``sigma² + (share · the distribution's own standard deviation)²``, in bins. The score, the

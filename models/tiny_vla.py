@@ -90,10 +90,11 @@ class TinyVlaParams:
     noise_correlation: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata=NOT_OF_WEIGHTS)
     """Sampling: correlation of the draws of a chunk's steps, each dimension by itself. Independent draws (0) average
     out over a chunk of many short steps: nothing is tried that differs much."""
-    spread: PositiveFloat | None = field(default=None, metadata=OF_GREEDY_ACTIONS)
+    spread: PositiveFloat | tuple[PositiveFloat, ...] | None = field(default=None, metadata=OF_GREEDY_ACTIONS)
     """Acting: a Gaussian of this standard deviation in bins about each distribution's mean takes its place, in sampling
-    and in PPO's ratios, so that samples are the mean and a noise of known size. Null: the distribution itself, which is
-    as wide as the demonstrations were undecided. Imitation is of the distribution itself either way."""
+    and in PPO's ratios, so that samples are the mean and a noise of known size. A list has one for each of A
+    dimensions. Null: the distribution itself, which is as wide as the demonstrations were undecided. Imitation is of
+    the distribution itself either way."""
     relative_spread: NonNegativeFloat = field(default=0.0, metadata=NOT_OF_WEIGHTS)
     """With ``spread``: the Gaussian is wider where the distribution is, by this share of its own standard deviation
     (their squares are added). What is tried differs most where the policy is undecided, such as when to close a hand,
@@ -123,6 +124,11 @@ class TinyVlaPolicy(Policy):
         super().__init__()
         require_cameras("tiny_vla", spec)
         self.spec, self.params = spec, params
+        if isinstance(params.spread, tuple) and len(params.spread) != spec.action_dim:
+            raise UserError(
+                f"model.params.spread: got {len(params.spread)} numbers, expected one, or {spec.action_dim}: one for "
+                "each dimension of an action"
+            )
         width = params.hidden_size
         self.register_buffer("action_low", torch.full((spec.action_dim,), -1.0))
         self.register_buffer("action_high", torch.full((spec.action_dim,), 1.0))
@@ -309,7 +315,10 @@ class TinyVlaPolicy(Policy):
         spread, share = self.params.spread, 0.0 if greedy else self.params.relative_spread
         if spread is None:
             return self._log_probabilities(slots, temperature)
-        return scaled_log_softmax(about_mean(self._log_probabilities(slots, 1.0), spread, share), temperature)
+        log_probabilities = self._log_probabilities(slots, 1.0)
+        if isinstance(spread, tuple):
+            spread = log_probabilities.new_tensor(spread).unsqueeze(-1)
+        return scaled_log_softmax(about_mean(log_probabilities, spread, share), temperature)
 
     def _values(self, slots: Tensor) -> Tensor | None:
         # No slot of its own: the actions would look at it, and a policy change when it gets a value head.

@@ -23,7 +23,7 @@ from embodied_rl.models.registry import LANGUAGE_MODELS, MODELS, policy_class, p
 from embodied_rl.models.residual import ResidualParams
 from embodied_rl.models.weights.folder import headers_only, shaping
 from embodied_rl.models.weights.look import CONFIG_FILE, read_json
-from embodied_rl.params import OF_GREEDY_ACTIONS, argument, parse_params
+from embodied_rl.params import OF_GREEDY_ACTIONS, argument, jsonable, parse_params
 from embodied_rl.plan import RunPlan
 from embodied_rl.schema import ActionModelConfig, CollectConfig, EmbodiedConfig, MathConfig, ModelConfig
 
@@ -122,7 +122,7 @@ def acts_otherwise(plan: RunPlan[Any]) -> list[str]:
     for source, params in _made_with(plan) if decisive else ():
         then = params.get("base_params", params) if residual else params  # a folder may be the base's own
         for field in decisive:
-            was, here = then.get(field.name, field.default), getattr(now, field.name)
+            was, here = then.get(field.name, field.default), jsonable(getattr(now, field.name))
             if was not in (field.default, here):
                 key = f"{prefix}.{field.name}"
                 said.append(

@@ -184,9 +184,10 @@ def test_folders_tell_the_same_of_the_same_base(tmp_path: Path) -> None:
         build_policy("residual", SPEC, PARAMS | {"base_params": BASE | {"max_words": 23}}, str(tmp_path / "own"))
 
 
-def test_a_base_that_plays_its_means_is_corrected_from_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spread", [2.0, [2.0] * A])
+def test_a_base_that_plays_its_means_is_corrected_from_there(tmp_path: Path, spread: float | list[float]) -> None:
     """`spread` is not of the base's weights, but of what it does, and of what its corrections were learnt for."""
-    params = BASE | {"spread": 2.0}
+    params = BASE | {"spread": spread}
     policy = of(tmp_path / "base", base_params=params)
     base().save_pretrained(tmp_path / "base")
     means = build_policy("tiny_vla", dataclasses.replace(SPEC, values_per_chunk=0), params, str(tmp_path / "base"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from embodied_rl.contracts import EnvObs
+from embodied_rl.errors import UserError
 from embodied_rl.models.base import PolicySpec
 from embodied_rl.models.categorical import median_bins
 from embodied_rl.models.tiny_vla import TinyVlaParams, TinyVlaPolicy, _Block
@@ -17,7 +18,7 @@ SPEC = PolicySpec(
 )
 
 
-def policy(seed: int = 0, **params: float) -> TinyVlaPolicy:
+def policy(seed: int = 0, **params: Any) -> TinyVlaPolicy:
     torch.manual_seed(seed)
     return TinyVlaPolicy(SPEC, TinyVlaParams(**{"hidden_size": 32, "num_layers": 2, "max_words": 8, **params}))
 
@@ -183,6 +184,28 @@ def test_a_spread_is_wider_where_the_policy_is_undecided(noise_correlation: floa
     assert torch.allclose(evaluated.logprobs, decided.logprobs, atol=1e-5)
     actions = [model.act(obs, greedy=True, temperature=1.0, generator=None).actions for model in (sure, wide)]
     assert torch.equal(*actions)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("noise_correlation", [0.0, 1.0])
+def test_each_dimension_may_have_its_own_spread(noise_correlation: float, greedy: bool) -> None:
+    """Draws and ratios of a dimension are those of a policy with that spread everywhere."""
+    obs, spreads = EnvObs.concatenate([observe(1, "push the cube")] * 200), (3.0, 24.0)
+    made = [policy(spread=spread, noise_correlation=noise_correlation) for spread in (spreads, *spreads)]
+    both, *single = (
+        model.act(obs, greedy=greedy, temperature=1.0, generator=torch.Generator().manual_seed(0)) for model in made
+    )
+    bins = both.replay_inputs["bins"]
+    assert torch.equal(bins, torch.stack([each.replay_inputs["bins"][..., i] for i, each in enumerate(single)], -1))
+    evaluated = [model.evaluate(both.replay_inputs, temperature=1.0) for model in made]
+    for name in ("logprobs", "entropy"):
+        found, *expected = (getattr(each, name) for each in evaluated)
+        assert torch.equal(found, torch.stack([each[..., i] for i, each in enumerate(expected)], -1))
+
+
+def test_spreads_are_those_of_the_action() -> None:
+    with pytest.raises(UserError, match=r"model\.params\.spread: got 3 numbers, expected one, or 2: one for each dim"):
+        policy(spread=(4.0, 4.0, 4.0))
 
 
 def test_a_share_of_no_spread_is_refused() -> None:

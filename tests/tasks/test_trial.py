@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,13 @@ def test_weights_that_were_trained_to_act_otherwise(tmp_path: Path, capsys: pyte
     assert "acts with model.params.base_params.spread=null" in said
     corrected += ("model.params.base_params.spread=4.5",)
     assert trial.acts_otherwise(plan_of(tiny_run(tmp_path / "corrected", *corrected))) == []
+    content = json.loads((tmp_path / "folder" / "config.json").read_text())
+    content["params"]["spread"] = [4.5, 2.0]  # one for each dimension
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(content))
+    of_folder = (*given, f"model.path={tmp_path}/folder")
+    assert trial.acts_otherwise(plan_of(tiny_run(tmp_path / "same", *of_folder, "model.params.spread=[4.5,2.0]"))) == []
+    [said] = trial.acts_otherwise(plan_of(tiny_run(tmp_path / "same", *of_folder, "model.params.spread=4.5")))
+    assert "trained with model.params.spread=[4.5, 2.0], and this run acts with model.params.spread=4.5," in said
     run(tiny_run(tmp_path / "corrected", *corrected))
     [made] = tmp_path.glob("corrected/results/*/*/checkpoints/*")
     again = tiny_run(tmp_path / "again", *corrected[:-1], f"runner.init_from={made}")
