@@ -165,6 +165,9 @@ class Aggregate:
         self._starts = np.cumsum([0, *(part.num_frames for part in parts)])
         self.num_frames, self.num_episodes = int(self._starts[-1]), sum(part.num_episodes for part in parts)
 
+    def __len__(self) -> int:
+        return self.num_frames
+
     @property
     def action_statistics(self) -> Mapping[str, list[float]]:
         """As a single data set's."""
@@ -190,6 +193,15 @@ class Aggregate:
             instructions=tuple(words[index] for index in order.tolist()),
         )
         return obs, torch.cat([a for _, a, _ in found])[order], torch.cat([v for _, _, v in found])[order]
+
+
+def together(parts: Sequence[Demonstrations]) -> Demonstrations | Aggregate:
+    """One or more data sets as one.
+
+    Raises:
+        UserError: as :class:`Aggregate`.
+    """
+    return parts[0] if len(parts) == 1 else Aggregate(parts)
 
 
 def _statistics(actions: NDArray[np.float32]) -> dict[str, list[float]]:

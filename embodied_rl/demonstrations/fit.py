@@ -130,7 +130,7 @@ def check_outcomes(path: str, env: EnvConfig, *, key: str) -> None:
         )
 
 
-def kept_to(path: str) -> DemonstrationConfig:
+def kept_to(path: str | list[str]) -> DemonstrationConfig:
     """The configuration of demonstrations that reinforcement learning takes (``algorithm.bc_path``,
     ``algorithm.replay.demonstrations``): pictures are stretched to the env's sizes, actions beyond by rounding cut off
     as the env does."""

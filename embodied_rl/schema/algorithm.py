@@ -210,8 +210,9 @@ class AlgorithmConfig(Section):
     bc_coef: NonNegativeFloat
     """Weight of imitating demonstrations beside the policy loss, which keeps to them: of the mean of -log π, an action
     each. task=embodied; 0: off."""
-    bc_path: str | None
-    """Their LeRobot data set, recorded in the env with cameras of the same names and sizes."""
+    bc_path: str | list[str] | None
+    """Their LeRobot data set, recorded in the env with cameras of the same names and sizes; several are taken
+    together, frame by frame."""
     bc_batch_size: PositiveInt
     """Frames for each optimiser step, drawn at random; over all actor ranks."""
     loss_agg_func: LossAggregation

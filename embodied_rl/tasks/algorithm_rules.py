@@ -83,7 +83,7 @@ def _bc_problems(c: Config) -> Iterator[str]:
             f"algorithm.bc_coef: got {a.bc_coef}, but task={c.runner.task_type} has no policy in an env that could be "
             "kept to recorded episodes; use 0"
         )
-    elif a.bc_path is None:
+    elif not a.bc_path:
         yield (
             f"algorithm.bc_coef: got {a.bc_coef}, but there are no demonstrations to keep to; set algorithm.bc_path to "
             "the folder of a LeRobot data set, or bc_coef to 0"

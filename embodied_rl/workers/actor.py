@@ -219,21 +219,24 @@ class ActorWorker(Worker):
         path = self._algorithm.bc_path
         if not self._algorithm.bc_coef or path is None:
             return None
-        from embodied_rl.demonstrations.dataset import Demonstrations  # imports pyarrow
+        from embodied_rl.demonstrations.dataset import Demonstrations, together  # imports pyarrow
         from embodied_rl.demonstrations.fit import camera_features, check_data, kept_to, spaces_of
 
         config = kept_to(path)
         check_data(config, spaces_of(spec), key="algorithm.bc_path")  # the plan did not know every env's
-        frames = Demonstrations(
-            path,
-            chunk=spec.num_action_chunks,
-            cameras=camera_features(config, spec.image_shapes),
-            sizes=spec.image_shapes,
-            state=spec.state_dim > 0,
-            clip_actions=config.clip_actions and not spec.action_choices,
-            report=self.context.report_progress,
-        )
-        return Demonstrated(training, frames, rank=self.context.rank, world_size=self.context.world_size)
+        parts = [
+            Demonstrations(
+                folder,
+                chunk=spec.num_action_chunks,
+                cameras=camera_features(config, spec.image_shapes),
+                sizes=spec.image_shapes,
+                state=spec.state_dim > 0,
+                clip_actions=config.clip_actions and not spec.action_choices,
+                report=self.context.report_progress,
+            )
+            for folder in config.paths
+        ]
+        return Demonstrated(training, together(parts), rank=self.context.rank, world_size=self.context.world_size)
 
     def _takes_turns(self) -> bool:
         """Whether a device is the actor's only when there is no rollout."""

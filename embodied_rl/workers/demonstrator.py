@@ -12,11 +12,11 @@ import torch
 from embodied_rl.contracts import Delivery, EnvObs
 from embodied_rl.demonstrations.augmentation import augment, reword
 from embodied_rl.demonstrations.dataset import (
-    Aggregate,
     Demonstrations,
     demonstration_trajectory,
     frames_of_step,
     mixed_frames_of_step,
+    together,
 )
 from embodied_rl.demonstrations.fit import camera_features, check_data, spaces_of
 from embodied_rl.demonstrations.mixture import shares_of
@@ -90,7 +90,7 @@ class ImitationWorker(RolloutWorker):
         )
 
     def _summary(self) -> DemonstrationSummary:
-        self._demonstrations = self._parts[0] if len(self._parts) == 1 else Aggregate(self._parts)
+        self._demonstrations = together(self._parts)
         return DemonstrationSummary(
             num_frames=self._demonstrations.num_frames,
             num_episodes=self._demonstrations.num_episodes,

@@ -201,6 +201,7 @@ def test_several_broken_rules_are_reported_together() -> None:
         (["env.train.task_sampling=often"], "env.train.task_sampling"),
         (["algorithm.clip_ratio_low=1.5"], "algorithm.clip_ratio_low: got 1.5"),
         (["algorithm.bc_coef=0.1"], "there are no demonstrations to keep to; set algorithm.bc_path"),
+        (["algorithm.bc_coef=0.1", "algorithm.bc_path=[]"], "there are no demonstrations to keep to; set algorithm"),
         (["algorithm.bc_path=somewhere"], "this run would not read it, since algorithm.bc_coef is 0"),
         (
             ["actor.lr_sched.lr_warmup_fraction=0.1", "actor.lr_sched.lr_warmup_iters=20"],

@@ -142,12 +142,16 @@ def test_training_makes_the_policy_better() -> None:
 
 
 def test_it_keeps_to_recorded_episodes(tmp_path: Path) -> None:
-    shown = record(tmp_path, range(4), image_size=64)
-    kept = ("algorithm=ppo", "algorithm.bc_coef=0.5", f"algorithm.bc_path={shown}", "algorithm.bc_batch_size=5")
-    with Job(vision(small(*kept))) as job:
-        job.roll()
-        metrics = job.update()
-    assert metrics["bc_loss"] > 0
+    shown = [record(tmp_path / name, seeds, image_size=64) for name, seeds in (("a", range(4)), ("b", range(4, 6)))]
+    kept = ("algorithm=ppo", "algorithm.bc_coef=0.5", "algorithm.bc_batch_size=5")
+    losses = {}
+    for path in (str(shown[0]), f"[{shown[0]}]", f"[{shown[0]},{shown[1]}]"):
+        with Job(vision(small(*kept, f"algorithm.bc_path={path}"))) as job:
+            job.roll()
+            losses[path] = job.update()["bc_loss"]
+    one, listed, both = losses.values()
+    assert one == listed > 0
+    assert both != one, "other frames are drawn"
     with Job(vision(small("algorithm=ppo"))) as job:
         job.roll()
         assert "bc_loss" not in job.update()
