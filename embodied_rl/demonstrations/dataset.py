@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from embodied_rl.demonstrations.lerobot import metadata
 from embodied_rl.demonstrations.lerobot.reader import DataSet, ReportProgress
 from embodied_rl.errors import UserError, suggestion
 from embodied_rl.seeding import derived_seed, generator
+
+if TYPE_CHECKING:
+    from embodied_rl.models.base import PolicySpec
 
 
 class Demonstrations:
@@ -84,6 +88,27 @@ class Demonstrations:
         self.state_dim, self.action_dim = self._state.shape[1], self._actions.shape[1]
         self.action_statistics: Mapping[str, list[float]] = _statistics(self.actions)
         """Statistics of each action dimension, over all frames; std is divided by their number."""
+
+    @classmethod
+    def of_policy(
+        cls,
+        path: Path | str,
+        spec: PolicySpec,
+        *,
+        cameras: Mapping[str, str] | None,
+        clip_actions: bool,
+        report: ReportProgress,
+    ) -> Self:
+        """As a policy of ``spec`` reads them. Choices are never cut off."""
+        return cls(
+            path,
+            chunk=spec.num_action_chunks,
+            cameras=cameras,
+            sizes=spec.image_shapes,
+            state=spec.state_dim > 0,
+            clip_actions=clip_actions and not spec.action_choices,
+            report=report,
+        )
 
     @property
     def actions(self) -> NDArray[np.float32]:

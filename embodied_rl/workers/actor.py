@@ -224,16 +224,10 @@ class ActorWorker(Worker):
 
         config = kept_to(path)
         check_data(config, spaces_of(spec), key="algorithm.bc_path")  # the plan did not know every env's
+        cameras = camera_features(config, spec.image_shapes)
+        report, clip = self.context.report_progress, config.clip_actions
         parts = [
-            Demonstrations(
-                folder,
-                chunk=spec.num_action_chunks,
-                cameras=camera_features(config, spec.image_shapes),
-                sizes=spec.image_shapes,
-                state=spec.state_dim > 0,
-                clip_actions=config.clip_actions and not spec.action_choices,
-                report=self.context.report_progress,
-            )
+            Demonstrations.of_policy(folder, spec, cameras=cameras, clip_actions=clip, report=report)
             for folder in config.paths
         ]
         return Demonstrated(training, together(parts), rank=self.context.rank, world_size=self.context.world_size)

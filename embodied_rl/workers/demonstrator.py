@@ -79,15 +79,8 @@ class ImitationWorker(RolloutWorker):
         return self._summary()
 
     def _read(self, path: Path | str, spec: PolicySpec, cameras: Mapping[str, str] | None) -> Demonstrations:
-        return Demonstrations(
-            path,
-            chunk=spec.num_action_chunks,
-            cameras=cameras,
-            sizes=spec.image_shapes,
-            state=spec.state_dim > 0,
-            clip_actions=self._data.clip_actions and not spec.action_choices,
-            report=self.context.report_progress,
-        )
+        report, clip = self.context.report_progress, self._data.clip_actions
+        return Demonstrations.of_policy(path, spec, cameras=cameras, clip_actions=clip, report=report)
 
     def _summary(self) -> DemonstrationSummary:
         self._demonstrations = together(self._parts)
