@@ -20,8 +20,8 @@ NOT_OF_WEIGHTS: Final[Mapping[str, bool]] = {"of_weights": False}
 """``metadata`` of a model's option that its weights do not depend on, such as one of sampling: folders of weights are
 taken whatever its value."""
 OF_GREEDY_ACTIONS: Final[Mapping[str, bool]] = {**NOT_OF_WEIGHTS, "of_greedy_actions": True}
-"""``metadata`` of an option that weights do not depend on, but greedy actions do: with another value than they were
-trained with, the same weights are another policy."""
+"""``metadata`` of an option that weights do not depend on, but greedy actions do, as far as whether it is the default:
+left there, weights that were trained with another value are another policy."""
 OF_THE_MACHINE: Final[Mapping[str, bool]] = {"of_the_machine": True}
 """``metadata`` of a simulator's option that changes neither what happens in an episode nor, but for how a renderer
 rounds, what a policy sees of it: what it draws with, what it keeps, how large videos are."""

@@ -20,6 +20,7 @@ _NARROWEST = 0.02
 """Range of a dimension that hardly moves."""
 _TWO_VALUED = 0.95
 """Share of the largest variance that a range and a mean allow; only actions at the range's ends have all of it."""
+_LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 def scaled_log_softmax(logits: Tensor, temperature: float) -> Tensor:
@@ -140,7 +141,11 @@ def median_bins(log_probabilities: Tensor) -> Tensor:
 
 
 def about_mean(log_probabilities: Tensor, sigma: float | Tensor, share: float = 0.0) -> Tensor:
-    """[...,256] -> [...,256]: logits of a Gaussian over bins about a distribution's mean, cut off at the range's ends.
+    """[...,256] -> [...,256]: logits of a Gaussian over bins about a distribution's mean, clipped to the range.
+
+    The end bins have all that lies beyond them, as actions beyond a simulator's range are clipped, so the median is the
+    mean whatever the width. Cut off instead, a Gaussian about the end of the range would have its median 0.67 standard
+    deviations inside, and training would have to learn that away.
 
     Its variance is ``sigma² + (share · the distribution's own standard deviation)²``, in bins. The score, the
     derivative of a draw's log-probability, is then at most about 1 / share times the distribution's own. With one width
@@ -149,10 +154,16 @@ def about_mean(log_probabilities: Tensor, sigma: float | Tensor, share: float = 
     """
     bins = torch.arange(NUM_BINS, dtype=log_probabilities.dtype, device=log_probabilities.device)
     distances = bins - mean_position(log_probabilities).unsqueeze(-1)
-    if not share:
-        return -0.5 * (distances / sigma).square()
-    own = (log_probabilities.exp() * distances.square()).sum(-1, keepdim=True)
-    return -0.5 * distances.square() / (sigma**2 + share**2 * own)
+    width = torch.as_tensor(sigma, dtype=distances.dtype, device=distances.device)
+    if share:
+        own = (log_probabilities.exp() * distances.square()).sum(-1, keepdim=True)
+        width = (width.square() + share**2 * own).sqrt()
+    scaled = distances / width
+    logits = -0.5 * scaled.square()
+    below, above = (scaled[..., :1] - 0.5 / width), (-scaled[..., -1:] - 0.5 / width)
+    beyond = torch.special.log_ndtr(torch.cat([below, above], -1)) + width.log() + _LOG_ROOT_TWO_PI
+    ends = torch.logaddexp(logits[..., [0, -1]], beyond)
+    return torch.cat([ends[..., :1], logits[..., 1:-1], ends[..., 1:]], -1)
 
 
 def bin_range(statistics: ActionStatistics) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,7 @@ from embodied_rl.models.base import (
     as_encoded,
     camera_images,
     camera_layers,
+    check_temperature,
     require_cameras,
     require_values,
 )
@@ -92,9 +93,10 @@ class TinyVlaParams:
     out over a chunk of many short steps: nothing is tried that differs much."""
     spread: PositiveFloat | tuple[PositiveFloat, ...] | None = field(default=None, metadata=OF_GREEDY_ACTIONS)
     """Acting: a Gaussian of this standard deviation in bins about each distribution's mean takes its place, in sampling
-    and in PPO's ratios, so that samples are the mean and a noise of known size. A list has one for each of A
-    dimensions. Null: the distribution itself, which is as wide as the demonstrations were undecided. Imitation is of
-    the distribution itself either way."""
+    and in PPO's ratios, so that samples are the mean and a noise of known size, clipped to the range of actions, and
+    without sampling the mean is played, whatever the width. A list has one for each of A dimensions. Null: the
+    distribution itself, which is as wide as the demonstrations were undecided, and its median. Imitation is of the
+    distribution itself either way."""
     relative_spread: NonNegativeFloat = field(default=0.0, metadata=NOT_OF_WEIGHTS)
     """With ``spread``: the Gaussian is wider where the distribution is, by this share of its own standard deviation
     (their squares are added). What is tried differs most where the policy is undecided, such as when to close a hand,
@@ -176,7 +178,7 @@ class TinyVlaPolicy(Policy):
     def act(self, obs: EnvObs, *, greedy: bool, temperature: float, generator: torch.Generator | None) -> PolicyOutput:
         inputs = self._inputs(obs)
         slots = self._encode(inputs)
-        log_probabilities = self._acted(slots, temperature, greedy=greedy)
+        log_probabilities = self._acted(slots, temperature)
         bins = median_bins(log_probabilities) if greedy else self._drawn(log_probabilities, generator)
         return PolicyOutput(
             actions=bins_to_actions(bins, self.action_low, self.action_high),
@@ -246,7 +248,7 @@ class TinyVlaPolicy(Policy):
         slots = self._attend(tokens, mask)
         parts = [slots.mean(1), *(token[:, -1] for token in tokens[: len(self.cameras)])]
         seen = [functional.layer_norm(part.float(), part.shape[-1:]) for part in parts]
-        bins = median_bins(self._acted(slots, 1.0, greedy=True))
+        bins = median_bins(self._acted(slots, 1.0))
         return (
             torch.cat([*seen, *([] if self.proprio is None else [inputs["proprio"].to(slots.device)])], -1),
             bins_to_actions(bins, self.action_low, self.action_high),
@@ -310,15 +312,14 @@ class TinyVlaPolicy(Policy):
         """[N,C,A,256]."""
         return scaled_log_softmax(self.action_head(slots).unflatten(-1, (self.spec.action_dim, NUM_BINS)), temperature)
 
-    def _acted(self, slots: Tensor, temperature: float, *, greedy: bool = False) -> Tensor:
-        """[N,C,A,256], with the ``spread`` that is asked for, and without sampling no more than that."""
-        spread, share = self.params.spread, 0.0 if greedy else self.params.relative_spread
-        if spread is None:
+    def _acted(self, slots: Tensor, temperature: float) -> Tensor:
+        """[N,C,A,256], with the ``spread`` that is asked for; a temperature multiplies its variance."""
+        if self.params.spread is None:
             return self._log_probabilities(slots, temperature)
-        log_probabilities = self._log_probabilities(slots, 1.0)
-        if isinstance(spread, tuple):
-            spread = log_probabilities.new_tensor(spread).unsqueeze(-1)
-        return scaled_log_softmax(about_mean(log_probabilities, spread, share), temperature)
+        check_temperature(temperature)
+        log_probabilities, widening = self._log_probabilities(slots, 1.0), temperature**0.5
+        sigma = widening * log_probabilities.new_tensor(self.params.spread).unsqueeze(-1)
+        return about_mean(log_probabilities, sigma, widening * self.params.relative_spread).log_softmax(-1)
 
     def _values(self, slots: Tensor) -> Tensor | None:
         # No slot of its own: the actions would look at it, and a policy change when it gets a value head.

@@ -112,7 +112,7 @@ def _check_params(plan: RunPlan[Any], checkpoint: Path) -> None:
 
 def acts_otherwise(plan: RunPlan[Any]) -> list[str]:
     """Warnings: options of acting, such as ``spread``, with which the weights that a run starts from were trained, and
-    which this run sets otherwise. Only for trained values that are not the default."""
+    which this run leaves at their defaults."""
     now, prefix, said = plan.model_params, "model.params", []
     residual = isinstance(now, ResidualParams)
     if residual:
@@ -123,7 +123,7 @@ def acts_otherwise(plan: RunPlan[Any]) -> list[str]:
         then = params.get("base_params", params) if residual else params  # a folder may be the base's own
         for field in decisive:
             was, here = then.get(field.name, field.default), jsonable(getattr(now, field.name))
-            if was not in (field.default, here):
+            if was != field.default and here == field.default:
                 key = f"{prefix}.{field.name}"
                 said.append(
                     f"{source}: its weights were trained with {argument(key, was)}, and this run acts with "

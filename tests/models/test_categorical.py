@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embodied_rl.models.base import WHOLE, ActionStatistics, Truncation
 from embodied_rl.models.categorical import (
@@ -65,14 +67,27 @@ def test_median_by_hand() -> None:
 
 
 def test_a_gaussian_about_the_mean_by_hand() -> None:
-    shares = torch.zeros(2, 256)
+    shares = torch.zeros(4, 256)
     shares[0, [100, 140]] = torch.tensor([0.75, 0.25])  # mean 110, median 100
-    shares[1, 0] = 1.0
+    shares[1, 0], shares[2, 255] = 1.0, 1.0
+    shares[3, [0, 20]] = torch.tensor([0.8, 0.2])  # mean 4
     found = about_mean(shares.log(), 5.0).log_softmax(-1)
     assert (found[0, 110] - found[0, 115]).item() == pytest.approx(0.5, abs=1e-4)
     assert (found[0, 110] - found[0, 100]).item() == pytest.approx(2.0, abs=1e-4)
-    assert median_bins(found).tolist() == [110, 3], "half of a Gaussian has its median at 0.67 standard deviations"
-    assert found.exp().sum(-1).tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert median_bins(found).tolist() == [110, 0, 255, 4]
+    assert found.exp().sum(-1).tolist() == pytest.approx([1.0] * 4, abs=1e-5)
+    at_ends = [found[1, 0], found[2, 255], found[3, 0]]  # 0.1, 0.1 and -0.7 standard deviations inside the bin's edge
+    expected = [0.5398, 0.5398, 0.2420]
+    assert [end.exp().item() for end in at_ends] == pytest.approx(expected, abs=2e-3), "the end bin has what is beyond"
+    assert (found[1, 5] - found[1, 10]).item() == pytest.approx(1.5, abs=1e-4)
+
+
+@given(place=st.floats(0.0, 255.0), sigma=st.floats(0.05, 200.0))
+def test_what_is_played_without_sampling_does_not_depend_on_the_width(place: float, sigma: float) -> None:
+    shares, low = torch.zeros(256), int(min(place, 254.0))
+    shares[low], shares[low + 1] = low + 1 - place, place - low
+    [played] = median_bins(about_mean(shares.log(), sigma).log_softmax(-1)).reshape(1).tolist()
+    assert played == pytest.approx(place, abs=0.51)
 
 
 def test_a_gaussian_as_wide_as_a_share_of_the_distribution_by_hand() -> None:
