@@ -90,6 +90,14 @@ def test_what_is_played_without_sampling_does_not_depend_on_the_width(place: flo
     assert played == pytest.approx(place, abs=0.51)
 
 
+@given(place=st.floats(0.0, 255.0), sigma=st.floats(0.05, 200.0), bin_number=st.integers(0, 255))
+def test_scores_of_a_clipped_gaussian_are_finite(place: float, sigma: float, bin_number: int) -> None:
+    logits = (-0.5 * (torch.arange(256.0) - place).square()).requires_grad_()
+    drawn = about_mean(logits.log_softmax(-1), sigma).log_softmax(-1)[bin_number]
+    assert drawn.isfinite()
+    assert torch.autograd.grad(drawn, logits)[0].isfinite().all()
+
+
 def test_a_gaussian_as_wide_as_a_share_of_the_distribution_by_hand() -> None:
     shares = torch.zeros(2, 256)
     shares[0, [100, 140]] = 0.5  # mean 120, standard deviation 20
