@@ -163,6 +163,8 @@ def test_a_spread_draws_about_the_mean(noise_correlation: float) -> None:
     assert (warm.std(0) - 8.0).abs().max() < 0.6, "a temperature multiplies the variance"
     greedy = model.act(obs, greedy=True, temperature=1.0, generator=None).replay_inputs["bins"]
     assert (greedy[0] - mean[0]).abs().max() <= 0.5
+    warm_greedy = model.act(obs, greedy=True, temperature=4.0, generator=None).replay_inputs["bins"]
+    assert torch.equal(warm_greedy, greedy), "and leaves the mean alone"
     imitated = plain.demonstration(obs, decided.actions)
     assert torch.equal(
         model.evaluate(imitated, temperature=1.0).logprobs, plain.evaluate(imitated, temperature=1.0).logprobs
